@@ -1,0 +1,50 @@
+# The two commands a stranger needs are `make run` and `make test`; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format bench lock clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(VENV)/.run: requirements/run.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer; set PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/run.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	@touch $@
+
+run: $(VENV)/.run ## Install and serve with embedded storage on 127.0.0.1:8080 (ARGS="--port 9000")
+	@$(BIN)/holdfast serve $(ARGS)
+
+test: $(VENV)/.dev lint ## Install what the tests need and run them all
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/.dev ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## Put the code into its usual form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratios
+	$(BIN)/python bench/messaging.py $(ARGS)
+
+lock: ## Resolve the dependencies anew (needs uv)
+	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command 'make lock' -p 3.11 pyproject.toml requirements/build.in -o requirements/run.lock
+	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command 'make lock' -p 3.11 --group dev -c requirements/run.lock -o requirements/dev.lock pyproject.toml
+
+clean: ## Remove what was installed and cached here; a state directory is never touched
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,133 @@
+"""The whole error tree: whose fault it is, and what to do next.
+
+    HoldfastError
+    ├── Refused               the caller's: nothing was changed; the same request will fail again
+    │   ├── InvalidMessage        INVALID_MESSAGE         a field is wrong; ``details`` names it
+    │   ├── MessageTooLarge       MESSAGE_TOO_LARGE
+    │   ├── InvalidContentType    INVALID_CONTENT_TYPE
+    │   ├── Unauthorized          UNAUTHORIZED            no or bad credential: get a new token
+    │   ├── Forbidden             FORBIDDEN               the credential or role does not allow it
+    │   ├── NotAMember            NOT_A_MEMBER
+    │   ├── NotFound              NOT_FOUND
+    │   └── KeyReused             IDEMPOTENCY_KEY_REUSED  same key, other content
+    ├── Deferred              ours, for now: nothing was changed; the same request may succeed later
+    │   ├── RateLimited           RATE_LIMITED            after ``retry_after_seconds``
+    │   ├── ServerBusy            SERVER_BUSY
+    │   ├── ChatHalted            CHAT_HALTED             after an operator's ``holdfast chat recover``
+    │   └── Unavailable           SERVICE_UNAVAILABLE     a dependency is away or its breaker is open
+    ├── OutcomeUnknown        SERVICE_UNAVAILABLE     nobody knows whether it happened: retry with the same key
+    ├── InternalError         INTERNAL_ERROR          a defect; logged with its cause, shown without
+    └── OperatorError         the operator's: the message says what to do
+        ├── BadSetting
+        ├── StateDirectory        locked, unreadable, read-only
+        └── StateCorrupted        the database is damaged or newer than this program
+
+A timeout is unknown, never failed. Foreign errors are translated into these at the seam where they arise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HoldfastError(Exception):
+    """Base of all; carries what the client is told."""
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+    retryable: ClassVar[bool] = False
+    outcome: ClassVar[str] = "rejected"
+
+    def __init__(self, message: str = "", *, retry_after_seconds: float | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+        self.details = details
+
+
+class Refused(HoldfastError):
+    """The caller's fault; a retry of the same request cannot succeed."""
+
+
+class InvalidMessage(Refused):
+    code = "INVALID_MESSAGE"
+
+
+class MessageTooLarge(Refused):
+    code = "MESSAGE_TOO_LARGE"
+
+
+class InvalidContentType(Refused):
+    code = "INVALID_CONTENT_TYPE"
+
+
+class Unauthorized(Refused):
+    code = "UNAUTHORIZED"
+
+
+class Forbidden(Refused):
+    code = "FORBIDDEN"
+
+
+class NotAMember(Refused):
+    code = "NOT_A_MEMBER"
+
+
+class NotFound(Refused):
+    code = "NOT_FOUND"
+
+
+class KeyReused(Refused):
+    code = "IDEMPOTENCY_KEY_REUSED"
+
+
+class Deferred(HoldfastError):
+    """Nothing was changed; a later retry may succeed."""
+
+    retryable = True
+
+
+class RateLimited(Deferred):
+    code = "RATE_LIMITED"
+
+
+class ServerBusy(Deferred):
+    code = "SERVER_BUSY"
+
+
+class ChatHalted(Deferred):
+    code = "CHAT_HALTED"
+
+
+class Unavailable(Deferred):
+    code = "SERVICE_UNAVAILABLE"
+
+
+class OutcomeUnknown(HoldfastError):
+    """It may or may not have happened; a retry with the same key finds out."""
+
+    code = "SERVICE_UNAVAILABLE"
+    retryable = True
+    outcome = "unknown"
+
+
+class InternalError(HoldfastError):
+    """A defect of ours. The client learns no more than that; the log has the cause."""
+
+    code = "INTERNAL_ERROR"
+    outcome = "unknown"
+
+
+class OperatorError(HoldfastError):
+    """Stops the command; its message tells the operator what to change."""
+
+
+class BadSetting(OperatorError):
+    """A setting is unknown, of the wrong type or out of range; the message carries its path."""
+
+
+class StateDirectory(OperatorError):
+    """The state directory is locked by another process, unreadable or read-only."""
+
+
+class StateCorrupted(OperatorError):
+    """A state file is damaged, or was written by a newer Holdfast."""

@@ -1,0 +1,39 @@
+"""The order on which every node agrees. Adapters: memory, sqlite (the message table in commit order).
+
+Positions rise in commit order; between two entries of one chat nothing of that chat is missing. Reading is
+at-least-once: a reader owns its position and moves it after it has acted; the log keeps none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.message import Entry
+
+
+class EventLog(Protocol):
+    """The reading side."""
+
+    async def end(self) -> int:
+        """The position of the newest entry; 0 if there is none."""
+        ...
+
+    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+        """Up to ``limit`` entries with position > ``after``, in order; empty if there is none yet.
+
+        Unavailable if the log cannot be read now.
+        """
+        ...
+
+    async def wait(self, after: int) -> None:
+        """Return when an entry past ``after`` may exist; cancel-safe. It may return early, never late."""
+        ...
+
+
+class Publisher(Protocol):
+    """The writing side, where the log is an engine of its own. The relay is its only caller."""
+
+    async def publish(self, entries: Sequence[Entry]) -> None:
+        """Append in order; on return they are durable in the log. An entry may be published twice."""
+        ...

@@ -1,0 +1,44 @@
+"""The seams of the fanout plane: who is online where, and how to reach a gateway.
+
+Both are best effort. What they miss is found by the sessions' position check and healed by sync, so nothing
+here ever queues for later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Protocol
+
+from msgspec import Struct
+
+from holdfast.message import Message, User
+
+
+class Envelope(Struct, frozen=True):
+    """For one gateway: runs of consecutive messages, each of one chat, in log order."""
+
+    runs: Sequence[Sequence[Message]]
+
+
+class Registry(Protocol):
+    """Which users are connected to which gateways. Adapters: memory."""
+
+    async def announce(self, gateway: str, users: Iterable[User]) -> None:
+        """These users have a connection at this gateway; repeated by heartbeat where entries expire."""
+        ...
+
+    async def withdraw(self, gateway: str, users: Iterable[User]) -> None:
+        """They have none there any more."""
+        ...
+
+    async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
+        """For each gateway, which of ``users`` it holds. Unavailable if nobody can say."""
+        ...
+
+
+class Link(Protocol):
+    """The way to the gateways. Adapters: local."""
+
+    async def deliver(self, gateway: str, envelope: Envelope) -> None:
+        """Hand over an envelope; Unavailable if the gateway cannot be reached now."""
+        ...

@@ -1,0 +1,25 @@
+"""The door to the durability plane; the gateway and the API know nothing behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.message import Draft, Outcome, Watermark
+from holdfast.store.changes import Changed, Command
+
+
+class Durability(Protocol):
+    """Makes things durable, or says that it did not, or that nobody knows. Never hangs past a deadline."""
+
+    async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
+        """One outcome per draft, in order, by ``deadline`` (monotonic). Never raises but for cancellation."""
+        ...
+
+    async def change(self, command: Command, deadline: float) -> Changed:
+        """Commit a command, or raise one of ``holdfast.errors``."""
+        ...
+
+    async def mark(self, watermarks: Sequence[Watermark]) -> None:
+        """Merge watermarks into the store, best effort: a failure is counted and the next flush repeats."""
+        ...

@@ -1,0 +1,156 @@
+"""The frozen values everything speaks, from the store to the wire; there is no copy of them per layer.
+
+A *chat* is an ordered, durable list of messages with members. A *message* is immutable and numbered: its
+``sequence`` is dense within its chat, starts at 1 and stays below 2^53. An *epoch* counts the times a chat's
+numbering was repaired; a *cursor* (epoch, sequence) says how far somebody has the chat. A *position* is a
+place in the event log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from holdfast.errors import HoldfastError
+
+Role = Literal["owner", "admin", "member"]
+ChatKind = Literal["group", "direct"]
+MessageKind = Literal["text", "event"]
+
+ID_BYTES_MAX = 64
+SEQUENCE_MAX = 2**53 - 1
+
+
+class User(NamedTuple):
+    """A person: user ids are unique within a tenant."""
+
+    tenant: str
+    user_id: str
+
+
+class Cursor(NamedTuple):
+    """How far somebody has a chat."""
+
+    epoch: int
+    sequence: int
+
+
+class Message(Struct, frozen=True):
+    """One stored message, exactly as it is sent. ``content`` of a redacted message is empty."""
+
+    message_id: str
+    chat_id: str
+    sequence: int
+    kind: MessageKind
+    sender_id: str
+    client_message_id: str | None
+    content: str
+    content_type: str
+    created_at: str
+
+
+class Draft(Struct, frozen=True):
+    """A send on its way to the store: admitted and stamped, not yet numbered."""
+
+    sender: User
+    chat_id: str
+    client_message_id: str
+    content: str
+    content_type: str
+    message_id: str
+    created_at: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Identifies the send for ever: a retry has the same key."""
+        return (self.chat_id, self.sender.user_id, self.client_message_id)
+
+    @property
+    def content_hash(self) -> bytes:
+        """Tells a retry from another message under the same key; outlives redaction."""
+        return hashlib.blake2b(f"{self.content_type}\0{self.content}".encode(), digest_size=16).digest()
+
+
+class Acked(Struct, frozen=True):
+    """The send is on stable storage as ``message``; ``deduplicated`` if it had been before."""
+
+    message: Message
+    deduplicated: bool
+
+
+Outcome = Acked | HoldfastError
+"""What became of a send: Acked; a Refused or Deferred (not stored); or an OutcomeUnknown."""
+
+
+class Entry(Struct, frozen=True):
+    """A place in the event log: what was committed, in commit order."""
+
+    position: int
+    tenant: str
+    message: Message
+
+
+class Page(Struct, frozen=True):
+    """A stretch of a chat; authoritative: what it does not hold up to ``through`` does not exist.
+
+    ``reset`` tells a client whose cursor has another epoch to drop its copy and start at 0.
+    """
+
+    chat_id: str
+    epoch: int
+    messages: Sequence[Message]
+    through: int
+    has_more: bool
+    head: int
+    reset: bool = False
+
+
+class Member(Struct, frozen=True):
+    """One membership."""
+
+    user_id: str
+    role: Role
+    joined_at: str
+
+
+class Chat(Struct, frozen=True):
+    """A chat without its messages."""
+
+    chat_id: str
+    tenant: str
+    kind: ChatKind
+    name: str
+    epoch: int
+    head: int
+    first_sequence: int
+    halted: str | None
+    created_by: str
+    created_at: str
+
+
+class Watermark(Struct, frozen=True):
+    """How far one device has stored (``delivered``) and its user has read (``read``) a chat.
+
+    Two of the same epoch merge to their maxima; of a newer epoch the newer wins.
+    """
+
+    user: User
+    device_id: str
+    chat_id: str
+    epoch: int
+    delivered: int
+    read: int
+
+
+def check_id(value: str, name: str) -> str | None:
+    """Why ``value`` cannot be an id, or None. Ids are 1..64 printable ASCII characters without spaces."""
+    if not value:
+        return f"{name} must not be empty"
+    if len(value) > ID_BYTES_MAX:
+        return f"{name} is {len(value)} characters long; at most {ID_BYTES_MAX} are allowed"
+    if not value.isascii() or not value.isprintable() or " " in value:
+        return f"{name} must be printable ASCII without spaces"
+    return None

@@ -1,0 +1,162 @@
+"""Breaker, backoff and token bucket: pure decisions about when to try. (Pure: the caller brings the time.)
+
+All times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+
+class BreakerState(Enum):
+    """CLOSED → OPEN after too many failures; OPEN → HALF_OPEN after a rest; one probe then decides."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    """Opens at ``failure_threshold`` failures within the window, if they are also ``min_failure_ratio`` of the calls.
+
+    A ratio of 0 opens by the count alone.
+    """
+
+    failure_threshold: int = 5
+    failure_window_seconds: float = 30
+    open_duration_seconds: float = 30
+    half_open_probe_count: int = 1
+    min_failure_ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.failure_threshold < 1 or self.half_open_probe_count < 1:
+            raise ValueError("failure_threshold and half_open_probe_count must be at least 1")
+        if self.failure_window_seconds <= 0 or self.open_duration_seconds <= 0:
+            raise ValueError("failure_window_seconds and open_duration_seconds must be greater than 0")
+        if not 0 <= self.min_failure_ratio <= 1:
+            raise ValueError("min_failure_ratio must be between 0 and 1")
+
+
+class Breaker:
+    """Stops asking a dependency that fails. Only infrastructure failures count: never a caller's mistake.
+
+    Every ``admit`` that said yes must be followed by exactly one ``success``, ``failure`` or ``neither``.
+    The window is kept in ten slices, so its cost does not grow with the rate.
+    """
+
+    _SLICES = 10
+
+    def __init__(self, settings: BreakerSettings) -> None:
+        self._settings = settings
+        self._state = BreakerState.CLOSED
+        self._open_until = 0.0
+        self._probes = 0
+        self._probe_successes = 0
+        self._slices: deque[list[int]] = deque(maxlen=self._SLICES)
+
+    def state(self, now: float) -> BreakerState:
+        if self._state is BreakerState.OPEN and now >= self._open_until:
+            return BreakerState.HALF_OPEN
+        return self._state
+
+    def admit(self, now: float) -> bool:
+        """Whether the call may go out now."""
+        match self.state(now):
+            case BreakerState.CLOSED:
+                return True
+            case BreakerState.OPEN:
+                return False
+            case BreakerState.HALF_OPEN:
+                if self._state is BreakerState.OPEN:
+                    self._state = BreakerState.HALF_OPEN
+                    self._probes = self._probe_successes = 0
+                if self._probes >= self._settings.half_open_probe_count:
+                    return False
+                self._probes += 1
+                return True
+
+    def retry_after(self, now: float) -> float:
+        """How long a refused caller should wait."""
+        return max(self._open_until - now, 1.0)
+
+    def success(self, now: float) -> None:
+        if self._state is BreakerState.HALF_OPEN:
+            self._probe_successes += 1
+            if self._probe_successes >= self._settings.half_open_probe_count:
+                self._state = BreakerState.CLOSED
+                self._slices.clear()
+        elif self._state is BreakerState.CLOSED:
+            self._slice(now)[1] += 1
+
+    def failure(self, now: float) -> None:
+        if self._state is BreakerState.HALF_OPEN:
+            self._open(now)
+        elif self._state is BreakerState.CLOSED:
+            self._slice(now)[2] += 1
+            oldest = self._slice_number(now) - self._SLICES + 1
+            recent = [s for s in self._slices if s[0] >= oldest]
+            failures = sum(s[2] for s in recent)
+            calls = failures + sum(s[1] for s in recent)
+            if failures >= self._settings.failure_threshold and failures >= self._settings.min_failure_ratio * calls:
+                self._open(now)
+
+    def neither(self) -> None:
+        """The call ended without telling anything about the dependency (cancelled, the caller's mistake)."""
+        if self._state is BreakerState.HALF_OPEN:
+            self._probes -= 1
+
+    def _open(self, now: float) -> None:
+        self._state = BreakerState.OPEN
+        self._open_until = now + self._settings.open_duration_seconds
+        self._slices.clear()
+
+    def _slice_number(self, now: float) -> int:
+        return int(now / self._settings.failure_window_seconds * self._SLICES)
+
+    def _slice(self, now: float) -> list[int]:
+        """The current slice: [number, successes, failures]."""
+        number = self._slice_number(now)
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append([number, 0, 0])
+        return self._slices[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before try n+1: doubling from ``initial`` to ``cap`` seconds, with full jitter."""
+
+    initial_seconds: float
+    cap_seconds: float
+
+    def delay(self, failures: int, rng: random.Random) -> float:
+        """After ``failures`` ≥ 1 failures. Full jitter: anywhere between 0 and the bound."""
+        return rng.random() * self.bound(failures)
+
+    def bound(self, failures: int) -> float:
+        return min(self.cap_seconds, self.initial_seconds * 2.0 ** min(failures - 1, 60))
+
+
+class Bucket:
+    """A token bucket: ``burst`` at once, ``rate`` per second after that."""
+
+    __slots__ = ("_at", "_burst", "_rate", "_tokens")
+
+    def __init__(self, rate_per_second: float, burst: int, now: float) -> None:
+        self._rate = rate_per_second
+        self._burst = float(burst)
+        self._tokens = float(burst)
+        self._at = now
+
+    def take(self, now: float) -> float:
+        """Take one token: 0.0 if there was one, else the seconds until there is; nothing is taken then."""
+        if now > self._at:
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+            self._at = now
+        if self._tokens >= 1.0:
+            self._tokens -= 1.0
+            return 0.0
+        return (1.0 - self._tokens) / self._rate

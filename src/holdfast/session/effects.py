@@ -1,0 +1,102 @@
+"""What a session asks its connection to do: a small closed union. (Pure.)
+
+The connection carries effects out in order, in a ``match`` that ends in ``assert_never``. Answers come back
+through the session's methods: ``sent`` for Submit, ``page_read`` for Fetch, ``resume_read`` for FetchResume,
+``authenticated`` for Verify. Frames to the client are not effects: they wait in the session's lanes, and
+``Wake`` says that there is something to take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.message import Cursor
+from holdfast.wire.closing import Closing
+from holdfast.wire.frames import SendBody
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """There is something in the lanes: take and write it before this turn of the loop ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Hand a send to ingest; answer with ``Session.sent(token, outcome)``."""
+
+    token: int
+    body: SendBody
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read a sync page; answer with ``Session.page_read(token, page or error)``. One at a time."""
+
+    token: int
+    chat_id: str
+    cursor: Cursor
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResume:
+    """Read what moved past these cursors; answer with ``Session.resume_read``. One at a time, with Fetch."""
+
+    token: int
+    cursors: Mapping[str, Cursor]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Check a refreshed token; answer with ``Session.authenticated``."""
+
+    token: int
+    credential: str
+    device_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The device has stored the chat up to ``sequence``: a watermark."""
+
+    chat_id: str
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class WasRead:
+    """The user has read the chat up to ``sequence``: a watermark."""
+
+    chat_id: str
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsTyping:
+    """The user started or stopped typing; expires by itself."""
+
+    chat_id: str
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopReading:
+    """The control lane is full: read no more from the socket until ``ReadOn``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOn:
+    """Read from the socket again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Write what is in the control lane (the closing is its last frame), then close with the reason's code."""
+
+    closing: Closing
+
+
+Effect = Wake | Submit | Fetch | FetchResume | Verify | Delivered | WasRead | IsTyping | StopReading | ReadOn | Close

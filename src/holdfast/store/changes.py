@@ -1,0 +1,141 @@
+"""The commands that change a chat, as values. (Pure.)
+
+Every change of a chat but a send is one of these commands, committed by ``Store.change``. Joining, leaving,
+renaming and role changes leave a message of kind ``event`` in the same commit, so that the member set is exact
+at each place of the log; creation leaves none, so that a chat's first message is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from holdfast.message import Chat, ChatKind, Message, Role, User
+
+
+class Act(Struct, frozen=True):
+    """Who does it, when and why; ``operator`` acts (by an admin key) skip the role table and are audited.
+
+    ``message_id`` and ``at`` are minted by ingest for the event the command may leave. ``key`` (a caller's
+    Idempotency-Key) with ``fingerprint`` (a hash of the request) makes a repeated command answer as the first.
+    """
+
+    actor: User
+    at: str
+    message_id: str
+    operator: bool = False
+    reason: str = ""
+    key: str | None = None
+    fingerprint: str = ""
+
+
+class CreateChat(Struct, frozen=True, tag=True):
+    """Chat, counter at 0, creator as owner and the first members. A direct chat is unique per pair."""
+
+    act: Act
+    chat_id: str
+    kind: ChatKind
+    name: str
+    members: Sequence[str]
+
+
+class RenameChat(Struct, frozen=True, tag=True):
+    act: Act
+    chat_id: str
+    name: str
+
+
+class AddMember(Struct, frozen=True, tag=True):
+    act: Act
+    chat_id: str
+    user_id: str
+    role: Role = "member"
+
+
+class RemoveMember(Struct, frozen=True, tag=True):
+    """Removing oneself is leaving."""
+
+    act: Act
+    chat_id: str
+    user_id: str
+
+
+class ChangeRole(Struct, frozen=True, tag=True):
+    act: Act
+    chat_id: str
+    user_id: str
+    role: Role
+
+
+class Redact(Struct, frozen=True, tag=True):
+    """The content goes; sequence and key stay. By its sender, an admin of the chat or an operator."""
+
+    act: Act
+    chat_id: str
+    sequence: int
+
+
+class Retain(Struct, frozen=True, tag=True):
+    """Delete the messages before ``first_sequence``. Operators only."""
+
+    act: Act
+    chat_id: str
+    first_sequence: int
+
+
+class HaltChat(Struct, frozen=True, tag=True):
+    """Refuse sends until the chat is recovered. Operators only."""
+
+    act: Act
+    chat_id: str
+
+
+class RecoverChat(Struct, frozen=True, tag=True):
+    """Set a missing or lagging counter to the highest stored sequence, record holes, raise the epoch, resume."""
+
+    act: Act
+    chat_id: str
+
+
+class RaiseEpoch(Struct, frozen=True, tag=True):
+    """A cursor beyond the head proved a rollback: every copy of the chat is to be dropped.
+
+    Does nothing if the chat's epoch is no longer ``epoch``, so that many proofs raise it once.
+    """
+
+    act: Act
+    chat_id: str
+    epoch: int
+
+
+Command = (
+    CreateChat
+    | RenameChat
+    | AddMember
+    | RemoveMember
+    | ChangeRole
+    | Redact
+    | Retain
+    | HaltChat
+    | RecoverChat
+    | RaiseEpoch
+)
+
+
+class Changed(Struct, frozen=True):
+    """The chat after the command, and the event it left, if any. ``repeated``: an earlier answer to the same key."""
+
+    chat: Chat
+    event: Message | None = None
+    repeated: bool = False
+
+
+class MembershipEvent(Struct, frozen=True):
+    """The content (JSON) of an event message. ``event`` tells which fields are set."""
+
+    event: str
+    """member_added, member_removed, role_changed or chat_renamed."""
+    user_id: str | None = None
+    role: Role | None = None
+    name: str | None = None

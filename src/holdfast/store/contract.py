@@ -1,0 +1,133 @@
+"""What a store of durable chats promises. Adapters: memory (the reference), sqlite.
+
+Every verb takes the batch. What is said to be done is on stable storage when the call returns. Errors are
+those of ``holdfast.errors``; an adapter lets no foreign error through:
+
+- ``Unavailable``: nothing happened;
+- ``OutcomeUnknown``: the commit may or may not have happened (an I/O error or a deadline at commit).
+
+Order: commit order is sequence order. No reader can see sequence n+1 of a chat while n may still appear.
+Cancel-safety: a cancelled write may have happened; the caller must treat it as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from holdfast.message import Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
+from holdfast.store.changes import Changed, Command
+
+
+class ChatSummary(Struct, frozen=True):
+    """A chat as its member sees it in a list. ``title`` is its name, or the others' ids in a direct chat."""
+
+    chat: Chat
+    role: str
+    title: str
+    members: int
+    unread: int
+    read: int
+    last_message: Message | None
+
+
+class Inspection(Struct, frozen=True):
+    """A chat's numbering, for operators. ``counter`` None: the counter is missing."""
+
+    chat: Chat
+    counter: int | None
+    highest: int
+    count: int
+    gaps: Sequence[tuple[int, int]]
+    recorded_gaps: Sequence[tuple[int, int]]
+
+
+class AuditRecord(Struct, frozen=True):
+    """One recorded act: who did what to what, when and why."""
+
+    number: int
+    at: str
+    actor: str
+    action: str
+    target: str
+    reason: str
+    details: str
+
+
+class Store(Protocol):
+    """The durable chats of all tenants."""
+
+    async def append(self, group: Sequence[Draft]) -> list[Outcome]:
+        """Number and commit a group of sends, in order, in one commit; one outcome each.
+
+        For each send: an existing key of the same sender is answered first (same content: the first answer,
+        ``deduplicated``; other content: KeyReused), also for a sender who has left and in a halted chat; then
+        membership (NotAMember; NotFound for an unknown chat or one of another tenant), halt (ChatHalted), counter.
+        Equal keys within the group are merged. One bad send fails alone. A missing counter halts its chat
+        (ChatHalted) and is never created here; a sequence that is already taken halts its chat alone.
+        """
+        ...
+
+    async def change(self, command: Command) -> Changed:
+        """Commit one command; see ``holdfast.store.changes``. Refused leaves everything as it was."""
+        ...
+
+    async def mark(self, watermarks: Sequence[Watermark]) -> None:
+        """Merge watermarks; those of unknown chats, non-members and older epochs are ignored."""
+        ...
+
+    async def read_after(
+        self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
+    ) -> Page:
+        """The messages with sequence > ``after``, ascending; at least one if there is one, however large.
+
+        With a ``reader``: NotAMember unless a member at this moment, NotFound for another tenant's chat.
+        ``through`` is the last sequence the page settles: the last message's, or the head if nothing is left.
+        """
+        ...
+
+    async def read_before(
+        self, chat_id: str, before: int, limit: int, bytes_max: int, reader: User | None = None
+    ) -> Page:
+        """The last messages with sequence < ``before``, ascending; ``has_more`` tells of older ones."""
+        ...
+
+    async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
+        """The present (epoch, head) of each chat; unknown chats are left out."""
+        ...
+
+    async def memberships(self, user: User) -> Mapping[str, Cursor]:
+        """The (epoch, head) of every chat the user is a member of now."""
+        ...
+
+    async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
+        """The user's chats, newest activity first; ``after`` is the last chat_id of the page before."""
+        ...
+
+    async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
+        """One chat; NotFound, or NotAMember for a reader who is none."""
+        ...
+
+    async def members(self, chat_id: str) -> Sequence[Member]:
+        """Everybody in the chat now; empty for an unknown chat."""
+        ...
+
+    async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
+        """Every device's watermark in the chat's present epoch."""
+        ...
+
+    async def inspect(self, chat_id: str) -> Inspection:
+        """The chat's counter, head, count and gaps, read in one snapshot."""
+        ...
+
+    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
+        """Recorded acts with number > ``after``, oldest first."""
+        ...
+
+
+class Committed(Protocol):
+    """Called by a store after each commit, on the event loop, with what the commit added to the log."""
+
+    def __call__(self, entries: Sequence[Entry]) -> None: ...

@@ -1,0 +1,241 @@
+"""Every frame of protocol version 1, typed. (Pure.)
+
+A frame is ``{"type": …, "request_id": …, "payload": {…}}``; a reply echoes ``request_id``, a push has none.
+Client frames are strict: unknown types, unknown fields and wrong types are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from msgspec import Struct, field
+
+from holdfast.message import Message, Page
+
+PROTOCOL_VERSION = 1
+SUBPROTOCOL = "holdfast.v1"
+BEARER_SUBPROTOCOL = "bearer."
+
+ContentType = Literal["text/plain", "text/markdown"]
+
+
+class Body(Struct, frozen=True, forbid_unknown_fields=True):
+    """A payload from a client."""
+
+
+class Nothing(Body, frozen=True):
+    """A payload without fields."""
+
+
+# --- client to server ---------------------------------------------------------------------------------
+
+
+class AuthenticateBody(Body, frozen=True):
+    token: str
+    device_id: str | None = None
+
+
+class SendBody(Body, frozen=True):
+    client_message_id: str
+    chat_id: str
+    content: str
+    content_type: str = "text/plain"
+
+
+class AckBody(Body, frozen=True):
+    chat_id: str
+    epoch: int
+    sequence: int
+
+
+class ResumeBody(Body, frozen=True):
+    cursors: dict[str, tuple[int, int]]
+    more: bool = False
+
+
+class SyncBody(Body, frozen=True):
+    chat_id: str
+    epoch: int
+    after_sequence: int
+    limit: int | None = None
+
+
+class ChatBody(Body, frozen=True):
+    chat_id: str
+
+
+class ReadBody(Body, frozen=True):
+    chat_id: str
+    sequence: int
+
+
+class ClientFrame(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True):
+    """What a client may send."""
+
+    request_id: str | None = None
+
+
+class Authenticate(ClientFrame, frozen=True, tag="authenticate"):
+    payload: AuthenticateBody
+
+
+class SendMessage(ClientFrame, frozen=True, tag="send_message"):
+    payload: SendBody
+
+
+class Ack(ClientFrame, frozen=True, tag="ack"):
+    payload: AckBody
+
+
+class Resume(ClientFrame, frozen=True, tag="resume"):
+    payload: ResumeBody
+
+
+class SyncRequest(ClientFrame, frozen=True, tag="sync_request"):
+    payload: SyncBody
+
+
+class HeartbeatAck(ClientFrame, frozen=True, tag="heartbeat_ack"):
+    payload: Nothing = field(default_factory=Nothing)
+
+
+class TypingStart(ClientFrame, frozen=True, tag="typing_start"):
+    payload: ChatBody
+
+
+class TypingStop(ClientFrame, frozen=True, tag="typing_stop"):
+    payload: ChatBody
+
+
+class Read(ClientFrame, frozen=True, tag="read"):
+    payload: ReadBody
+
+
+AnyClientFrame = (
+    Authenticate | SendMessage | Ack | Resume | SyncRequest | HeartbeatAck | TypingStart | TypingStop | Read
+)
+
+# --- server to client ---------------------------------------------------------------------------------
+
+
+class Payload(Struct, frozen=True, omit_defaults=True):
+    """A payload to a client; ``type`` names its frame. Decoding ignores fields of newer servers."""
+
+    type: ClassVar[str]
+
+
+class ConnectionEstablished(Payload, frozen=True):
+    type = "connection_established"
+    connection_id: str
+    user_id: str
+    device_id: str
+    server_time: str
+    heartbeat_interval_ms: int
+    protocol_version: int
+    limits: Mapping[str, float]
+
+
+class MessageAck(Payload, frozen=True):
+    type = "message_ack"
+    client_message_id: str
+    message_id: str
+    chat_id: str
+    sequence: int
+    created_at: str
+    deduplicated: bool
+
+
+class ResumedChat(Struct, frozen=True):
+    """One chat that moved: its first page."""
+
+    chat_id: str
+    epoch: int
+    head: int
+    messages: Sequence[Message]
+    through: int
+    has_more: bool
+    reset: bool
+
+
+class Resumed(Payload, frozen=True):
+    type = "resumed"
+    chats: Sequence[ResumedChat]
+    joined: Sequence[str]
+    gone: Sequence[str]
+
+
+class ChatHead(Struct, frozen=True):
+    chat_id: str
+    head: int
+
+
+class Resync(Payload, frozen=True):
+    """I did not send you everything; sync from your cursor."""
+
+    type = "resync"
+    chats: Sequence[ChatHead]
+
+
+class Heartbeat(Payload, frozen=True):
+    type = "heartbeat"
+    heads: Mapping[str, tuple[int, int]]
+
+
+class Typing(Payload, frozen=True):
+    type = "typing"
+    chat_id: str
+    user_id: str
+    active: bool
+
+
+class Presence(Payload, frozen=True):
+    type = "presence"
+    user_id: str
+    status: Literal["online", "offline"]
+    last_seen: str
+
+
+class Receipt(Payload, frozen=True):
+    type = "receipt"
+    chat_id: str
+    user_id: str
+    delivered: int
+    read: int
+
+
+class Error(Payload, frozen=True):
+    type = "error"
+    code: str
+    message: str
+    retryable: bool
+    outcome: Literal["rejected", "unknown"] | None = None
+    retry_after_seconds: float | None = None
+    grace_period_seconds: float | None = None
+    details: Mapping[str, Any] | None = None
+
+
+class ConnectionClosing(Payload, frozen=True):
+    type = "connection_closing"
+    reason: str
+    message: str
+    reconnect_allowed: bool
+    reconnect_delay_ms: int
+    sync_from_sequence: Mapping[str, int]
+
+
+ServerPayload = (
+    ConnectionEstablished
+    | MessageAck
+    | Resumed
+    | Resync
+    | Heartbeat
+    | Typing
+    | Presence
+    | Receipt
+    | Error
+    | ConnectionClosing
+)
+"""All but ``message`` (its payload is a ``Message``) and ``sync_response`` (its payload is a ``Page``)."""
+
+Sendable = ServerPayload | Message | Page

@@ -1,0 +1,26 @@
+"""A run: consecutive messages of one chat, encoded once for all the connections that get it. (Pure.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.message import Message
+from holdfast.wire.codec import encode_frame
+
+
+class Run:
+    """Messages ``first``..``last`` of a chat as WebSocket frames, ready to be written as they are."""
+
+    __slots__ = ("chat_id", "count", "data", "first", "last", "messages")
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self.chat_id = messages[0].chat_id
+        self.first = messages[0].sequence
+        self.last = messages[-1].sequence
+        self.count = len(messages)
+        self.data = b"".join([encode_frame(message) for message in messages])
+
+    def after(self, sequence: int) -> Run:
+        """The rest of the run behind ``sequence``; only where a client already has its beginning."""
+        return Run(self.messages[sequence - self.first + 1 :])

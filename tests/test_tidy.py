@@ -1,0 +1,175 @@
+"""Style that is enforced: layers, purity, sizes, names. What is not checked here is only a wish.
+
+An exception to a limit is written into EXCEPTIONS with its reason; a raised limit is not.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "holdfast"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+# Imports go one way: a module may import its own folder and what stands on lower lines.
+LAYERS = [
+    {"cli"},
+    {"node"},
+    {"settings"},
+    {"api", "gateway"},
+    {"streaming", "webhooks"},
+    {"ingest", "fanout"},
+    {"session"},
+    {"store", "eventlog", "work", "limits"},
+    {"wire"},
+    {"access"},
+    {"resilience", "message", "errors", "clock", "telemetry"},
+]
+CLIENT_MAY_IMPORT = {"client", "wire", "access", "resilience", "message", "errors", "clock", "telemetry"}
+VERIFY_USERS = {"cli", "node", "verify"}
+
+# Pure modules decide from values: no I/O, no async, no clock of their own.
+PURE = [
+    "message.py",
+    "errors.py",
+    "resilience.py",
+    "wire/*.py",
+    "session/*.py",
+    "store/changes.py",
+    "fanout/routing.py",
+    "verify/checkers.py",
+    "work/job.py",
+    "limits/rules.py",
+    "limits/algorithms.py",
+]
+IMPURE_IMPORTS = {
+    "asyncio", "socket", "threading", "time", "os", "subprocess", "pathlib", "apsw", "sqlite3",
+    "picows", "uvicorn", "starlette", "aiohttp", "asyncpg", "redis", "concurrent", "select",
+}  # fmt: skip
+HTTP_LIBRARIES = {"starlette", "uvicorn", "picows"}
+ADAPTERS = {"memory", "sqlite", "dynamodb", "kafka", "redis", "postgres"}
+
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 7
+BANNED_NAMES = re.compile(r"(Manager|Handler|Service|Helper|Util|Utils)$")
+BANNED_FILES = {"utils.py", "helpers.py", "common.py", "misc.py", "base.py"}
+BANNED_WORDS = [r"\bTODO\b", r"\bFIXME\b", r"\bXXX\b", r"asyncio\.Queue\(\)", r"except Exception:\s*pass"]
+
+EXCEPTIONS: dict[str, str] = {}
+"""'path' or 'path::function' -> why a limit does not apply there."""
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    """Every imported module by its dotted name; `from a import b` gives both a and a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(part: str) -> int | None:
+    return next((i for i, layer in enumerate(LAYERS) if part in layer), None)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_go_one_way(path: Path) -> None:
+    part = part_of(path)
+    for name in imports_of(tree_of(path)):
+        pieces = name.split(".")
+        if pieces[0] != "holdfast" or len(pieces) < 2 or pieces[1] in (part, "__version__"):
+            continue
+        other = pieces[1]
+        if part == "client":
+            assert other in CLIENT_MAY_IMPORT, f"client imports {name}"
+        elif other == "verify":
+            assert part in VERIFY_USERS, f"{part} imports {name}"
+        elif part == "verify":
+            assert other not in {"cli", "node", "api", "gateway"}, f"verify imports {name}"
+        elif part != "__init__":
+            mine, theirs = layer_of(part), layer_of(other)
+            if theirs is None and other == "client":
+                assert part == "cli", f"{part} imports {name}"
+                continue
+            assert mine is not None and theirs is not None, f"{part} or {other} has no layer"
+            assert theirs > mine, f"{relative(path)} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_only_the_node_chooses_adapters(path: Path) -> None:
+    part = part_of(path)
+    if part in {"node", "verify"}:
+        return
+    for name in imports_of(tree_of(path)):
+        pieces = name.split(".")
+        if pieces[0] == "holdfast" and len(pieces) >= 3 and pieces[-1] in ADAPTERS:
+            assert path.stem in ADAPTERS or path.parent.name in ADAPTERS, f"{relative(path)} imports the adapter {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_http_stays_at_the_edge(path: Path) -> None:
+    if part_of(path) in {"api", "gateway", "node"}:
+        return
+    roots = {name.split(".")[0] for name in imports_of(tree_of(path))}
+    assert not roots & HTTP_LIBRARIES, f"{relative(path)} imports {roots & HTTP_LIBRARIES}"
+
+
+@pytest.mark.parametrize("path", sorted({p for pattern in PURE for p in SOURCE.glob(pattern)}), ids=relative)
+def test_pure_modules_do_no_io(path: Path) -> None:
+    tree = tree_of(path)
+    roots = {name.split(".")[0] for name in imports_of(tree)}
+    assert not roots & IMPURE_IMPORTS, f"{relative(path)} imports {roots & IMPURE_IMPORTS}"
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.AsyncFunctionDef | ast.Await)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_sizes(path: Path) -> None:
+    if relative(path) not in EXCEPTIONS:
+        lines = len(path.read_text().splitlines())
+        assert lines <= MODULE_LINES_MAX, f"{relative(path)} has {lines} lines: what would split it along the story?"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            where = f"{relative(path)}::{node.name}"
+            if where in EXCEPTIONS:
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{where} has {length} lines"
+            arguments = [a.arg for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+            given = [a for a in arguments if a not in ("self", "cls")]
+            assert len(given) <= PARAMETERS_MAX or node.name == "__init__", f"{where} has {len(given)} parameters"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_names_and_words(path: Path) -> None:
+    assert path.name not in BANNED_FILES, f"{relative(path)}: name the thing it is about"
+    text = path.read_text()
+    for word in BANNED_WORDS:
+        assert not re.search(word, text), f"{relative(path)} contains {word}"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ClassDef):
+            assert not BANNED_NAMES.search(node.name), f"{relative(path)}: {node.name}"
+
+
+def test_every_exception_is_used() -> None:
+    known = {relative(p) for p in MODULES}
+    for key in EXCEPTIONS:
+        assert key.split("::")[0] in known, f"{key} is gone; remove its exception"

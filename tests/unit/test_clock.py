@@ -1,0 +1,27 @@
+"""Ids and timestamps."""
+
+from __future__ import annotations
+
+import random
+
+from holdfast.clock import Ids, ManualClock, timestamp
+
+
+def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:
+    clock = ManualClock()
+    ids = Ids(clock, random.Random(1))
+    made = [ids.new("msg_") for _ in range(100)]
+    clock.advance(-3600)
+    made.append(ids.new("msg_"))
+    assert made == sorted(made)
+    assert len(set(made)) == len(made)
+
+
+def test_an_id_is_a_prefix_and_a_ulid() -> None:
+    value = Ids(ManualClock(1_469_918_176.385)).new("chat_")
+    assert value.startswith("chat_01ARYZ6S41")  # the time part of the ULID specification's own example
+    assert len(value) == len("chat_") + 26
+
+
+def test_timestamps_are_utc_with_milliseconds() -> None:
+    assert timestamp(1_700_000_000.25) == "2023-11-14T22:13:20.250Z"

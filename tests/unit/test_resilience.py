@@ -1,0 +1,99 @@
+"""The breaker, the backoff and the bucket."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket
+
+
+def opened(settings: BreakerSettings | None = None) -> Breaker:
+    breaker = Breaker(settings or BreakerSettings())
+    for _ in range(5):
+        assert breaker.admit(0.0)
+        breaker.failure(0.0)
+    return breaker
+
+
+def test_opens_after_five_failures_in_thirty_seconds() -> None:
+    breaker = Breaker(BreakerSettings())
+    for n in range(4):
+        breaker.failure(float(n))
+    assert breaker.state(4.0) is BreakerState.CLOSED
+    breaker.failure(4.0)
+    assert breaker.state(4.0) is BreakerState.OPEN
+    assert not breaker.admit(5.0)
+
+
+def test_old_failures_are_forgotten() -> None:
+    breaker = Breaker(BreakerSettings())
+    for n in range(4):
+        breaker.failure(float(n))
+    breaker.failure(40.0)
+    assert breaker.state(40.0) is BreakerState.CLOSED
+
+
+def test_few_failures_among_many_calls_do_not_open_it() -> None:
+    breaker = Breaker(BreakerSettings())
+    for _ in range(1000):
+        breaker.success(1.0)
+    for _ in range(5):
+        breaker.failure(1.0)
+    assert breaker.state(1.0) is BreakerState.CLOSED
+
+
+def test_ratio_zero_is_the_seeds_rule() -> None:
+    breaker = Breaker(BreakerSettings(min_failure_ratio=0))
+    for _ in range(1000):
+        breaker.success(1.0)
+    for _ in range(5):
+        breaker.failure(1.0)
+    assert breaker.state(1.0) is BreakerState.OPEN
+
+
+def test_one_probe_after_the_rest_and_its_success_closes() -> None:
+    breaker = opened()
+    assert not breaker.admit(29.9)
+    assert breaker.admit(30.0)
+    assert not breaker.admit(30.0)
+    breaker.success(30.1)
+    assert breaker.state(30.1) is BreakerState.CLOSED
+
+
+def test_a_failed_probe_opens_it_again() -> None:
+    breaker = opened()
+    assert breaker.admit(30.0)
+    breaker.failure(31.0)
+    assert breaker.state(60.9) is BreakerState.OPEN
+    assert breaker.state(61.0) is BreakerState.HALF_OPEN
+
+
+def test_a_probe_that_told_nothing_makes_room_for_another() -> None:
+    breaker = opened()
+    assert breaker.admit(30.0)
+    breaker.neither()
+    assert breaker.admit(30.0)
+
+
+@pytest.mark.parametrize("wrong", [{"failure_threshold": 0}, {"open_duration_seconds": 0}, {"min_failure_ratio": 2}])
+def test_bad_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError):
+        BreakerSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_backoff_doubles_to_its_cap_with_full_jitter() -> None:
+    backoff = Backoff(1, 16)
+    assert [backoff.bound(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 16, 16]
+    rng = random.Random(1)
+    delays = [backoff.delay(5, rng) for _ in range(1000)]
+    assert min(delays) < 1 and max(delays) > 15 and max(delays) <= 16
+
+
+def test_bucket_allows_the_burst_then_the_rate() -> None:
+    bucket = Bucket(10, 20, now=0.0)
+    assert [bucket.take(0.0) for _ in range(20)] == [0.0] * 20
+    assert bucket.take(0.0) == pytest.approx(0.1)
+    assert bucket.take(0.1) == 0.0
+    assert bucket.take(0.1) > 0
