@@ -111,6 +111,8 @@ def test_imports_go_one_way(path: Path) -> None:
                 assert part == "cli", f"{part} imports {name}"
                 continue
             assert mine is not None and theirs is not None, f"{part} or {other} has no layer"
+            if mine == theirs == len(LAYERS) - 1:
+                continue  # the values at the bottom may speak of each other
             assert theirs > mine, f"{relative(path)} imports {name}, which is not below it"
 
 
