@@ -1,0 +1,141 @@
+"""An asyncio loop on virtual time: an hour of timers runs in milliseconds, the same way each time.
+
+The loop's selector never waits for a timer; it moves the loop's clock to it. Two things are not virtual:
+
+- calls in the loop's executor run on real threads. While one is in flight the clock holds, so that a timeout
+  cannot overtake work that in truth takes no time at all;
+- threads that were started past ``run_in_executor`` are invisible, so what needs them does not belong here.
+
+With a seed, tasks that are ready in the same turn run in a shuffled order: what a busy machine and a network do
+to a real program. Plain callbacks keep the order that asyncio promises them.
+
+For unit tests and simulation only, never against real servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+T = TypeVar("T")
+
+WALL_CLOCK_START = 1_800_000_000.0
+"""Where the wall clock of a virtual loop starts: a fixed moment, so that runs can be compared."""
+
+
+class Deadlock(RuntimeError):
+    """Nothing is ready, no timer is set, no thread is at work: the program would wait for ever."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Runs like any loop, but ``time()`` is virtual and starts at 0."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._virtual_now = 0.0
+        self._at_work = 0
+        self._rng = None if seed is None else random.Random(seed)
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self._virtual_now
+
+    def run_in_executor(  # type: ignore[override]  # typeshed names this signature by TypeVarTuple
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._at_work += 1
+        future.add_done_callback(self._work_done)
+        return future
+
+    def _work_done(self, _future: asyncio.Future[Any]) -> None:
+        self._at_work -= 1
+
+    async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
+        with self.holding():
+            await super().shutdown_default_executor(*args, **options)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold the clock: inside, some thread of the caller's will wake the loop."""
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+
+    def next_turn(self, timeout: float | None) -> float | None:
+        """How long the selector may really wait; called once per turn, when all that became ready is queued."""
+        if self._rng is not None:
+            self._shuffle(self._rng)
+        if self._at_work or timeout == 0:
+            return timeout if timeout == 0 else None
+        if timeout is None:
+            raise Deadlock("nothing is ready and no timer is set; every task waits for something that cannot happen")
+        self._virtual_now += timeout
+        return 0
+
+    def _shuffle(self, rng: random.Random) -> None:
+        ready: Any = self._ready  # type: ignore[attr-defined]
+        steps = [i for i, handle in enumerate(ready) if isinstance(_owner(handle), asyncio.Task)]
+        shuffled = rng.sample(steps, len(steps))
+        handles = [ready[i] for i in shuffled]
+        for i, handle in zip(steps, handles, strict=True):
+            ready[i] = handle
+
+
+def _owner(handle: Any) -> object:
+    """The task whose step a handle is; None of it for a plain callback."""
+    return getattr(handle._callback, "__self__", None)
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """A real selector that lets the loop jump to its next timer instead of waiting."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._real = selectors.DefaultSelector()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = self._real.select(0)
+        if events:
+            return events
+        return self._real.select(self._loop.next_turn(timeout))
+
+    def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class LoopClock:
+    """The clocks of whatever loop is running; on a virtual loop both are virtual."""
+
+    def now(self) -> float:
+        return WALL_CLOCK_START + self.monotonic()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def run(main: Coroutine[Any, Any, T], seed: int | None = None) -> T:
+    """Run ``main`` to its end on a virtual loop; what it left running is cancelled."""
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed)) as runner:
+        return runner.run(main)

@@ -1,0 +1,66 @@
+"""The virtual loop that the other tests and the simulation stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from virtual import Deadlock, LoopClock, run
+
+
+def test_an_hour_of_timers_takes_no_time() -> None:
+    async def hour() -> float:
+        for _ in range(3600):
+            await asyncio.sleep(1)
+        return LoopClock().monotonic()
+
+    before = time.monotonic()
+    assert run(hour()) == pytest.approx(3600)
+    assert time.monotonic() - before < 5
+
+
+def test_a_timeout_does_not_overtake_a_thread() -> None:
+    async def threaded() -> str:
+        async with asyncio.timeout(0.001):
+            return await asyncio.to_thread(lambda: time.sleep(0.05) or "done")
+
+    assert run(threaded()) == "done"
+
+
+def test_waiting_for_nothing_is_an_error_and_not_a_hang() -> None:
+    async def stuck() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(Deadlock):
+        run(stuck())
+
+
+async def race(tasks: int = 8) -> list[int]:
+    order: list[int] = []
+
+    async def runner(n: int) -> None:
+        await asyncio.sleep(0)
+        order.append(n)
+
+    await asyncio.gather(*(runner(n) for n in range(tasks)))
+    return order
+
+
+def test_a_seed_shuffles_the_tasks_of_a_turn_and_repeats_itself() -> None:
+    orders = {seed: run(race(), seed=seed) for seed in range(5)}
+    assert all(sorted(order) == list(range(8)) for order in orders.values())
+    assert len({tuple(order) for order in orders.values()}) > 1
+    assert orders == {seed: run(race(), seed=seed) for seed in range(5)}
+    assert run(race()) == list(range(8))
+
+
+def test_plain_callbacks_keep_their_order_under_a_seed() -> None:
+    async def callbacks() -> list[int]:
+        order: list[int] = []
+        for n in range(20):
+            asyncio.get_running_loop().call_soon(order.append, n)
+        await asyncio.sleep(1)
+        return order
+
+    assert run(callbacks(), seed=3) == list(range(20))
