@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench lock clean
+.PHONY: help run test lint format bench dev-engines lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ format: $(VENV)/.dev ## Put the code into its usual form
 
 bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratios
 	$(BIN)/python bench/messaging.py $(ARGS)
+
+dev-engines: $(VENV)/.dev ## Start the engines the tests use and leave them running until Ctrl-C
+	cd tests && ../$(BIN)/python -m engines $(ARGS)
 
 lock: ## Resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \

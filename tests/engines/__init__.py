@@ -1,0 +1,139 @@
+"""Real servers for tests and for developers: found on this machine, else installed, else missing with the reason.
+
+One module per engine, each with ``start(folder) -> Server``. ``fixtures`` hands them to pytest;
+``python -m engines`` (``make dev-engines``) leaves them running for a developer.
+
+A server has its own data directory in a temporary folder and a free loopback port, and is stopped by its pid.
+Nothing here uses a server that happens to run.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 20.0
+KEPT_LOGS = Path(__file__).resolve().parents[2] / ".engines" / "logs"
+
+
+class Missing(Exception):
+    """The engine is not on this machine and was not installed; the message says why."""
+
+
+@dataclass(slots=True)
+class Server:
+    """A started engine. ``stop`` ends the process and removes its folder; the log survives if asked to."""
+
+    name: str
+    url: str
+    port: int
+    folder: Path
+    process: subprocess.Popen[bytes]
+    stop_signal: signal.Signals = signal.SIGTERM
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    def stop(self, *, keep_log: bool = False) -> Path | None:
+        """Stop it; returns where the log was kept."""
+        for number in (self.stop_signal, signal.SIGKILL):
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGCONT)
+                self.process.send_signal(number)
+            try:
+                self.process.wait(STOP_TIMEOUT_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        kept = None
+        if keep_log and self.log.exists():
+            KEPT_LOGS.mkdir(parents=True, exist_ok=True)
+            kept = Path(shutil.copyfile(self.log, KEPT_LOGS / f"{self.name}-{self.pid}.log"))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return kept
+
+
+def program(name: str, package: str, folders: Sequence[str | Path] = ()) -> Path:
+    """The program's path; installs ``package`` with apt when this machine lacks it and allows that."""
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    found = shutil.which(name, path=path)
+    if found is None:
+        _install(package, f"{name} is not on this machine")
+        found = shutil.which(name, path=path)
+    if found is None:
+        raise Missing(f"{package} was installed but has no {name}")
+    return Path(found)
+
+
+def _install(package: str, reason: str) -> None:
+    if os.environ.get("HOLDFAST_INSTALL_ENGINES") == "0":
+        raise Missing(f"{reason}, and HOLDFAST_INSTALL_ENGINES=0 forbids to install {package}")
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise Missing(f"{reason}, and {package} can only be installed by root with apt")
+    print(f"{reason}: installing {package} with apt-get", file=sys.stderr, flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", package]):
+        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise Missing(f"{reason}, and apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def own_folder(name: str, owner: str | None) -> Path:
+    """A new temporary folder that ``owner`` can use."""
+    folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{name}-"))
+    if owner is not None:
+        entry = pwd.getpwnam(owner)
+        os.chown(folder, entry.pw_uid, entry.pw_gid)
+    return folder
+
+
+def unprivileged(*candidates: str) -> str | None:
+    """Whom to run as: None for the present user, another one when that is root."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in (*candidates, "nobody") if name in known), None)
+
+
+def as_user(owner: str | None) -> dict[str, object]:
+    """Arguments for ``subprocess`` that run the child as ``owner``."""
+    if owner is None:
+        return {}
+    entry = pwd.getpwnam(owner)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Poll until ``ready``; an early end or a deadline raises with the end of the log."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while not ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            raise RuntimeError(f"the engine did not start; the end of its log:\n{tail}")
+        time.sleep(0.02)

@@ -1,0 +1,63 @@
+"""PostgreSQL: ``initdb`` and ``postgres`` as a user who is not root, fsync on, loopback only."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from engines import Server, as_user, free_port, own_folder, program, unprivileged, wait_until
+
+PACKAGE = "postgresql"
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "max_connections": "100",
+    "shared_buffers": "256MB",
+    "max_wal_size": "2GB",
+    "log_min_messages": "warning",
+    "log_lock_waits": "on",
+}
+
+
+def binaries() -> list[Path]:
+    """Where Debian puts them, newest first; PATH is asked after."""
+    return sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name, reverse=True)
+
+
+def start(**settings: str) -> Server:
+    """A new cluster with the database ``postgres``, trusting loopback; ``settings`` override the defaults."""
+    owner = unprivileged("postgres")
+    initdb = program("initdb", PACKAGE, binaries())
+    folder = own_folder("postgres", owner)
+    data = folder / "data"
+    subprocess.run(
+        [initdb, "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
+        check=True, capture_output=True, cwd=folder, **as_user(owner),  # type: ignore[call-overload]
+    )  # fmt: skip
+    port = free_port()
+    options = [f"-c{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [initdb.with_name("postgres"), "-D", str(data), "-p", str(port), *options],
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True, **as_user(owner),  # type: ignore[call-overload]
+        )  # fmt: skip
+    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    server = Server("postgres", url, port, folder, process, stop_signal=signal.SIGINT)
+    wait_until(lambda: _accepts(port), process, server.log)
+    return server
+
+
+def _accepts(port: int) -> bool:
+    """Whether it answers the SSL question, which it does only when it is past its start-up."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
+            probe.settimeout(1)
+            probe.sendall(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")
+            return probe.recv(1) in (b"N", b"S")
+    except OSError:
+        return False
