@@ -18,7 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
-from holdfast.store.changes import Changed, Command
+from holdfast.store.changes import Act, Changed, Command
 
 
 class ChatSummary(Struct, frozen=True):
@@ -120,6 +120,10 @@ class Store(Protocol):
 
     async def inspect(self, chat_id: str) -> Inspection:
         """The chat's counter, head, count and gaps, read in one snapshot."""
+        ...
+
+    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+        """Add an act that changed no chat (a key issued, a backup taken) to the audit log."""
         ...
 
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:

@@ -1,0 +1,160 @@
+"""Who may come to the door: origins, client addresses, how often and how many. (Pure; the caller brings the time.)
+
+All maps here are bounded; each says what happens at its bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from holdfast.resilience import Bucket
+
+Network = IPv4Network | IPv6Network
+FORWARDED_HOPS_MAX = 32
+
+
+def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
+    """Whether a browser page of this origin may open a socket: exact match, no patterns.
+
+    No Origin header means no browser; such a client is judged by its credential alone. "null" is what a
+    sandboxed page says and is refused unless listed.
+    """
+    return origin is None or origin in allowed
+
+
+def client_ip(peer: str, forwarded_for: Iterable[str], proxies: Collection[Network]) -> str:
+    """The address of the client: the nearest hop that is not one of our declared proxies.
+
+    ``forwarded_for`` are the X-Forwarded-For header values in order. They are read from the right, and only
+    as far as declared proxies vouch for them, because everything to the left is the client's own word.
+    """
+    hops = [hop.strip() for value in forwarded_for for hop in value.split(",")][-FORWARDED_HOPS_MAX:]
+    address = peer
+    while hops and _is_within(address, proxies):
+        nearer = hops.pop()
+        if _parse(nearer) is None:
+            break
+        address = nearer
+    return address
+
+
+def _parse(address: str) -> object | None:
+    try:
+        return ip_address(address)
+    except ValueError:
+        return None
+
+
+def _is_within(address: str, networks: Collection[Network]) -> bool:
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped:
+        parsed = parsed.ipv4_mapped
+    return any(parsed in network for network in networks)
+
+
+def address_group(address: str) -> str:
+    """Under which name an address is counted: an IPv6 customer holds a whole /64, so that counts as one."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, IPv6Address):
+        if parsed.ipv4_mapped:
+            return str(parsed.ipv4_mapped)
+        return str(IPv6Address(int(parsed) >> 64 << 64)) + "/64"
+    return str(parsed)
+
+
+class Buckets:
+    """A token bucket per key, for at most ``keys_max`` keys; beyond that the longest unused is forgotten.
+
+    Forgetting gives its owner a full bucket again. Who can hold more than ``keys_max`` keys alive is beyond
+    what counting per key can stop.
+    """
+
+    def __init__(self, rate_per_second: float, burst: int, keys_max: int = 20_000) -> None:
+        if rate_per_second <= 0 or burst < 1 or keys_max < 1:
+            raise ValueError("rate_per_second must be greater than 0, burst and keys_max at least 1")
+        self._rate = rate_per_second
+        self._burst = burst
+        self._keys_max = keys_max
+        self._buckets: OrderedDict[object, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, key: object, now: float) -> float:
+        """Take one: 0.0 if allowed, else the seconds to wait."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= self._keys_max:
+                self._buckets.popitem(last=False)
+            bucket = self._buckets[key] = Bucket(self._rate, self._burst, now)
+        else:
+            self._buckets.move_to_end(key)
+        return bucket.take(now)
+
+
+class HandshakeLimiter:
+    """How many handshakes an address may make: ``per_minute`` at once, and as many each minute after that."""
+
+    def __init__(self, per_minute: int = 600, addresses_max: int = 20_000) -> None:
+        self._buckets = Buckets(per_minute / 60, per_minute, addresses_max)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, address: str, now: float) -> float:
+        """0.0 if this handshake is allowed, else the seconds to wait (Retry-After)."""
+        return self._buckets.take(address_group(address), now)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections may be open at once. (How many per user is the session's: the oldest makes room.)"""
+
+    connections_max: int = 100_000
+    per_address_max: int = 10_000
+    per_tenant_max: int = 100_000
+
+    def __post_init__(self) -> None:
+        if min(self.connections_max, self.per_address_max, self.per_tenant_max) < 1:
+            raise ValueError("connections_max, per_address_max and per_tenant_max must be at least 1")
+
+
+class ConnectionCounts:
+    """Open connections, by address and by tenant. Memory is bounded by ``connections_max``: zeros are forgotten."""
+
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+        self._limits = limits or ConnectionLimits()
+        self._addresses: Counter[str] = Counter()
+        self._tenants: Counter[str] = Counter()
+        self.total = 0
+
+    def open(self, address: str, tenant: str) -> str | None:
+        """Count one more, or say which limit is reached and count nothing."""
+        group = address_group(address)
+        if self.total >= self._limits.connections_max:
+            return f"this node holds its {self._limits.connections_max} connections"
+        if self._addresses[group] >= self._limits.per_address_max:
+            return f"this address holds its {self._limits.per_address_max} connections"
+        if self._tenants[tenant] >= self._limits.per_tenant_max:
+            return f"this tenant holds its {self._limits.per_tenant_max} connections"
+        self._addresses[group] += 1
+        self._tenants[tenant] += 1
+        self.total += 1
+        return None
+
+    def close(self, address: str, tenant: str) -> None:
+        """One that ``open`` counted is gone."""
+        self.total -= 1
+        for counts, key in ((self._addresses, address_group(address)), (self._tenants, tenant)):
+            counts[key] -= 1
+            if counts[key] <= 0:
+                del counts[key]

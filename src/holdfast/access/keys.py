@@ -1,0 +1,167 @@
+"""API keys: a tenant's backend (``hf_tenant_…``) and operators (``hf_admin_…``).
+
+A key is shown once, when it is issued; what is kept is its SHA-256. A slow, salted hash protects secrets that
+people choose, because those can be guessed; ours carry 256 random bits, so that guessing is hopeless whatever
+the hash, and a fast one does not let a flood of wrong keys occupy the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Principal, Scope
+from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
+from holdfast.message import check_id
+
+KeyKind = Literal["tenant", "admin"]
+
+KEYS_MAX = 1000
+LABEL_CHARACTERS_MAX = 100
+_PREFIX: dict[KeyKind, str] = {"tenant": "hf_tenant_", "admin": "hf_admin_"}
+_ALLOWED: dict[KeyKind, frozenset[Scope]] = {"tenant": TENANT_SCOPES, "admin": ADMIN_SCOPES}
+
+
+class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """A key as it is kept: everything but the secret. ``tenant`` is "" for an admin key."""
+
+    key_id: str
+    kind: KeyKind
+    tenant: str
+    label: str
+    scopes: tuple[Scope, ...]
+    created_at: str
+    digest: str
+    last_four: str
+
+    def principal(self, act_as: str | None = None) -> Principal:
+        """Who the key speaks for: the user a tenant key acts for, or an operator named by the key's id."""
+        if self.kind == "admin":
+            return Principal("", self.key_id, frozenset(self.scopes), "admin_key")
+        return Principal(self.tenant, act_as or "", frozenset(self.scopes), "tenant_key")
+
+
+Save = Callable[[Sequence[ApiKey]], None]
+
+
+def _unsaved(_: Sequence[ApiKey]) -> None:
+    """For a ring that lives in memory only."""
+
+
+class KeyRing:
+    """The keys in force. A change is saved before it takes effect; if saving fails, nothing has changed.
+
+    Not safe for two changes at once: the caller makes one after the other.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey] = (), save: Save = _unsaved) -> None:
+        self._keys = {key.digest: key for key in keys}
+        self._save = save
+
+    def list(self) -> Sequence[ApiKey]:
+        return sorted(self._keys.values(), key=lambda key: (key.created_at, key.key_id))
+
+    def issue(
+        self, kind: KeyKind, label: str, at: str, *, tenant: str = "", scopes: Iterable[Scope] | None = None
+    ) -> tuple[ApiKey, str]:
+        """A new key and its secret, which nobody can see again. InvalidMessage names what is wrong."""
+        granted = tuple(sorted(_ALLOWED[kind] if scopes is None else frozenset(scopes)))
+        _check(kind, label, tenant, granted)
+        if len(self._keys) >= KEYS_MAX:
+            raise InvalidMessage(f"there are {KEYS_MAX} keys already; revoke one first", limit=KEYS_MAX)
+        secret = _PREFIX[kind] + secrets.token_urlsafe(32)
+        key = ApiKey(
+            key_id="key_" + secrets.token_hex(8),
+            kind=kind,
+            tenant=tenant,
+            label=label,
+            scopes=granted,
+            created_at=at,
+            digest=_digest(secret),
+            last_four=secret[-4:],
+        )
+        self._replace({**self._keys, key.digest: key})
+        return key, secret
+
+    def revoke(self, key_id: str) -> ApiKey:
+        """The key is dead from now on; NotFound if there is none of that id."""
+        key = next((k for k in self._keys.values() if k.key_id == key_id), None)
+        if key is None:
+            raise NotFound(f"there is no key {key_id}")
+        self._replace({digest: k for digest, k in self._keys.items() if digest != key.digest})
+        return key
+
+    def find(self, secret: str) -> ApiKey:
+        """The key with this secret; Unauthorized if there is none."""
+        digest = _digest(secret)
+        key = self._keys.get(digest)
+        # The dictionary finds by digest, which tells an attacker nothing: a guess's digest cannot be steered.
+        # The comparison is constant in time all the same.
+        if key is None or not hmac.compare_digest(key.digest, digest):
+            raise Unauthorized("the API key is not known here: it may have been revoked")
+        return key
+
+    def _replace(self, keys: dict[str, ApiKey]) -> None:
+        self._save(sorted(keys.values(), key=lambda key: (key.created_at, key.key_id)))
+        self._keys = keys
+
+
+def is_api_key(credential: str) -> bool:
+    """Whether a bearer credential claims to be an API key (else it is a token)."""
+    return credential.startswith(tuple(_PREFIX.values()))
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[Scope, ...]) -> None:
+    if not label or len(label) > LABEL_CHARACTERS_MAX or not label.isprintable():
+        raise InvalidMessage(f"label must be 1 to {LABEL_CHARACTERS_MAX} printable characters", field="label")
+    if kind == "admin" and tenant:
+        raise InvalidMessage("an admin key belongs to no tenant", field="tenant")
+    if kind == "tenant" and (problem := check_id(tenant, "tenant")):
+        raise InvalidMessage(problem, field="tenant")
+    beyond = sorted(set(scopes) - _ALLOWED[kind])
+    if beyond or not scopes:
+        raise InvalidMessage(
+            f"a key of kind {kind} carries one or more of {', '.join(sorted(_ALLOWED[kind]))}", field="scopes"
+        )
+
+
+def load_keys(path: Path) -> KeyRing:
+    """The ring kept in ``path`` (none yet: an empty one), which saves itself there on every change."""
+    try:
+        keys = msgspec.json.decode(path.read_bytes(), type=list[ApiKey])
+    except FileNotFoundError:
+        keys = []
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StateCorrupted(
+            f"{path} is not a key file ({error}): restore it, or remove it and issue new keys"
+        ) from error
+    return KeyRing(keys, lambda changed: save_keys(path, changed))
+
+
+def save_keys(path: Path, keys: Sequence[ApiKey]) -> None:
+    """Replace ``path``, mode 0600, at once and durably: a reader or a power cut finds the old or the new file."""
+    beside = path.with_name(path.name + ".new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(list(keys)), indent=2))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,52 @@
+"""What a role may do in a chat: the one table. (Pure.)
+
+===============================  =====  =====  ======
+action                           owner  admin  member
+===============================  =====  =====  ======
+read, send, leave, redact own    yes    yes    yes
+rename                           yes    yes    no
+redact somebody else's message   yes    yes    no
+add a member                     yes    yes    no
+remove a member                  yes    yes    no
+add or remove an admin           yes    no     no
+change a role, touch an owner    yes    no     no
+===============================  =====  =====  ======
+
+Nobody hands out or takes away a role that is not below their own, owners apart. A direct chat has two
+members for ever: the store refuses to change it whatever the role.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from holdfast.message import Role
+
+Action = Literal[
+    "read", "send", "leave", "redact_own", "rename", "redact_any", "add_member", "remove_member", "change_role"
+]
+
+_EVERYBODY: frozenset[Role] = frozenset({"owner", "admin", "member"})
+_STAFF: frozenset[Role] = frozenset({"owner", "admin"})
+_OWNERS: frozenset[Role] = frozenset({"owner"})
+
+_TABLE: dict[Action, frozenset[Role]] = {
+    "read": _EVERYBODY,
+    "send": _EVERYBODY,
+    "leave": _EVERYBODY,
+    "redact_own": _EVERYBODY,
+    "rename": _STAFF,
+    "redact_any": _STAFF,
+    "add_member": _STAFF,
+    "remove_member": _STAFF,
+    "change_role": _OWNERS,
+}
+
+
+def may(role: Role, action: Action, target: Role = "member") -> bool:
+    """Whether ``role`` may do ``action``; ``target`` is the role given to, or held by, the other member."""
+    if role not in _TABLE[action]:
+        return False
+    if action in ("add_member", "remove_member") and target != "member":
+        return role == "owner"
+    return True
