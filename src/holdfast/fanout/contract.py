@@ -14,10 +14,17 @@ from msgspec import Struct
 from holdfast.message import Message, User
 
 
-class Envelope(Struct, frozen=True):
-    """For one gateway: runs of consecutive messages, each of one chat, in log order."""
+class Stretch(Struct, frozen=True):
+    """Consecutive messages of one chat of one tenant."""
 
-    runs: Sequence[Sequence[Message]]
+    tenant: str
+    messages: Sequence[Message]
+
+
+class Envelope(Struct, frozen=True):
+    """For one gateway: stretches of chats, in log order."""
+
+    stretches: Sequence[Stretch]
 
 
 class Registry(Protocol):
