@@ -108,6 +108,18 @@ class Page(Struct, frozen=True):
     reset: bool = False
 
 
+class ResumeRead(Struct, frozen=True):
+    """What a returning client has missed: the first page of every chat that moved, within one budget of bytes.
+
+    Where the budget ended, a page holds no messages: its ``head`` tells what is left, ``through`` stays at the
+    cursor. A chat in ``joined`` that has messages also has a page, from 0; ``gone`` are chats it is no member of.
+    """
+
+    chats: Sequence[Page]
+    joined: Sequence[str]
+    gone: Sequence[str]
+
+
 class Member(Struct, frozen=True):
     """One membership."""
 

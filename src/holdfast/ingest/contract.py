@@ -20,6 +20,6 @@ class Durability(Protocol):
         """Commit a command, or raise one of ``holdfast.errors``."""
         ...
 
-    async def mark(self, watermarks: Sequence[Watermark]) -> None:
-        """Merge watermarks into the store, best effort: a failure is counted and the next flush repeats."""
+    async def mark(self, watermarks: Sequence[Watermark]) -> bool:
+        """Merge watermarks into the store, best effort: whether it was done. A failure is counted, never raised."""
         ...
