@@ -1,0 +1,152 @@
+"""API keys: shown once, kept hashed, scoped, revocable, saved before they count."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast.access import ADMIN_SCOPES, TENANT_SCOPES, ApiKey, KeyRing, is_api_key, load_keys, save_keys
+from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
+
+AT = "2026-01-01T00:00:00.000Z"
+
+
+def test_a_tenant_key_is_found_by_its_secret_and_acts_for_the_user_it_names() -> None:
+    ring = KeyRing()
+    key, secret = ring.issue("tenant", "backend", AT, tenant="acme")
+    assert secret.startswith("hf_tenant_") and is_api_key(secret)
+    assert ring.find(secret) == key
+    principal = key.principal("alice")
+    assert (principal.tenant, principal.user_id, principal.kind) == ("acme", "alice", "tenant_key")
+    assert principal.scopes == TENANT_SCOPES
+
+
+def test_an_admin_key_belongs_to_no_tenant_and_can_act_for_nobody() -> None:
+    ring = KeyRing()
+    key, secret = ring.issue("admin", "laptop", AT, scopes=["status:read"])
+    assert secret.startswith("hf_admin_") and is_api_key(secret)
+    principal = key.principal("alice")
+    assert (principal.tenant, principal.user_id, principal.kind) == ("", key.key_id, "admin_key")
+    assert principal.scopes == {"status:read"}
+
+
+def test_a_secret_has_256_random_bits_and_is_never_kept() -> None:
+    ring = KeyRing()
+    issued = [ring.issue("tenant", "backend", AT, tenant="acme") for _ in range(50)]
+    assert len({secret for _, secret in issued}) == 50
+    for key, secret in issued:
+        assert len(secret.removeprefix("hf_tenant_")) == 43
+        assert secret not in repr(key) and key.last_four == secret[-4:]
+
+
+@pytest.mark.parametrize("guess", ["", "hf_tenant_", "hf_tenant_" + "A" * 43, "hf_admin_\ud800", "é"])
+def test_an_unknown_key_is_unauthorized(guess: str) -> None:
+    ring = KeyRing()
+    ring.issue("tenant", "backend", AT, tenant="acme")
+    with pytest.raises(Unauthorized):
+        ring.find(guess)
+
+
+def test_the_digest_of_a_key_is_not_a_key() -> None:
+    ring = KeyRing()
+    key, _ = ring.issue("tenant", "backend", AT, tenant="acme")
+    with pytest.raises(Unauthorized):
+        ring.find(key.digest)
+
+
+def test_a_revoked_key_is_dead_and_the_others_live() -> None:
+    ring = KeyRing()
+    key, secret = ring.issue("tenant", "old", AT, tenant="acme")
+    _, other = ring.issue("tenant", "new", AT, tenant="acme")
+    ring.revoke(key.key_id)
+    with pytest.raises(Unauthorized):
+        ring.find(secret)
+    assert ring.find(other).label == "new"
+    with pytest.raises(NotFound):
+        ring.revoke(key.key_id)
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "tenant", "scopes", "field"),
+    [
+        ("tenant", "", "acme", None, "label"),
+        ("tenant", "x" * 101, "acme", None, "label"),
+        ("tenant", "a\nb", "acme", None, "label"),
+        ("tenant", "backend", "", None, "tenant"),
+        ("tenant", "backend", "a b", None, "tenant"),
+        ("admin", "laptop", "acme", None, "tenant"),
+        ("tenant", "backend", "acme", [], "scopes"),
+        ("tenant", "backend", "acme", ["keys:write"], "scopes"),
+        ("admin", "laptop", "", ["tokens:write"], "scopes"),
+        ("admin", "laptop", "", ["everything"], "scopes"),
+    ],
+)
+def test_a_key_that_asks_for_what_its_kind_cannot_have_is_refused(
+    kind: str, label: str, tenant: str, scopes: Sequence[str] | None, field: str
+) -> None:
+    ring = KeyRing()
+    with pytest.raises(InvalidMessage) as caught:
+        ring.issue(kind, label, AT, tenant=tenant, scopes=scopes)  # type: ignore[arg-type]
+    assert caught.value.details["field"] == field
+    assert ring.list() == []
+
+
+def test_no_tenant_scope_reaches_across_tenants() -> None:
+    assert not TENANT_SCOPES & {"keys:write", "audit:read", "status:read", "backup"}
+    assert "tokens:write" not in ADMIN_SCOPES, "an operator cannot become a user"
+
+
+def test_there_is_a_bound_on_keys() -> None:
+    key, _ = KeyRing().issue("tenant", "backend", AT, tenant="acme")
+    many = [ApiKey(f"key_{n}", "tenant", "acme", "x", key.scopes, AT, f"{n:064x}", "abcd") for n in range(1000)]
+    with pytest.raises(InvalidMessage, match="1000 keys"):
+        KeyRing(many).issue("tenant", "backend", AT, tenant="acme")
+
+
+def test_keys_survive_a_restart_in_a_file_only_the_owner_can_read(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ring = load_keys(path)
+    key, secret = ring.issue("tenant", "backend", AT, tenant="acme")
+    gone, gone_secret = ring.issue("admin", "laptop", AT)
+    ring.revoke(gone.key_id)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert secret not in path.read_text() and gone_secret not in path.read_text()
+    again = load_keys(path)
+    assert again.find(secret) == key and again.list() == [key]
+
+
+def test_the_mode_is_0600_whatever_the_umask_and_whatever_lay_there(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    (tmp_path / "keys.json.new").write_text("left by a crash")
+    before = os.umask(0)
+    try:
+        save_keys(path, [])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["keys.json"]
+
+
+def test_a_key_that_could_not_be_saved_does_not_exist() -> None:
+    def full_disk(_: Sequence[ApiKey]) -> None:
+        raise OSError(28, "No space left on device")
+
+    kept, secret = KeyRing().issue("tenant", "backend", AT, tenant="acme")
+    ring = KeyRing([kept], full_disk)
+    with pytest.raises(OSError):
+        ring.issue("tenant", "another", AT, tenant="acme")
+    with pytest.raises(OSError):
+        ring.revoke(kept.key_id)
+    assert ring.list() == [kept] and kept.last_four == secret[-4:]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b'[{"key_id": 1}]', b"\xff\xfe", b"[" * 100])
+def test_a_damaged_key_file_stops_the_start_with_what_to_do(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_bytes(damage)
+    with pytest.raises(StateCorrupted, match="restore it"):
+        load_keys(path)
