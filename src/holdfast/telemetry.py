@@ -26,3 +26,206 @@ def gauge(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
 
 def histogram(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Histogram:
     return Histogram(f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=LATENCY_BUCKETS)
+
+
+# --- ingest: what becomes of sends ------------------------------------------------------------------------
+
+_waiting = gauge("ingest_sends_waiting", "Sends that wait for their group")
+_turned_away = counter(
+    "ingest_sends_turned_away", "Sends refused before anything was tried, by reason", ("reason",)
+)  # reason: total, chat, bytes, age, deadline, stopping
+_group_sends = Histogram(
+    "holdfast_ingest_group_sends",
+    "Sends committed together",
+    registry=REGISTRY,
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+)
+_persist_latency = histogram(
+    "durability_persist_latency_seconds",
+    "From admission to answer, of the longest-waiting send of each group [durability.persist.latency_p99]",
+)
+_persisted = counter("durability_messages_persisted", "Messages newly committed [durability.messages.persisted_rate]")
+_outcomes = counter("durability_outcomes", "Sends answered by the durability plane, by outcome", ("outcome",))
+_idempotency_hits = counter(
+    "durability_idempotency_hits",
+    "Sends answered by an earlier message of the same key [durability.idempotency.hit_rate] [idempotency_hit_rate]",
+)
+_allocation_latency = histogram(
+    "sequence_allocation_latency_seconds",
+    "The store's commit of a group, in which its sequences are allocated [sequence_allocation_latency_p99]",
+)
+_allocation_errors = counter(
+    "sequence_allocation_errors",
+    "Sends for which the store could not allocate a sequence [sequence_allocation_errors]",
+)
+_gaps = counter(
+    "sequence_gaps", "Sequences missing between two neighbours of a chat in the event log [sequence_gap_rate]"
+)
+_conflicts = counter(
+    "durability_transaction_conflicts",
+    "Commits that met another writer [durability.transaction.conflict_rate] [transaction_conflict_rate]",
+)
+_hot_chats = gauge("hot_chats", "Chats above 100 messages in the last full minute [messages_per_chat_per_minute]")
+_overdue = counter("durability_overdue_writes", "Writes that ended after their deadline, by how", ("ended",))
+_marks = counter("durability_watermarks", "Watermarks by what became of them", ("outcome",))  # stored, failed, dropped
+_rollbacks = counter(
+    "durability_rollbacks_proven", "Cursors beyond the head in the same epoch: the store lost messages, SEV-1"
+)
+_reads = counter("history_reads", "Reads for sessions and REST, by outcome", ("outcome",))
+_read_latency = histogram("history_read_latency_seconds", "Reads for sessions and REST")
+
+_dependency_up = gauge(
+    "dependency_up",
+    "Whether the last word of a dependency was good "
+    "[durability.dynamodb.available] [durability.kafka.available] [gateway.redis.available]",
+    ("dependency",),
+)
+_breaker = gauge(
+    "circuit_breaker_state", "1 for the state a breaker is in [gateway.circuit_breaker.open]", ("dependency", "state")
+)
+
+
+def sends_waiting(count: int) -> None:
+    _waiting.set(count)
+
+
+def send_turned_away(reason: str) -> None:
+    _turned_away.labels(reason).inc()
+
+
+def group_persisted(sends: int, oldest_seconds: float) -> None:
+    _group_sends.observe(sends)
+    _persist_latency.observe(oldest_seconds)
+
+
+def sends_answered(outcome: str, count: int) -> None:
+    """``outcome``: persisted, deduplicated, refused, deferred, halted or unknown."""
+    _outcomes.labels(outcome).inc(count)
+    if outcome == "persisted":
+        _persisted.inc(count)
+    elif outcome == "deduplicated":
+        _idempotency_hits.inc(count)
+    elif outcome != "refused":
+        _allocation_errors.inc(count)
+
+
+def sequences_allocated(seconds: float) -> None:
+    _allocation_latency.observe(seconds)
+
+
+def sequence_gap(missing: int) -> None:
+    _gaps.inc(missing)
+    log.error("sequences are missing in the event log", missing=missing)
+
+
+def transaction_conflict() -> None:
+    _conflicts.inc()
+
+
+def hot_chats(count: int) -> None:
+    _hot_chats.set(count)
+
+
+def write_overdue(ended: str) -> None:
+    """A write went on past its deadline; ``ended``: done, failed."""
+    _overdue.labels(ended).inc()
+
+
+def watermarks(outcome: str, count: int) -> None:
+    _marks.labels(outcome).inc(count)
+
+
+def rollback_proven(chat_id: str, epoch: int, cursor: int, head: int) -> None:
+    _rollbacks.inc()
+    log.critical(
+        "SEV-1: a client has messages that the store does not: raising the chat's epoch",
+        chat_id=chat_id, epoch=epoch, cursor=cursor, head=head,
+    )  # fmt: skip
+
+
+def history_read(outcome: str, seconds: float) -> None:
+    """``outcome``: done, refused, failed, timeout, busy or breaker_open."""
+    _reads.labels(outcome).inc()
+    _read_latency.observe(seconds)
+
+
+def dependency_up(dependency: str, up: bool) -> None:
+    _dependency_up.labels(dependency).set(up)
+
+
+def breaker_state(dependency: str, state: str) -> None:
+    for each in ("closed", "open", "half_open"):
+        _breaker.labels(dependency, each).set(each == state)
+
+
+# --- fanout: from the log to the gateways -----------------------------------------------------------------
+
+_lag = gauge("fanout_lag", "Entries of the event log not yet routed [fanout.kafka.consumer_lag]")
+_delivery_lag = histogram(
+    "fanout_delivery_lag_seconds", "From a message's stamp to its hand-over, of the oldest of each batch"
+)
+_delivered = counter("fanout_messages_delivered", "Messages handed to sessions [fanout.messages.delivered_rate]")
+_handed_over = counter("fanout_messages_handed_over", "Messages handed to gateways, once per gateway")
+_skipped = counter(
+    "fanout_delivery_skipped",
+    "Messages not handed to a gateway, or to nobody, by reason [fanout.delivery.skip_rate]",
+    ("reason",),
+)  # reason: offline, unreachable, registry_down, timeout, members_unknown
+_retries = counter("fanout_retries", "Deliveries tried again [fanout.retry.count]")
+_dead_letters = counter("fanout_dead_letters", "Events that could not be used, by reason", ("reason",))
+_dead_letter_depth = gauge("fanout_dlq_depth", "Dead letters kept [fanout.dlq.depth]")
+_restarts = counter("fanout_consumer_restarts", "Ends of the fanout role by a fatal error [fanout.consumer.restarts]")
+_registry_errors = counter("registry_errors", "Failed calls of the registry [gateway.redis.connection_errors]")
+_healthy_gateways = gauge("gateway_instances_healthy", "Gateways the registry knows [gateway.instances.healthy]")
+_ephemeral = counter(
+    "fanout_ephemeral", "Typing, presence and receipts, by what became of them", ("kind", "outcome")
+)  # outcome: told, merged, dropped
+
+
+def fanout_lag(entries: int) -> None:
+    _lag.set(entries)
+
+
+def delivery_lag(seconds: float) -> None:
+    _delivery_lag.observe(seconds)
+
+
+def delivered(messages: int) -> None:
+    _delivered.inc(messages)
+
+
+def handed_over(messages: int) -> None:
+    _handed_over.inc(messages)
+
+
+def delivery_skipped(reason: str, messages: int) -> None:
+    _skipped.labels(reason).inc(messages)
+
+
+def delivery_retried() -> None:
+    _retries.inc()
+
+
+def dead_letter(reason: str, position: int, depth: int) -> None:
+    _dead_letters.labels(reason).inc()
+    _dead_letter_depth.set(depth)
+    log.error("an event could not be used and went to the dead letters", reason=reason, position=position)
+
+
+def fanout_ended(error: BaseException) -> None:
+    _restarts.inc()
+    log.critical("fanout ends", error=repr(error))
+
+
+def registry_failed(error: Exception) -> None:
+    _registry_errors.inc()
+    dependency_up("registry", False)
+    log.warning("the registry does not answer: delivering to local connections only", error=str(error))
+
+
+def healthy_gateways(count: int) -> None:
+    _healthy_gateways.set(count)
+
+
+def ephemeral(kind: str, outcome: str, count: int = 1) -> None:
+    _ephemeral.labels(kind, outcome).inc(count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from holdfast.message import Chat, ChatKind, Message, Role, User
@@ -139,3 +140,16 @@ class MembershipEvent(Struct, frozen=True):
     user_id: str | None = None
     role: Role | None = None
     name: str | None = None
+
+
+_event = msgspec.json.Decoder(MembershipEvent)
+
+
+def membership_event(message: Message) -> MembershipEvent | None:
+    """What an event message says; None for a text, and for an event that cannot be read (any more)."""
+    if message.kind != "event":
+        return None
+    try:
+        return _event.decode(message.content)
+    except msgspec.DecodeError:
+        return None
