@@ -1,0 +1,12 @@
+"""The promises as checkers and drills, used by the tests, by CI and by ``holdfast verify``.
+
+``history``   what clients did and saw, and what was stored in the end: one JSON-lines format
+``checkers``  one pure function per promise: a history in, a verdict out
+``invariants`` the seeds' eighteen invariants under their own names
+``faults``    wrappers that make a dependency fail, hang or lie at our own edge of it
+``proxy``     a TCP proxy that makes a network fail
+``virtual``   an event loop whose time moves only when nothing is left to do
+``simulation`` a whole server and its clients on that loop, from one seed
+``controls``  deliberately broken variants: each must turn its own checkers red, and no other
+``results``   the counts of a run, as RESULTS.md
+"""

@@ -1,0 +1,56 @@
+"""One checker per promise: a history in, a verdict out. (Pure.)
+
+The numbers are those of ``docs/internals/proof.md``; 11 and 13-15 come with the parts that they are about. A
+verdict says how many facts it examined, because a checker that looked at nothing is not a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from holdfast.verify.checkers.answered import (
+    answered_in_time,
+    buffers_bounded,
+    failure_stays_in_its_plane,
+    no_silent_close,
+)
+from holdfast.verify.checkers.served import (
+    acked_is_offered,
+    cursors_monotone,
+    no_late_fill,
+    nothing_leaks,
+)
+from holdfast.verify.checkers.stored import (
+    acked_is_stored,
+    one_message_per_key,
+    sequence_is_unique,
+)
+from holdfast.verify.checkers.verdict import Verdict
+from holdfast.verify.history import History
+
+CHECKERS: dict[int, Callable[[History], Verdict]] = {
+    1: acked_is_stored,
+    2: one_message_per_key,
+    3: sequence_is_unique,
+    4: no_late_fill,
+    5: cursors_monotone,
+    6: buffers_bounded,
+    7: no_silent_close,
+    8: answered_in_time,
+    9: acked_is_offered,
+    10: failure_stays_in_its_plane,
+    12: nothing_leaks,
+}
+
+
+def check(history: History) -> list[Verdict]:
+    """All verdicts, in the order of their numbers."""
+    return [checker(history) for checker in CHECKERS.values()]
+
+
+def red(verdicts: Sequence[Verdict]) -> set[int]:
+    """The numbers of the checkers that found a violation."""
+    return {number for number, verdict in zip(CHECKERS, verdicts, strict=True) if not verdict.ok}
+
+
+__all__ = ["CHECKERS", "Verdict", "check", "red"]

@@ -1,0 +1,202 @@
+"""Checkers 4, 5, 9 and 12: what clients were given. (Pure.)"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from itertools import accumulate
+
+from holdfast.message import Cursor
+from holdfast.verify.checkers.verdict import Verdict
+from holdfast.verify.history import (
+    ChatAtEnd,
+    Event,
+    Held,
+    History,
+    Invoke,
+    Logged,
+    Moved,
+    Ok,
+    Opened,
+    Pushed,
+)
+
+_Fact = tuple[float, Cursor, Event]
+
+
+def no_late_fill(history: History) -> Verdict:
+    """4: nothing appears below what was served: pages are complete, and no push leaves a hole on its connection."""
+    verdict = Verdict("no late fill below a served cursor")
+    numbers = {chat.chat_id: sorted(m.sequence for m in chat.messages) for chat in history.chats.values()}
+    for invoke, _, page in history.pages():
+        chat = history.chats.get(page.chat_id)
+        if chat is None or chat.epoch != page.epoch:
+            continue  # the numbering was repaired since
+        start = max(0 if page.reset or page.after is None else page.after.sequence, chat.first_sequence - 1)
+        stored = numbers[page.chat_id]
+        ought = stored[bisect_right(stored, start) : bisect_right(stored, page.through)]
+        late = sorted(set(ought) - {m.sequence for m in page.messages})
+        verdict.require(not late, f"{page.chat_id} was served up to {page.through} without {late}", invoke)
+    _pushes_follow(history, verdict)
+    return verdict
+
+
+def _pushes_follow(history: History, verdict: Verdict) -> None:
+    """On one connection a chat's pushes follow what was given on it before, by push or page."""
+    through: dict[str, dict[str, int]] = {}
+    invokes = {o.invoke.op: o.invoke for o in history.operations}
+    for event in history.events:
+        if isinstance(event, Opened):
+            through[event.client] = {}
+        elif isinstance(event, Ok):
+            _count_answer(through.setdefault(invokes[event.op].client, {}), invokes[event.op], event)
+        elif isinstance(event, Pushed):
+            given = through.setdefault(event.client, {})
+            known = given.get(event.chat_id)
+            kept = known is not None and event.message.sequence <= known + 1
+            verdict.require(kept, f"{event.client} was pushed a message past {known}", event)
+            given[event.chat_id] = max(known or 0, event.message.sequence)
+
+
+def _count_answer(given: dict[str, int], invoke: Invoke, ok: Ok) -> None:
+    if invoke.verb == "resume":
+        for chat_id, cursor in invoke.cursors.items():  # a chat that did not move is not in the answer
+            given.setdefault(chat_id, cursor.sequence)
+    for page in ok.pages:
+        given[page.chat_id] = page.through if page.reset else max(given.get(page.chat_id, 0), page.through)
+
+
+def cursors_monotone(history: History) -> Verdict:
+    """5: heads, epochs and cursors never go back, and another epoch is never served as if it were the asked one."""
+    verdict = Verdict("cursors are monotone, epochs honest")
+    for invoke, _, page in history.pages():
+        asked = page.after
+        if asked is not None and not page.reset:
+            verdict.require(page.epoch == asked.epoch, "another epoch without a reset", invoke, page)
+            verdict.require(page.through >= asked.sequence, "a page goes back", invoke, page)
+        verdict.require(page.head >= page.through, "a page goes beyond its head", invoke, page)
+        numbers = [m.sequence for m in page.messages]
+        verdict.require(numbers == sorted(set(numbers)), "a page is out of order", invoke, page)
+    _reads_see_what_was_known(history, verdict)
+    _acks_rise(history, verdict)
+    return verdict
+
+
+def _reads_see_what_was_known(history: History, verdict: Verdict) -> None:
+    """A read that began after an answer does not see less than that answer showed."""
+    heads: dict[str, list[_Fact]] = defaultdict(list)
+    acks: dict[str, list[_Fact]] = defaultdict(list)
+    for _, ok, page in history.pages():
+        heads[page.chat_id].append((ok.at, Cursor(page.epoch, page.head), ok))
+    for invoke, ok, acked in history.acks():
+        acks[invoke.chat_id].append((ok.at, Cursor(0, acked.sequence), ok))
+    known_heads = {chat_id: _Highest(facts) for chat_id, facts in heads.items()}
+    known_acks = {chat_id: _Highest(facts) for chat_id, facts in acks.items()}
+    one_epoch = {chat_id for chat_id, facts in heads.items() if len({fact[1].epoch for fact in facts}) == 1}
+    for invoke, _, page in history.pages():
+        seen = Cursor(page.epoch, page.head)
+        highest, shown_by = known_heads[page.chat_id].before(invoke.at)
+        verdict.require(seen >= highest, f"a read of {page.chat_id} saw less than was known", shown_by, invoke, page)
+        if page.chat_id in known_acks and page.chat_id in one_epoch:  # an ack names no epoch
+            promised, shown_by = known_acks[page.chat_id].before(invoke.at)
+            kept = page.head >= promised.sequence
+            verdict.require(kept, f"a read of {page.chat_id} does not show what was acked", shown_by, invoke, page)
+
+
+class _Highest:
+    """The highest of some facts up to a moment."""
+
+    def __init__(self, facts: list[_Fact]) -> None:
+        facts.sort(key=lambda fact: fact[0])
+        self._times = [fact[0] for fact in facts]
+        self._highest = list(accumulate(facts, _higher))
+
+    def before(self, at: float) -> tuple[Cursor, Event | None]:
+        index = bisect_left(self._times, at)
+        return self._highest[index - 1][1:] if index else (Cursor(0, 0), None)
+
+
+def _higher(a: _Fact, b: _Fact) -> _Fact:
+    return b if b[1] > a[1] else a
+
+
+def _acks_rise(history: History, verdict: Verdict) -> None:
+    last: dict[tuple[str, str], Moved] = {}
+    for moved in history.of(Moved):
+        before = last.get((moved.client, moved.chat_id))
+        if before is not None:
+            forward = (moved.epoch, moved.sequence) >= (before.epoch, before.sequence)
+            verdict.require(forward, "a client's cursor went back", before, moved)
+        last[moved.client, moved.chat_id] = moved
+
+
+def acked_is_offered(history: History) -> Verdict:
+    """9: what was acknowledged is in the log, and every member at rest holds all of its chat, in order, once."""
+    verdict = Verdict("acked is offered in the end")
+    logged = {(entry.chat_id, entry.sequence) for entry in history.of(Logged)}
+    for chat in history.chats.values():
+        for message in chat.messages:
+            published = not logged or (chat.chat_id, message.sequence) in logged
+            verdict.require(published, f"{chat.chat_id} {message.sequence} is stored, never published", message)
+    for held in history.of(Held):
+        chat_held = history.chats.get(held.chat_id)
+        if chat_held is not None:
+            _holds_all(chat_held, held, verdict)
+    return verdict
+
+
+def _holds_all(chat: ChatAtEnd, held: Held, verdict: Verdict) -> None:
+    have = list(held.messages)
+    ought = [(m.sequence, m.message_id) for m in chat.messages if m.sequence >= chat.first_sequence]
+    ought.sort()
+    if have == ought or [pair for pair in have if pair[0] >= chat.first_sequence] == ought:
+        verdict.require(True, "")
+        return
+    missing = sorted(set(ought) - set(have))
+    extra = sorted(set(have) - set(ought))
+    verdict.require(
+        False,
+        f"{held.client} at rest has not {chat.chat_id} as it is: missing {missing[:5]}, "
+        f"extra {extra[:5]}, in order and once: {have == sorted(set(have))}",
+        f"cursor {held.epoch}:{held.cursor}, chat {chat.epoch}:{chat.counter}",
+    )
+
+
+def nothing_leaks(history: History) -> Verdict:
+    """12: nobody is given, or writes into, a chat of another tenant or one they were not in at that moment."""
+    verdict = Verdict("nobody sees another's data")
+    for invoke, _, page in history.pages():
+        inside = _inside(history, invoke.client, page.chat_id, page.head)
+        verdict.require(inside or not page.messages, f"{invoke.client} was served {page.chat_id}", invoke, page)
+    for push in history.of(Pushed):
+        inside = _inside(history, push.client, push.chat_id, push.message.sequence, moment_before=True)
+        verdict.require(inside, f"{push.client} was pushed {push.chat_id}", push)
+    for invoke, ok, acked in history.acks():
+        if not ok.deduplicated:
+            inside = _inside(history, invoke.client, invoke.chat_id, acked.sequence - 1)
+            verdict.require(inside, f"{invoke.client} wrote into {invoke.chat_id}", invoke, ok)
+    return verdict
+
+
+def _inside(history: History, client: str, chat_id: str, sequence: int, *, moment_before: bool = False) -> bool:
+    """Whether a client's user was a member when the chat's head was ``sequence``.
+
+    ``moment_before``: or just before it, because the one who is removed is told of it.
+    """
+    who, chat = history.clients[client], history.chats.get(chat_id)
+    if chat is None:
+        return True  # nothing is known of this chat
+    if chat.tenant != who.tenant:
+        return False
+    if not chat.memberships:
+        return True
+    here = _member_at(chat, who.user_id, sequence)
+    return here or (moment_before and _member_at(chat, who.user_id, sequence - 1))
+
+
+def _member_at(chat: ChatAtEnd, user_id: str, sequence: int) -> bool:
+    member = False
+    for change in chat.memberships:
+        if change.sequence <= sequence and change.user_id == user_id:
+            member = change.member
+    return member

@@ -1,0 +1,142 @@
+"""Faults at our own edge of a dependency: wrappers around contracts, driven by a seeded plan.
+
+``Faulty(store, plan)`` is a store again. Before each call the plan is asked what happens to it:
+
+- ``Fault.FAIL``      the call is not made; Unavailable
+- ``Fault.DELAY``     it is made after some seconds
+- ``Fault.HANG``      it never returns by itself: the caller's deadline must end it
+- ``Fault.LOST_REPLY``  it is made, its effect stays, and the caller gets OutcomeUnknown
+- ``Fault.LATE_REPLY``  it is made at once and its answer held back: replies of concurrent calls change places
+- ``Fault.THROTTLE``  refused as RateLimited, nothing done
+
+A wrapper adds no order of its own and no state between calls but the plan's, so what is legal for the wrapped
+contract is all it can do: reordering is between concurrent calls only, never within one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+from holdfast.errors import OutcomeUnknown, RateLimited, Unavailable
+
+T = TypeVar("T")
+
+
+class Fault(Enum):
+    """What may happen to a call."""
+
+    NONE = "none"
+    FAIL = "fail"
+    DELAY = "delay"
+    HANG = "hang"
+    LOST_REPLY = "lost_reply"
+    LATE_REPLY = "late_reply"
+    THROTTLE = "throttle"
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """How likely each fault is, per call; the rest of the probability is an undisturbed call."""
+
+    fail: float = 0.0
+    delay: float = 0.0
+    hang: float = 0.0
+    lost_reply: float = 0.0
+    late_reply: float = 0.0
+    throttle: float = 0.0
+    seconds_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        if sum(self._odds()) > 1 or min(self._odds()) < 0:
+            raise ValueError("the odds of all faults must be between 0 and 1 together")
+
+    def _odds(self) -> tuple[float, ...]:
+        return (self.fail, self.delay, self.hang, self.lost_reply, self.late_reply, self.throttle)
+
+    def draw(self, rng: random.Random) -> Fault:
+        at = rng.random()
+        for fault, odds in zip(list(Fault)[1:], self._odds(), strict=True):
+            if at < odds:
+                return fault
+            at -= odds
+        return Fault.NONE
+
+
+@dataclass(slots=True)
+class Plan:
+    """Which fault meets which call: from a seed by the odds of each verb, or by ``script``, consumed in order.
+
+    ``heal`` ends all faults and lets hanging calls go on; ``counts`` tells what happened.
+    """
+
+    rng: random.Random
+    odds: Mapping[str, Odds] = field(default_factory=dict)
+    script: dict[str, list[Fault]] = field(default_factory=dict)
+    counts: dict[tuple[str, Fault], int] = field(default_factory=dict)
+    healed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def next(self, verb: str) -> tuple[Fault, float]:
+        """The fault of this call, and for how long where that matters."""
+        odds = self.odds.get(verb, self.odds.get("*", Odds()))
+        if self.healed.is_set():
+            return Fault.NONE, 0.0
+        scripted = self.script.get(verb)
+        fault = scripted.pop(0) if scripted else odds.draw(self.rng)
+        self.counts[verb, fault] = self.counts.get((verb, fault), 0) + 1
+        return fault, self.rng.random() * odds.seconds_max
+
+    def heal(self) -> None:
+        self.healed.set()
+
+    def injected(self) -> int:
+        return sum(count for (_, fault), count in self.counts.items() if fault is not Fault.NONE)
+
+
+class _Faulty:
+    """Any contract whose verbs are ``async def``: each call goes past the plan, everything else straight through."""
+
+    def __init__(self, inner: Any, plan: Plan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    def __getattr__(self, verb: str) -> Any:
+        inner = getattr(self._inner, verb)
+        if not inspect.iscoroutinefunction(inner):
+            return inner
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await _disturbed(self._plan, verb, lambda: inner(*args, **kwargs))
+
+        return call
+
+
+async def _disturbed(plan: Plan, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+    fault, seconds = plan.next(verb)
+    match fault:
+        case Fault.FAIL:
+            raise Unavailable(f"injected: {verb} failed")
+        case Fault.THROTTLE:
+            raise RateLimited(f"injected: {verb} throttled", retry_after_seconds=1.0)
+        case Fault.HANG:
+            await plan.healed.wait()
+        case Fault.DELAY:
+            await asyncio.sleep(seconds)
+        case _:
+            pass
+    answer = await call()
+    if fault is Fault.LOST_REPLY:
+        raise OutcomeUnknown(f"injected: {verb} was done, its reply was lost")
+    if fault is Fault.LATE_REPLY:
+        await asyncio.sleep(seconds)
+    return answer
+
+
+def faulty(contract: T, plan: Plan) -> T:
+    """``contract`` with faults: the same verbs, the same types."""
+    return cast(T, _Faulty(contract, plan))

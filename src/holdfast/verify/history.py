@@ -1,0 +1,357 @@
+"""What clients did and saw, and what was stored in the end. The format is stable: JSON lines, one event a line.
+
+The first line is a ``header`` (format version, seed, notes). Every other line has ``event`` (its kind) and
+``at`` (seconds, from one clock). An operation is an ``invoke`` and at most one of ``ok``, ``fail`` (certainly
+did not happen) or ``unknown`` (may have happened), joined by ``op``. A timeout is unknown, never failed. Every
+attempt is an operation of its own: a retry has another ``op`` and the same ``key``.
+
+Contents are not kept, only their digests, so a history can be shared. Unknown kinds and fields are an error:
+a checker must not pass because it did not understand what it was given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from holdfast.message import Cursor, Message, Page
+
+FORMAT_VERSION = 1
+
+Verb = Literal["send", "sync", "resume", "change"]
+Plane = Literal["connection", "durability", "history", "fanout", "process"]
+
+
+def digest(content: str, content_type: str) -> str:
+    """What stands for a content in a history."""
+    return hashlib.blake2b(f"{content_type}\0{content}".encode(), digest_size=8).hexdigest()
+
+
+class Sighting(Struct, frozen=True):
+    """A message as somebody saw it. ``digest`` None: only its number was seen (an ack)."""
+
+    sequence: int
+    message_id: str
+    sender_id: str | None = None
+    key: str | None = None
+    digest: str | None = None
+    kind: str = "text"
+
+    @staticmethod
+    def of(message: Message) -> Sighting:
+        return Sighting(
+            message.sequence,
+            message.message_id,
+            message.sender_id,
+            message.client_message_id,
+            digest(message.content, message.content_type),
+            message.kind,
+        )
+
+
+class PageSeen(Struct, frozen=True):
+    """A page as a client got it; ``after`` is the cursor it asked from, None for a chat it named no cursor of."""
+
+    chat_id: str
+    after: Cursor | None
+    epoch: int
+    messages: Sequence[Sighting]
+    through: int
+    has_more: bool
+    head: int
+    reset: bool
+
+    @staticmethod
+    def of(page: Page, after: Cursor | None) -> PageSeen:
+        seen = [Sighting.of(m) for m in page.messages]
+        return PageSeen(page.chat_id, after, page.epoch, seen, page.through, page.has_more, page.head, page.reset)
+
+
+class Event(Struct, frozen=True, tag_field="event", forbid_unknown_fields=True, kw_only=True):
+    """One line."""
+
+    at: float = 0.0
+
+
+class Header(Event, frozen=True, tag="header"):
+    """What made this history: the seed and everything derived from it."""
+
+    version: int = FORMAT_VERSION
+    seed: int | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class Client(Event, frozen=True, tag="client"):
+    """Who a client is."""
+
+    client: str
+    tenant: str
+    user_id: str
+    device_id: str
+
+
+class Invoke(Event, frozen=True, tag="invoke"):
+    """A client asks; ``key`` and ``digest`` of a send, ``cursors`` (chat to (epoch, sequence)) of a sync or resume."""
+
+    op: int
+    client: str
+    verb: Verb
+    chat_id: str = ""
+    key: str | None = None
+    digest: str | None = None
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+
+
+class Ok(Event, frozen=True, tag="ok"):
+    op: int
+    acked: Sighting | None = None
+    deduplicated: bool = False
+    pages: Sequence[PageSeen] = ()
+
+
+class Fail(Event, frozen=True, tag="fail"):
+    op: int
+    code: str
+
+
+class Unknown(Event, frozen=True, tag="unknown"):
+    """``answered``: the server said so. ``disconnected``: the connection broke first. ``timeout``: no answer came."""
+
+    op: int
+    reason: Literal["answered", "disconnected", "timeout"]
+    code: str = ""
+
+
+class Opened(Event, frozen=True, tag="opened"):
+    client: str
+    connection: str
+
+
+class Pushed(Event, frozen=True, tag="pushed"):
+    """A message reached a client without being asked for."""
+
+    client: str
+    connection: str
+    chat_id: str
+    message: Sighting
+
+
+class Moved(Event, frozen=True, tag="moved"):
+    """A client told the server how far it has stored a chat."""
+
+    client: str
+    chat_id: str
+    epoch: int
+    sequence: int
+
+
+class Warned(Event, frozen=True, tag="warned"):
+    """SLOW_CONSUMER with its grace."""
+
+    connection: str
+    grace_seconds: float
+
+
+class ClosingSaid(Event, frozen=True, tag="closing"):
+    connection: str
+    reason: str
+
+
+class Closed(Event, frozen=True, tag="closed"):
+    """``by`` is who ended it: a fault of the network or a killed process is ``network``."""
+
+    client: str
+    connection: str
+    by: Literal["server", "client", "network"]
+
+
+class Level(Event, frozen=True, tag="level"):
+    """How full a bounded thing was."""
+
+    where: str
+    value: int
+    bound: int
+
+
+class Tried(Event, frozen=True, tag="tried"):
+    """The fanout tried to hand an envelope over for the ``attempt``-th time."""
+
+    gateway: str
+    envelope: int
+    attempt: int
+
+
+class Fault(Event, frozen=True, tag="fault"):
+    """Something was made to fail from ``at`` until ``until``; ``clients`` empty: for everybody."""
+
+    plane: Plane
+    name: str
+    until: float
+    clients: Sequence[str] = ()
+
+
+class Committed(Event, frozen=True, tag="committed"):
+    """A store finished a commit that holds this message."""
+
+    chat_id: str
+    sequence: int
+
+
+class Logged(Event, frozen=True, tag="logged"):
+    """At the end: the event log has this message."""
+
+    position: int
+    chat_id: str
+    sequence: int
+
+
+class Key(Struct, frozen=True):
+    """One stored idempotency key."""
+
+    sender_id: str
+    key: str
+    sequence: int
+    message_id: str
+
+
+class Membership(Struct, frozen=True):
+    """From the message ``sequence`` on (0: from creation), this user was or was not a member."""
+
+    sequence: int
+    user_id: str
+    member: bool
+
+
+class ChatAtEnd(Event, frozen=True, tag="chat"):
+    """At the end: everything stored of one chat. ``redacted`` and ``holes`` are those recorded as acts."""
+
+    chat_id: str
+    tenant: str
+    epoch: int
+    counter: int | None
+    messages: Sequence[Sighting]
+    keys: Sequence[Key] | None = None
+    memberships: Sequence[Membership] = ()
+    first_sequence: int = 1
+    redacted: Sequence[int] = ()
+    holes: Sequence[tuple[int, int]] = ()
+
+
+class Held(Event, frozen=True, tag="held"):
+    """At the end: a client that was given time to catch up has this copy of a chat, in this order."""
+
+    client: str
+    chat_id: str
+    epoch: int
+    cursor: int
+    messages: Sequence[tuple[int, str]]
+
+
+AnyEvent = (
+    Header
+    | Client
+    | Invoke
+    | Ok
+    | Fail
+    | Unknown
+    | Opened
+    | Pushed
+    | Moved
+    | Warned
+    | ClosingSaid
+    | Closed
+    | Level
+    | Tried
+    | Fault
+    | Committed
+    | Logged
+    | ChatAtEnd
+    | Held
+)
+E = TypeVar("E", bound=Event)
+
+
+class Operation(Struct, frozen=True):
+    """An operation with how it ended; ``end`` None: it never did."""
+
+    invoke: Invoke
+    end: Ok | Fail | Unknown | None
+
+
+class History:
+    """Events in the order in which they were recorded, with the views that checkers ask for."""
+
+    def __init__(self, events: Iterable[AnyEvent]) -> None:
+        self.events = list(events)
+        self._by_kind: dict[type[Event], list[Any]] = {}
+        for event in self.events:
+            self._by_kind.setdefault(type(event), []).append(event)
+        ends = {e.op: e for e in self.events if isinstance(e, Ok | Fail | Unknown)}
+        self.operations = [Operation(i, ends.get(i.op)) for i in self.of(Invoke)]
+        self.clients = {c.client: c for c in self.of(Client)}
+        self.chats = {c.chat_id: c for c in self.of(ChatAtEnd)}
+        self.ended_at = max((e.at for e in self.events), default=0.0)
+
+    def of(self, kind: type[E]) -> list[E]:
+        return self._by_kind.get(kind, [])
+
+    def acks(self) -> Iterator[tuple[Invoke, Ok, Sighting]]:
+        """Every send that was acknowledged."""
+        for operation in self.operations:
+            if isinstance(operation.end, Ok) and operation.end.acked is not None:
+                yield operation.invoke, operation.end, operation.end.acked
+
+    def pages(self) -> Iterator[tuple[Invoke, Ok, PageSeen]]:
+        """Every page that a client got."""
+        for operation in self.operations:
+            if isinstance(operation.end, Ok):
+                for page in operation.end.pages:
+                    yield operation.invoke, operation.end, page
+
+
+class Recorder:
+    """Collects events in memory; not thread-safe. ``save`` writes them; a new ``op`` for every attempt."""
+
+    def __init__(self, header: Header | None = None) -> None:
+        self.events: list[AnyEvent] = [header or Header()]
+        self._ops = 0
+
+    def note(self, event: AnyEvent) -> None:
+        self.events.append(event)
+
+    def invoke(self, at: float, client: str, verb: Verb, chat_id: str = "", **details: Any) -> int:
+        self._ops += 1
+        self.note(Invoke(at=at, op=self._ops, client=client, verb=verb, chat_id=chat_id, **details))
+        return self._ops
+
+    def history(self) -> History:
+        return History(self.events)
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(encode(self.events))
+
+
+def encode(events: Iterable[AnyEvent]) -> bytes:
+    """Events as JSON lines."""
+    return msgspec.json.Encoder().encode_lines(list(events))
+
+
+def load(path: Path) -> History:
+    """A saved history; ValueError names what is wrong with it."""
+    return decode(path.read_bytes())
+
+
+def decode(data: bytes) -> History:
+    try:
+        events = msgspec.json.Decoder(AnyEvent).decode_lines(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"this is not a history of format {FORMAT_VERSION}: {error}") from None
+    header = events[0] if events else None
+    if not isinstance(header, Header) or header.version != FORMAT_VERSION:
+        raise ValueError(f"a history starts with a header of version {FORMAT_VERSION}")
+    return History(events)
