@@ -1,0 +1,298 @@
+"""The four ways to count, as pure oracles; the Lua files under ``counters/lua`` say the same. (Pure.)
+
+A counter stores what is *used*, never what is left, so a changed limit carries over: 80 used of 100 leaves 420
+when the limit is raised to 500, and 0 until drained when it is lowered to 50. A counter also stores the rule it
+was last counted by: who asks with an older rule is judged by the newer one and told so.
+
+Times are milliseconds of one clock; a clock that steps back stops the draining and breaks nothing. Each
+algorithm has three steps, and only ``take`` and ``give`` change what is used:
+
+- ``settle``  bring the counter to ``now``: drain, or turn the window over
+- ``room``    how much can be used now
+- ``wait``    milliseconds until ``cost`` fits, if nobody else uses anything
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from holdfast.limits.rules import Algorithm, Rule, Stamp
+
+EPSILON: Final = 1e-6
+"""Drained amounts are fractions; a token that is whole but for rounding is whole."""
+
+CODES: Final[dict[Algorithm, int]] = {"token_bucket": 1, "fixed_window": 2, "sliding_window": 3, "concurrency": 4}
+
+
+class Terms(NamedTuple):
+    """What of a rule a counter needs to know; of two, the newer stamp decides."""
+
+    algorithm: Algorithm
+    stamp: Stamp
+    limit: int
+    window_ms: float
+    capacity: int
+
+
+def terms_of(rule: Rule) -> Terms:
+    return Terms(rule.algorithm, rule.stamp, rule.limit, rule.window_seconds * 1000, rule.capacity)
+
+
+class Reading(NamedTuple):
+    """What a counter says after a take: how many of the equal costs were admitted, and what comes next.
+
+    ``wait_ms`` is how long the first refused cost has to wait, 0 if none was refused.
+    """
+
+    admitted: int
+    remaining: int
+    reset_ms: float
+    wait_ms: float
+    leased: int
+    limit: int
+    stamp: Stamp
+
+
+class Counter:
+    """One subject's use of one rule."""
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+
+    def agree(self, terms: Terms) -> None:
+        """Count by these terms from now on, unless ours are newer."""
+        if terms.stamp >= self.terms.stamp:
+            self.terms = terms
+
+    def settle(self, now: float) -> None:
+        raise NotImplementedError
+
+    def room(self, now: float) -> float:
+        raise NotImplementedError
+
+    def wait(self, now: float, cost: int) -> float:
+        raise NotImplementedError
+
+    def reset(self, now: float) -> float:
+        """Milliseconds until nothing is used any more."""
+        raise NotImplementedError
+
+    def take(self, now: float, cost: int) -> None:
+        """Use ``cost``, also beyond the room: that is how a debt is charged."""
+        raise NotImplementedError
+
+    def give(self, now: float, amount: int, taken_at: float) -> None:
+        """Give back ``amount`` of what was taken at ``taken_at``, but never what has drained since."""
+        raise NotImplementedError
+
+
+class TokenBucket(Counter):
+    """``capacity`` at once, drained at limit ÷ window."""
+
+    __slots__ = ("at", "used")
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self.used = 0.0
+        self.at = 0.0
+
+    def settle(self, now: float) -> None:
+        if now > self.at:
+            self.used = max(0.0, self.used - (now - self.at) * self.terms.limit / self.terms.window_ms)
+            self.at = now
+
+    def room(self, now: float) -> float:
+        return self.terms.capacity - self.used
+
+    def wait(self, now: float, cost: int) -> float:
+        return (self.used + cost - self.terms.capacity) * self.terms.window_ms / self.terms.limit
+
+    def reset(self, now: float) -> float:
+        return self.used * self.terms.window_ms / self.terms.limit
+
+    def take(self, now: float, cost: int) -> None:
+        self.used += cost
+
+    def give(self, now: float, amount: int, taken_at: float) -> None:
+        drained = max(0.0, now - taken_at) * self.terms.limit / self.terms.window_ms
+        self.used = max(0.0, self.used - max(0.0, amount - drained))
+
+
+class FixedWindow(Counter):
+    """``limit`` in each window; a window that was begun is counted to its end, also under a new length."""
+
+    __slots__ = ("begins", "ends", "used")
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self.used = 0
+        self.begins = 0.0
+        self.ends = 0.0
+
+    def settle(self, now: float) -> None:
+        if now >= self.ends:
+            self.used = 0
+            self.begins = now - now % self.terms.window_ms
+            self.ends = self.begins + self.terms.window_ms
+
+    def room(self, now: float) -> float:
+        return self.terms.limit - self.used
+
+    def wait(self, now: float, cost: int) -> float:
+        return self.ends - now
+
+    def reset(self, now: float) -> float:
+        return self.ends - now
+
+    def take(self, now: float, cost: int) -> None:
+        self.used += cost
+
+    def give(self, now: float, amount: int, taken_at: float) -> None:
+        if taken_at >= self.begins:
+            self.used = max(0, self.used - amount)
+
+
+class SlidingWindow(Counter):
+    """``limit`` in any window, estimated: the last window's use fades as the current one goes on."""
+
+    __slots__ = ("length", "previous", "start", "used")
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self.start = 0.0
+        self.length = terms.window_ms
+        self.used = 0.0
+        self.previous = 0.0
+
+    def settle(self, now: float) -> None:
+        if self.length != self.terms.window_ms:
+            self._relength(now)
+        elapsed = now - self.start
+        if elapsed >= self.length:
+            self.previous = self.used if elapsed < 2 * self.length else 0.0
+            self.used = 0.0
+            self.start = now - now % self.length
+
+    def _relength(self, now: float) -> None:
+        """Under a new length all that counts now was used in the new current window."""
+        old = self.length
+        if now - self.start >= old:
+            self.previous = self.used if now - self.start < 2 * old else 0.0
+            self.used = 0.0
+            self.start = now - now % old
+        self.used = self.used + self._faded(now)
+        self.previous = 0.0
+        self.length = self.terms.window_ms
+        self.start = now - now % self.length
+
+    def _faded(self, now: float) -> float:
+        return self.previous * (1 - max(0.0, now - self.start) / self.length)
+
+    def room(self, now: float) -> float:
+        return self.terms.limit - self.used - self._faded(now)
+
+    def wait(self, now: float, cost: int) -> float:
+        left = self.terms.limit - self.used - cost
+        if left >= 0:
+            return self.start + self.length * (1 - left / self.previous) - now
+        begins = self.start + self.length
+        return begins + self.length * max(0.0, 1 - (self.terms.limit - cost) / self.used) - now
+
+    def reset(self, now: float) -> float:
+        windows = 2 if self.used else 1
+        return self.start + windows * self.length - now if self.used or self.previous else 0.0
+
+    def take(self, now: float, cost: int) -> None:
+        self.used += cost
+
+    def give(self, now: float, amount: int, taken_at: float) -> None:
+        if taken_at >= self.start:
+            self.used = max(0.0, self.used - amount)
+
+
+class Concurrency(Counter):
+    """At most ``limit`` holders at a time; a holder that does not come back is forgotten after the window."""
+
+    __slots__ = ("holders",)
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self.holders: dict[str, float] = {}
+
+    def settle(self, now: float) -> None:
+        if self.holders:
+            self.holders = {hold: until for hold, until in self.holders.items() if until > now}
+
+    def room(self, now: float) -> float:
+        return self.terms.limit - len(self.holders)
+
+    def wait(self, now: float, cost: int) -> float:
+        """Until the earliest holders must be gone; they may leave before."""
+        over = len(self.holders) + cost - self.terms.limit
+        return sorted(self.holders.values())[over - 1] - now
+
+    def reset(self, now: float) -> float:
+        return max(self.holders.values(), default=now) - now
+
+    def hold(self, now: float, hold: str) -> None:
+        """Begin to hold, or go on holding for another window."""
+        self.holders[hold] = now + self.terms.window_ms
+
+    def release(self, hold: str) -> None:
+        self.holders.pop(hold, None)
+
+
+COUNTERS: Final[dict[Algorithm, type[Counter]]] = {
+    "token_bucket": TokenBucket,
+    "fixed_window": FixedWindow,
+    "sliding_window": SlidingWindow,
+    "concurrency": Concurrency,
+}
+
+
+def peek(counter: Counter, terms: Terms, now: float, cost: int) -> bool:
+    """Whether ``cost`` would be admitted; the counter is brought to ``now`` and nothing is used."""
+    counter.agree(terms)
+    counter.settle(now)
+    return cost <= counter.room(now) + EPSILON
+
+
+def take(counter: Counter, terms: Terms, now: float, cost: int, count: int = 1, want: int = 0) -> Reading:
+    """Admit as many of ``count`` equal costs as fit; then lease ``want`` more if that is far from the limit.
+
+    Far means that a tenth of the capacity stays free after the lease: near the limit every check is exact.
+    """
+    counter.agree(terms)
+    counter.settle(now)
+    room = counter.room(now) + EPSILON
+    admitted = count if cost * count <= room else max(0, int(room // cost))
+    if admitted:
+        counter.take(now, cost * admitted)
+    leased = 0
+    if want and room - cost * count - want >= counter.terms.capacity / 10:
+        counter.take(now, want)
+        leased = want
+    return reading(counter, now, admitted, cost if admitted < count else 0, leased)
+
+
+def hold(counter: Concurrency, terms: Terms, now: float, name: str) -> Reading:
+    """Admit one holder if there is room; who holds already is renewed and never refused."""
+    counter.agree(terms)
+    counter.settle(now)
+    if name in counter.holders or counter.room(now) >= 1:
+        counter.hold(now, name)
+        return reading(counter, now, 1, 0)
+    return reading(counter, now, 0, 1)
+
+
+def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leased: int = 0) -> Reading:
+    """What a settled counter says. A cost above the capacity of newer terms is told to wait a window."""
+    terms = counter.terms
+    wait = 0.0
+    if refused_cost:
+        wait = counter.wait(now, refused_cost) if refused_cost <= terms.capacity else terms.window_ms
+    remaining = math.floor(counter.room(now) + EPSILON)
+    return Reading(admitted, max(0, remaining), counter.reset(now), max(0.0, wait), leased, terms.limit, terms.stamp)

@@ -1,0 +1,164 @@
+"""The four algorithms, by the numbers and by their bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Terms, hold, peek, take
+from holdfast.limits.rules import Algorithm, Stamp
+
+AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
+T0 = 1_700_000_040_000.0  # the beginning of a minute
+
+
+def terms(algorithm: Algorithm, limit: int = 100, version: int = 1, window_ms: float = 60_000) -> Terms:
+    return Terms(algorithm, Stamp(1, version), limit, window_ms, limit)
+
+
+def fresh(algorithm: Algorithm, limit: int = 100, window_ms: float = 60_000) -> Counter:
+    return COUNTERS[algorithm](terms(algorithm, limit, window_ms=window_ms))
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_a_limit_is_used_up_and_comes_back(algorithm: Algorithm) -> None:
+    counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
+    for left in range(9, -1, -1):
+        reading = take(counter, rule, T0, 1)
+        assert (reading.admitted, reading.remaining) == (1, left)
+    refused = take(counter, rule, T0, 1)
+    assert (refused.admitted, refused.remaining) == (0, 0)
+    assert refused.wait_ms > 0
+    assert take(counter, rule, T0 + refused.wait_ms - 1, 1).admitted == 0
+    assert take(counter, rule, T0 + refused.wait_ms + 0.001, 1).admitted == 1
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_what_is_used_carries_over_to_a_changed_limit(algorithm: Algorithm) -> None:
+    counter = fresh(algorithm)
+    take(counter, terms(algorithm, 100), T0, 80)
+    assert take(counter, terms(algorithm, 500, version=2), T0, 1).remaining == 419
+    lowered = take(counter, terms(algorithm, 50, version=3), T0, 1)
+    assert (lowered.admitted, lowered.remaining) == (0, 0)
+    assert take(counter, terms(algorithm, 50, version=3), T0 + lowered.wait_ms + 1, 1).admitted == 1
+
+
+@pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
+def test_who_asks_with_an_older_rule_is_judged_by_the_newer(algorithm: Algorithm) -> None:
+    counter = COUNTERS[algorithm](terms(algorithm, 5, version=8))
+    reading = take(counter, terms(algorithm, 100, version=7), T0, 6) if algorithm != "concurrency" else None
+    if reading is None:
+        assert isinstance(counter, Concurrency)
+        readings = [hold(counter, terms(algorithm, 100, version=7), T0, f"h{n}") for n in range(6)]
+        reading = readings[-1]
+    assert reading.admitted == 0
+    assert (reading.limit, reading.stamp) == (5, Stamp(1, 8))
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_equal_costs_are_admitted_as_far_as_they_fit(algorithm: Algorithm) -> None:
+    reading = take(fresh(algorithm, 10), terms(algorithm, 10), T0, 3, count=5)
+    assert (reading.admitted, reading.remaining) == (3, 1)
+    assert reading.wait_ms > 0
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_a_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
+    counter, rule = fresh(algorithm), terms(algorithm)
+    assert take(counter, rule, T0, 1, want=10) == take(fresh(algorithm), rule, T0, 11)._replace(leased=10)
+    assert take(counter, rule, T0, 75, want=10).leased == 0
+    assert take(counter, rule, T0, 1, count=20, want=1).leased == 0
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_what_is_given_back_at_once_can_be_used_again(algorithm: Algorithm) -> None:
+    counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
+    take(counter, rule, T0, 10)
+    counter.give(T0, 4, T0)
+    assert take(counter, rule, T0, 1, count=10).admitted == 4
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_what_has_drained_is_not_given_back_again(algorithm: Algorithm) -> None:
+    counter, rule = fresh(algorithm, 60), terms(algorithm, 60)
+    take(counter, rule, T0, 30)
+    later = T0 + 60_000
+    take(counter, rule, later, 60)
+    room = counter.room(later)
+    counter.give(later, 30, T0)
+    assert counter.room(later) == room
+
+
+def test_a_fixed_window_that_was_begun_is_counted_to_its_end() -> None:
+    counter = fresh("fixed_window", 10)
+    take(counter, terms("fixed_window", 10), T0, 10)
+    shorter = terms("fixed_window", 10, version=2, window_ms=1000)
+    assert take(counter, shorter, T0 + 5000, 1).admitted == 0
+    assert take(counter, shorter, T0 + 60_000, 1, count=20).admitted == 10
+    assert take(counter, shorter, T0 + 61_000, 1, count=20).admitted == 10
+
+
+def test_a_sliding_window_fades_and_survives_a_new_length() -> None:
+    counter, rule = fresh("sliding_window"), terms("sliding_window")
+    take(counter, rule, T0, 100)
+    assert take(counter, rule, T0 + 90_000, 1, count=100).admitted == 50
+    longer = terms("sliding_window", 100, version=2, window_ms=120_000)
+    assert take(counter, longer, T0 + 90_000, 1).admitted == 0
+    assert take(counter, longer, T0 + 400_000, 1, count=200).admitted == 100
+
+
+def test_a_clock_that_steps_back_neither_refills_nor_raises() -> None:
+    for algorithm in AMOUNTS:
+        counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
+        take(counter, rule, T0, 10)
+        assert take(counter, rule, T0 - 3_600_000, 1).admitted == 0
+
+
+def test_holders_come_and_go() -> None:
+    counter, rule = Concurrency(terms("concurrency", 2)), terms("concurrency", 2)
+    assert hold(counter, rule, T0, "a").admitted == hold(counter, rule, T0 + 1000, "b").admitted == 1
+    refused = hold(counter, rule, T0 + 2000, "c")
+    assert (refused.admitted, refused.wait_ms) == (0, 58_000)
+    assert hold(counter, rule, T0 + 2000, "a").admitted == 1, "a holder that renews is never refused"
+    counter.release("b")
+    assert hold(counter, rule, T0 + 2000, "c").admitted == 1
+    assert hold(counter, rule, T0 + 2000 + 60_000, "d").remaining == 1, "the silent ones are forgotten"
+
+
+def test_a_peek_uses_nothing() -> None:
+    counter, rule = fresh("token_bucket", 1), terms("token_bucket", 1)
+    assert peek(counter, rule, T0, 1)
+    assert peek(counter, rule, T0, 1)
+    take(counter, rule, T0, 1)
+    assert not peek(counter, rule, T0, 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    algorithm=st.sampled_from(AMOUNTS),
+    limit=st.integers(1, 50),
+    asks=st.lists(st.tuples(st.floats(0, 30_000), st.integers(1, 5), st.integers(1, 4)), max_size=60),
+)
+def test_no_history_admits_more_than_its_bound(
+    algorithm: Algorithm, limit: int, asks: list[tuple[float, int, int]]
+) -> None:
+    counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
+    now, admitted = T0, [(T0, 0)]
+    for pause, cost, count in asks:
+        now += pause
+        admitted.append((now, take(counter, rule, now, cost, count).admitted * cost))
+    for begin in range(len(admitted)):
+        total, first = 0, admitted[begin][0]
+        for moment, amount in admitted[begin:]:
+            total += amount
+            assert total <= bound(algorithm, limit, moment - first) + 1e-6
+
+
+def bound(algorithm: Algorithm, limit: int, elapsed_ms: float) -> float:
+    """The most that any stretch of this length can admit."""
+    if algorithm == "token_bucket":
+        return limit + limit * elapsed_ms / 60_000
+    if algorithm == "fixed_window":
+        return limit * (elapsed_ms // 60_000 + 2)
+    return limit * (elapsed_ms / 60_000 + 2)

@@ -1,0 +1,185 @@
+"""Which rule answers, and how views of the rules merge."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from holdfast.limits.rules import MEMO_MAX, Rule, RuleName, RuleSet, Snapshot, Stamp
+
+
+def rule(tenant: str, resource: str, limit: int = 100, epoch: int = 1, version: int = 1, deleted: bool = False) -> Rule:
+    return Rule(tenant, resource, "token_bucket", limit, 60.0, epoch=epoch, version=version, deleted=deleted)
+
+
+def test_the_most_specific_rule_answers() -> None:
+    ladder = [
+        rule("*", "*", 1),
+        rule("*", "/api/*", 2),
+        rule("*", "/api/search", 3),
+        rule("acme", "*", 4),
+        rule("acme", "/*", 5),
+        rule("acme", "/api/*", 6),
+        rule("acme", "/api/search", 7),
+    ]
+    rules = RuleSet()
+    for step in ladder:
+        rules = rules.merge(step)
+        found = rules.lookup("acme", "/api/search")
+        assert found == step
+    assert rules.lookup("other", "/api/search") == ladder[2]
+    assert rules.lookup("other", "/api/find") == ladder[1]
+    assert rules.lookup("other", "login") == ladder[0]
+    assert rules.lookup("acme", "login") == ladder[3]
+
+
+def test_a_tombstone_answers_nothing_and_stays() -> None:
+    rules = RuleSet.of([rule("acme", "a")]).merge(rule("acme", "a", version=2, deleted=True))
+    assert rules.lookup("acme", "a") is None
+    assert rules.live() == []
+    assert rules.merge(rule("acme", "a", limit=5, version=1)).lookup("acme", "a") is None
+    assert rules.merge(rule("acme", "a", limit=5, version=3)).lookup("acme", "a") is not None
+
+
+def test_a_change_leaves_the_old_set_as_it_was() -> None:
+    old = RuleSet.of([rule("acme", "a", 1)])
+    assert old.lookup("acme", "a") is not None
+    new = old.merge(rule("acme", "a", 2, version=2))
+    before, after = old.lookup("acme", "a"), new.lookup("acme", "a")
+    assert before is not None and after is not None
+    assert (before.limit, after.limit) == (1, 2)
+
+
+def test_lookups_are_remembered_within_a_bound() -> None:
+    rules = RuleSet.of([rule("*", "*")])
+    for number in range(MEMO_MAX + 10):
+        rules.lookup("acme", str(number))
+    assert len(rules._memo) <= MEMO_MAX
+
+
+def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:
+    node = RuleSet(epoch=1).merge(rule("acme", "a", 8, version=8)).merge(rule("acme", "a", 9, version=9))
+    survivor = Snapshot(2, 8, (rule("acme", "a", 8, version=8),))
+    node = node.merge_snapshot(survivor)
+    assert node.get(RuleName("acme", "a")) == survivor.rules[0]
+    again = node.merge(rule("acme", "a", 9, version=9))
+    assert again is node, "an event of the lost life came late and was applied"
+    new = rule("acme", "a", 10, epoch=2, version=9)
+    assert node.merge(new).lookup("acme", "a") == new
+
+
+def test_a_lagging_snapshot_neither_takes_back_nor_removes() -> None:
+    lagging = Snapshot(1, 1, (rule("acme", "a", version=1),))
+    node = RuleSet(epoch=1).merge(rule("acme", "a", 5, version=2)).merge(rule("acme", "b", version=1))
+    assert node.merge_snapshot(lagging) is node
+
+
+def test_a_newer_epochs_lagging_snapshot_keeps_what_is_newer_still() -> None:
+    node = RuleSet(epoch=1).merge(rule("acme", "a", 7, epoch=2, version=3))
+    node = node.merge_snapshot(Snapshot(2, 1, (rule("acme", "a", 6, epoch=2, version=2),)))
+    found = node.lookup("acme", "a")
+    assert found is not None and found.stamp == Stamp(2, 3)
+
+
+def test_the_digest_tells_any_difference_and_ignores_order() -> None:
+    rules = [rule("acme", str(n), n + 1) for n in range(20)]
+    shuffled = random.Random(1).sample(rules, len(rules))
+    assert RuleSet.of(rules).digest == RuleSet.of(shuffled).digest
+    one_by_one = RuleSet()
+    for each in shuffled:
+        one_by_one = one_by_one.merge(structs.replace(each, version=0)).merge(each)
+    assert one_by_one.digest == RuleSet.of(rules).digest
+    for field, value in [("limit", 99), ("mode", "off"), ("version", 2), ("deleted", True)]:
+        other = [structs.replace(rules[0], **{field: value}), *rules[1:]]
+        assert RuleSet.of(other).digest != RuleSet.of(rules).digest
+
+
+def test_a_share_is_never_nothing() -> None:
+    share = structs.replace(rule("a", "b", 5), burst_size=3).scaled(1, 10)
+    assert (share.limit, share.burst_size) == (1, 1)
+    assert rule("a", "b", 100).scaled(1, 4).limit == 25
+    assert rule("a", "b", 100).scaled(10, 1).limit == 1000
+
+
+class Primary:
+    """The truth: a log of changes in which a failover may forget the newest ones."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.rules: dict[RuleName, Rule] = {}
+        self.log: list[Rule] = []
+        self.events: list[Rule] = []
+        self.snapshots: list[Snapshot] = []
+        self.copy()
+
+    def change(self, resource: str, limit: int, deleted: bool) -> None:
+        name = RuleName("acme", resource)
+        version = self.rules[name].version + 1 if name in self.rules else 1
+        self.rules[name] = rule("acme", resource, limit, self.epoch, version, deleted)
+        self.log.append(self.rules[name])
+        self.events.append(self.rules[name])
+        self.copy()
+
+    def fail_over(self, lost: int) -> None:
+        self.log = self.log[: len(self.log) - lost]
+        self.epoch += 1
+        self.rules = {}
+        for each in self.log:
+            self.rules[each.name] = each
+        self.copy()
+
+    def copy(self) -> None:
+        self.snapshots.append(Snapshot(self.epoch, len(self.log), tuple(self.rules.values())))
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("change"), st.sampled_from("abc"), st.integers(1, 9), st.booleans()),
+        st.tuples(st.just("fail"), st.integers(0, 2)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=steps, random=st.randoms(use_true_random=False))
+def test_any_order_repetition_and_loss_of_events_and_syncs_ends_in_the_same_rules(steps, random) -> None:  # type: ignore[no-untyped-def]
+    primary = Primary()
+    for step in steps:
+        if step[0] == "change":
+            primary.change(*step[1:])
+        else:
+            primary.fail_over(min(step[1], len(primary.log)))
+    truth = RuleSet(primary.rules, primary.epoch)
+    seen: list[Rule | Snapshot] = [*primary.events, *primary.snapshots] * 2
+    for _ in range(3):
+        node = RuleSet()
+        for item in random.sample(seen, random.randint(0, len(seen))):
+            before = node
+            node = node.merge_snapshot(item) if isinstance(item, Snapshot) else node.merge(item)
+            never_goes_back(before, node)
+        node = node.merge_snapshot(primary.snapshots[-1])
+        assert node.digest == truth.digest
+        for item in random.sample(seen, random.randint(0, len(seen))):
+            node = node.merge_snapshot(item) if isinstance(item, Snapshot) else node.merge(item)
+        assert node.digest == truth.digest
+        assert {r.name: r for r in node.all()} == primary.rules
+
+
+def never_goes_back(before: RuleSet, after: RuleSet) -> None:
+    """Within one epoch a node's rules only become newer."""
+    if before.epoch == after.epoch:
+        for old in before.all():
+            new = after.get(old.name)
+            assert new is not None and new.stamp >= old.stamp
+
+
+@pytest.mark.parametrize("tenants", [1, 1000])
+def test_ten_thousand_rules_are_looked_up_like_ten(tenants: int) -> None:
+    rules = RuleSet.of([rule(f"t{n % tenants}", f"/r{n}") for n in range(10_000)])
+    assert rules.lookup("t0", "/r0") is not None
+    assert len(rules.live()) == 10_000
