@@ -229,3 +229,20 @@ def healthy_gateways(count: int) -> None:
 
 def ephemeral(kind: str, outcome: str, count: int = 1) -> None:
     _ephemeral.labels(kind, outcome).inc(count)
+
+
+# --- proof: the rare moments that tests must have met -----------------------------------------------------
+
+_reached: set[str] | None = None
+
+
+def sometimes(name: str) -> None:
+    """Mark a rare moment. It costs one comparison unless a test collects the marks."""
+    if _reached is not None:
+        _reached.add(name)
+
+
+def collect_sometimes(into: set[str] | None) -> None:
+    """Collect marks into this set from now on; None stops."""
+    global _reached
+    _reached = into

@@ -58,7 +58,7 @@ def good() -> dict[str, AnyEvent]:
     send = {
         n: Invoke(at=n, op=n, client="A", verb="send", chat_id="c", key=f"key-{n}", digest=f"digest-{n}")
         for n in (1, 2, 3)
-    }  # noqa: E501
+    }
     return {
         "ann": Client(client="A", tenant="t", user_id="ann", device_id="a"),
         "bob": Client(client="B", tenant="t", user_id="bob", device_id="b"),

@@ -1,0 +1,188 @@
+"""The proxy's faults, felt by real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from holdfast.verify.proxy import Proxy, Weather
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+    except OSError:
+        pass
+
+
+@asynccontextmanager
+async def proxied(weather: Weather | None = None) -> AsyncIterator[tuple[Proxy, Callable[[], Awaitable[Streams]]]]:
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(_echo(reader, writer))
+        serving.add(task)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    writers: list[asyncio.StreamWriter] = []
+    async with Proxy("127.0.0.1", port, weather) as proxy:
+
+        async def connect() -> Streams:
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            writers.append(writer)
+            return reader, writer
+
+        yield proxy, connect
+        for writer in writers:
+            writer.close()
+    server.close()
+    await asyncio.gather(*serving)
+
+
+def within(story: Callable[[], Awaitable[None]], seconds: float = 10.0) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(seconds):
+            await story()
+
+    asyncio.run(main())
+
+
+def test_in_good_weather_bytes_pass_unchanged_and_the_end_is_passed_on() -> None:
+    async def story() -> None:
+        async with proxied() as (_, connect):
+            reader, writer = await connect()
+            sent = bytes(range(256)) * 4096
+            writer.write(sent)
+            writer.write_eof()
+            assert await reader.read(-1) == sent
+
+    within(story)
+
+
+def test_latency_delays_each_direction() -> None:
+    async def story() -> None:
+        async with proxied(Weather(latency_seconds=0.05)) as (_, connect):
+            reader, writer = await connect()
+            began = asyncio.get_running_loop().time()
+            writer.write(b"x")
+            assert await reader.read(1) == b"x"
+            assert asyncio.get_running_loop().time() - began >= 0.1
+
+    within(story)
+
+
+def test_bandwidth_bounds_the_rate() -> None:
+    async def story() -> None:
+        async with proxied(Weather(bytes_per_second=1_000_000)) as (_, connect):
+            reader, writer = await connect()
+            began = asyncio.get_running_loop().time()
+            writer.write(bytes(200_000))
+            await reader.readexactly(200_000)
+            assert asyncio.get_running_loop().time() - began >= 0.2
+
+    within(story)
+
+
+def test_slices_cut_frames_apart_without_changing_them() -> None:
+    async def story() -> None:
+        async with proxied(Weather(slice_bytes=3, bytes_per_second=1000)) as (_, connect):
+            reader, writer = await connect()
+            sent, pieces = b"a frame that arrives in pieces", []
+            writer.write(sent)
+            while sum(map(len, pieces)) < len(sent):
+                pieces.append(await reader.read(65536))
+            assert b"".join(pieces) == sent and len(pieces) > 3
+
+    within(story)
+
+
+def test_a_reset_is_felt_as_one_and_the_next_connection_works() -> None:
+    async def story() -> None:
+        async with proxied() as (proxy, connect):
+            reader, writer = await connect()
+            writer.write(b"x")
+            await reader.read(1)
+            proxy.reset()
+            with pytest.raises(ConnectionResetError):
+                await reader.read(1)
+            reader, writer = await connect()
+            writer.write(b"y")
+            assert await reader.read(1) == b"y"
+
+    within(story)
+
+
+@pytest.mark.parametrize("one_way", [None, "up", "down"])
+def test_a_blackhole_swallows_silently_and_a_swallowed_stream_never_goes_on(one_way: str | None) -> None:
+    async def story() -> None:
+        async with proxied() as (proxy, connect):
+            reader, writer = await connect()
+            writer.write(b"x")
+            await reader.read(1)
+            proxy.set(blackhole=True, one_way=one_way)
+            writer.write(b"lost")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.1)
+            assert proxy.open == 1
+            proxy.set(blackhole=False)
+            with pytest.raises(ConnectionResetError):
+                await reader.read(1)
+
+    within(story)
+
+
+def test_down_breaks_what_is_open_and_refuses_what_is_new_until_it_is_up_again() -> None:
+    async def story() -> None:
+        async with proxied() as (proxy, connect):
+            reader, writer = await connect()
+            writer.write(b"x")
+            await reader.read(1)
+            proxy.set(down=True)
+            with pytest.raises(ConnectionResetError):
+                await reader.read(1)
+            reader, _ = await connect()
+            with pytest.raises(ConnectionResetError):
+                await reader.read(1)
+            proxy.set(down=False)
+            reader, writer = await connect()
+            writer.write(b"y")
+            assert await reader.read(1) == b"y"
+
+    within(story)
+
+
+def test_a_target_that_is_away_is_a_reset() -> None:
+    async def story() -> None:
+        async with Proxy("127.0.0.1", 1) as proxy:
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            with pytest.raises(ConnectionResetError):
+                await reader.read(1)
+            writer.close()
+
+    within(story)
+
+
+def test_a_stopped_reader_is_felt_by_the_writer() -> None:
+    async def story() -> None:
+        async with proxied() as (_, connect):
+            _, writer = await connect()
+            writer.write(bytes(50_000_000))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(writer.drain(), 0.2)
+
+    within(story)
+
+
+def test_impossible_weather_is_refused() -> None:
+    for bad in ({"latency_seconds": -1}, {"bytes_per_second": 0}, {"slice_bytes": 0}):
+        with pytest.raises(ValueError):
+            Weather(**bad)  # type: ignore[arg-type]
