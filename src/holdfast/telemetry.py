@@ -246,3 +246,32 @@ def collect_sometimes(into: set[str] | None) -> None:
     """Collect marks into this set from now on; None stops."""
     global _reached
     _reached = into
+
+
+# --- store: damage and repair -----------------------------------------------------------------------------
+
+_counter_corruption = counter(
+    "durability_counter_corruption", "Chats found without their counter, SEV-1 [durability.counter.corruption]"
+)
+_duplicate_sequence = counter(
+    "durability_duplicate_sequence", "Sequences found already taken, SEV-1 [durability.duplicate.sequence]"
+)
+_store_reopened = counter("store_reopened", "Times the database was closed and opened again after an error")
+
+
+def counter_corruption(chat_id: str) -> None:
+    """A chat has no counter; it is halted until an operator recovers it."""
+    _counter_corruption.inc()
+    log.critical("durability.counter.corruption", severity="SEV-1", chat_id=chat_id)
+
+
+def duplicate_sequence(chat_id: str) -> None:
+    """A chat's next sequence is already taken; it is halted until an operator recovers it."""
+    _duplicate_sequence.inc()
+    log.critical("durability.duplicate.sequence", severity="SEV-1", chat_id=chat_id)
+
+
+def store_reopened(cause: str) -> None:
+    """After an error whose outcome is unknown a database handle is never used again."""
+    _store_reopened.inc()
+    log.error("store.reopened", cause=cause)

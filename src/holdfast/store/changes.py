@@ -32,7 +32,11 @@ class Act(Struct, frozen=True):
 
 
 class CreateChat(Struct, frozen=True, tag=True):
-    """Chat, counter at 0, creator as owner and the first members. A direct chat is unique per pair."""
+    """Chat, counter at 0, creator as owner and the first members.
+
+    A direct chat is unique per pair: creating it again answers with the one there is, ``repeated``. Its two
+    members are equal: neither is an owner, and it cannot be joined, left or renamed.
+    """
 
     act: Act
     chat_id: str
@@ -132,7 +136,7 @@ class Changed(Struct, frozen=True):
     repeated: bool = False
 
 
-class MembershipEvent(Struct, frozen=True):
+class MembershipEvent(Struct, frozen=True, omit_defaults=True):
     """The content (JSON) of an event message. ``event`` tells which fields are set."""
 
     event: str

@@ -1,0 +1,46 @@
+"""A log in memory: the reference, and the log of the simulation. Nothing survives the process."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from holdfast.message import Entry
+
+
+class MemoryEventLog:
+    """See ``holdfast.eventlog.contract``: the reading side and the publishing side.
+
+    ``committed`` is a listener for a store's commits, for where the log is the store's own order.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._positions: list[int] = []
+        self._grown = asyncio.Event()
+
+    async def end(self) -> int:
+        return self._positions[-1] if self._positions else 0
+
+    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+        first = bisect_right(self._positions, after)
+        return self._entries[first : first + limit]
+
+    async def wait(self, after: int) -> None:
+        while not self._positions or self._positions[-1] <= after:
+            await self._grown.wait()
+
+    async def publish(self, entries: Sequence[Entry]) -> None:
+        """The log gives its own positions: an entry published twice is in it twice."""
+        end = await self.end()
+        self.committed([replace(entry, position=end + n) for n, entry in enumerate(entries, 1)])
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """Append in order, at the store's positions."""
+        self._entries.extend(entries)
+        self._positions.extend(entry.position for entry in entries)
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()

@@ -1,0 +1,363 @@
+"""The reference store: everything in memory, one event loop, each verb one step that cannot be interleaved.
+
+It is the model for the contract suite and the store of the simulation. Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from holdfast import telemetry
+from holdfast.message import (
+    Chat,
+    Cursor,
+    Draft,
+    Entry,
+    Member,
+    Message,
+    Outcome,
+    Page,
+    User,
+    Watermark,
+)
+from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
+from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
+from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Stored, number
+from holdfast.store.paging import page_after, page_before, within
+from holdfast.store.plan import (
+    ChatLimits,
+    Plan,
+    Record,
+    Seen,
+    decide,
+    direct_pair,
+    event_content,
+    halted_chat,
+    joining,
+    not_a_member,
+    same_request,
+    target_of,
+    unknown_chat,
+)
+
+
+class _Chat(Struct):
+    """One chat with all that belongs to it. ``chat.head`` is stale; ``counter`` is the truth."""
+
+    chat: Chat
+    counter: int | None
+    number: int
+    """Chats are numbered in the order of their creation."""
+    last_position: int
+    members: dict[str, Member] = field(default_factory=dict)
+    messages: dict[int, Message] = field(default_factory=dict)
+    keys: dict[tuple[str, str, str], Stored] = field(default_factory=dict)
+    marks: dict[tuple[str, str], Watermark] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def highest(self) -> int:
+        return max(self.messages, default=0)
+
+    @property
+    def head(self) -> int:
+        return self.counter if self.counter is not None else self.highest
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        return (self.last_position, self.number)
+
+    def now(self) -> Chat:
+        return replace(self.chat, head=self.head)
+
+    def holes(self) -> list[tuple[int, int]]:
+        """The stretches between first_sequence and head where no message is stored."""
+        found: list[tuple[int, int]] = []
+        expected = self.chat.first_sequence
+        for sequence in [*sorted(self.messages), max(self.head, self.highest) + 1]:
+            if sequence > expected:
+                found.append((expected, sequence - 1))
+            expected = sequence + 1
+        return found
+
+
+class MemoryStore:
+    """See ``holdfast.store.contract.Store``. ``on_commit`` names who is told of each commit."""
+
+    def __init__(self, limits: ChatLimits | None = None) -> None:
+        self._limits = limits or ChatLimits()
+        self._chats: dict[str, _Chat] = {}
+        self._directs: dict[tuple[str, str | None], str] = {}
+        self._answers: dict[tuple[User, str], tuple[str, Changed]] = {}
+        self._audit: list[AuditRecord] = []
+        self._log: list[Entry] = []
+        self._listeners: list[Committed] = []
+
+    def on_commit(self, listener: Committed) -> None:
+        """Call ``listener`` after each commit that added to the log."""
+        self._listeners.append(listener)
+
+    async def append(self, group: Sequence[Draft]) -> list[Outcome]:
+        known = self._known(group)
+        numbered = number(group, known)
+        outcomes = numbered.outcomes
+        for chat_id in numbered.without_counter:
+            telemetry.counter_corruption(chat_id)
+            self._halt(chat_id, NO_COUNTER)
+        taken = {
+            m.chat_id for m in (s.message for s in numbered.fresh) if m.sequence in self._chats[m.chat_id].messages
+        }
+        for chat_id in taken:
+            telemetry.duplicate_sequence(chat_id)
+            self._halt(chat_id, TAKEN)
+        fresh = [stored for stored in numbered.fresh if stored.message.chat_id not in taken]
+        self._commit([self._put(stored.message, stored) for stored in fresh])
+        if taken:
+            refused = {id(s.message) for s in numbered.fresh if s.message.chat_id in taken}
+            outcomes = [
+                halted_chat(d.chat_id, TAKEN) if not isinstance(o, Exception) and id(o.message) in refused else o
+                for d, o in zip(group, outcomes, strict=True)
+            ]
+        return outcomes
+
+    async def change(self, command: Command) -> Changed:
+        act = command.act
+        if act.key is not None and (earlier := self._answers.get((act.actor, act.key))) is not None:
+            return same_request(act, *earlier)
+        plan = decide(command, self._seen(command), self._limits)
+        if plan.event is not None and self._chats[plan.chat.chat_id].counter is None:
+            telemetry.counter_corruption(plan.chat.chat_id)
+            self._halt(plan.chat.chat_id, NO_COUNTER)
+            raise halted_chat(plan.chat.chat_id, NO_COUNTER)
+        existing = isinstance(command, CreateChat) and not plan.create
+        event = self._apply(plan, act)
+        changed = Changed(self._chats[plan.chat.chat_id].now(), event, repeated=existing)
+        if act.key is not None:
+            self._answers[act.actor, act.key] = (act.fingerprint, changed)
+        return changed
+
+    async def mark(self, watermarks: Sequence[Watermark]) -> None:
+        for mark in watermarks:
+            held = self._chats.get(mark.chat_id)
+            if (
+                held is None
+                or held.chat.tenant != mark.user.tenant
+                or mark.user.user_id not in held.members
+                or mark.epoch != held.chat.epoch
+            ):
+                continue
+            key = (mark.user.user_id, mark.device_id)
+            earlier = held.marks.get(key)
+            if earlier is not None and earlier.epoch == mark.epoch:
+                mark = replace(
+                    mark, delivered=max(mark.delivered, earlier.delivered), read=max(mark.read, earlier.read)
+                )
+            held.marks[key] = mark
+
+    async def read_after(
+        self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
+    ) -> Page:
+        held = self._readable(chat_id, reader)
+        sequences = sorted(held.messages)
+        rest = sequences[bisect_right(sequences, after) :]
+        messages = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max)
+        return page_after(held.now(), messages, len(messages) < len(rest))
+
+    async def read_before(
+        self, chat_id: str, before: int, limit: int, bytes_max: int, reader: User | None = None
+    ) -> Page:
+        held = self._readable(chat_id, reader)
+        sequences = sorted(held.messages)
+        rest = sequences[: bisect_left(sequences, before)][::-1]
+        messages = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max)[::-1]
+        return page_before(held.now(), before, messages, len(messages) < len(rest))
+
+    async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
+        return {c: Cursor(self._chats[c].chat.epoch, self._chats[c].head) for c in chat_ids if c in self._chats}
+
+    async def memberships(self, user: User) -> Mapping[str, Cursor]:
+        return {h.chat.chat_id: Cursor(h.chat.epoch, h.head) for h in self._chats_with(user)}
+
+    async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
+        newest_first = sorted(self._chats_with(user), key=lambda held: held.activity, reverse=True)
+        if after is not None:
+            if after not in self._chats:
+                raise unknown_chat(after)
+            edge = self._chats[after].activity
+            newest_first = [held for held in newest_first if held.activity < edge]
+        return [_summary(held, user) for held in newest_first[:limit]]
+
+    async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
+        return self._readable(chat_id, reader).now()
+
+    async def members(self, chat_id: str) -> Sequence[Member]:
+        held = self._chats.get(chat_id)
+        return sorted(held.members.values(), key=lambda m: m.user_id) if held else []
+
+    async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
+        held = self._chats.get(chat_id)
+        return (
+            [held.marks[key] for key in sorted(held.marks) if held.marks[key].epoch == held.chat.epoch] if held else []
+        )
+
+    async def inspect(self, chat_id: str) -> Inspection:
+        held = self._readable(chat_id, None)
+        return Inspection(held.now(), held.counter, held.highest, len(held.messages), held.holes(), tuple(held.gaps))
+
+    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+        self._audit.append(
+            AuditRecord(len(self._audit) + 1, act.at, act.actor.user_id, action, target, act.reason, details)
+        )
+
+    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
+        return self._audit[max(after, 0) :][:limit]
+
+    def lose_counter(self, chat_id: str) -> None:
+        """Damage a chat as a bad restore would; for tests of recovery."""
+        self._chats[chat_id].counter = None
+
+    def set_counter(self, chat_id: str, counter: int) -> None:
+        """Damage a chat's numbering; for tests of recovery."""
+        self._chats[chat_id].counter = counter
+
+    def _known(self, group: Sequence[Draft]) -> Known:
+        held = {d.chat_id: self._chats[d.chat_id] for d in group if d.chat_id in self._chats}
+        return Known(
+            chats={c: ChatState(h.chat.tenant, h.chat.halted, h.counter) for c, h in held.items()},
+            members={
+                (d.chat_id, d.sender.user_id)
+                for d in group
+                if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
+            },
+            keys={
+                d.key: held[d.chat_id].keys[d.key] for d in group if d.chat_id in held and d.key in held[d.chat_id].keys
+            },
+        )
+
+    def _seen(self, command: Command) -> Seen:
+        act = command.act
+        chats = {user_id: len(self._chats_with(User(act.actor.tenant, user_id))) for user_id in joining(command)}
+        held = self._chats.get(command.chat_id)
+        if isinstance(command, CreateChat):
+            pair = self._chats.get(self._directs.get((act.actor.tenant, direct_pair(command)), ""))
+            return Seen(held.now() if held else None, pair=pair.now() if pair else None, chats=chats)
+        if held is None:
+            return Seen(None)
+        return Seen(
+            held.now(),
+            actor=held.members.get(act.actor.user_id),
+            target=held.members.get(target_of(command) or ""),
+            members=len(held.members),
+            owners=sum(m.role == "owner" for m in held.members.values()),
+            chats=chats,
+            message=held.messages.get(command.sequence) if isinstance(command, Redact) else None,
+            counter=held.counter,
+            highest=held.highest,
+            gaps=held.holes(),
+        )
+
+    def _apply(self, plan: Plan, act: Act) -> Message | None:
+        chat_id = plan.chat.chat_id
+        if plan.create:
+            self._chats[chat_id] = _Chat(plan.chat, 0, len(self._chats), len(self._log))
+            if plan.pair is not None:
+                self._directs[plan.chat.tenant, plan.pair] = chat_id
+        held = self._chats[chat_id]
+        held.chat = plan.chat
+        if plan.counter is not None:
+            held.counter = plan.counter
+        held.members.update({m.user_id: m for m in plan.put})
+        for user_id in plan.drop:
+            del held.members[user_id]
+            held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user_id}
+        held.gaps.extend(gap for gap in plan.gaps if gap not in held.gaps)
+        self._forget(held, plan)
+        if plan.record is not None:
+            self._note(act, plan.record)
+        if plan.event is None:
+            return None
+        message = Message(
+            message_id=act.message_id,
+            chat_id=chat_id,
+            sequence=held.head + 1,
+            kind="event",
+            sender_id=act.actor.user_id,
+            client_message_id=None,
+            content=event_content(plan.event),
+            content_type="application/json",
+            created_at=act.at,
+        )
+        self._commit([self._put(message, None)])
+        return message
+
+    def _forget(self, held: _Chat, plan: Plan) -> None:
+        """Redaction and retention: what goes from the chat goes from the log."""
+        if plan.redact is not None:
+            redacted = held.messages[plan.redact] = replace(held.messages[plan.redact], content="")
+            for key, stored in held.keys.items():
+                if stored.message.sequence == plan.redact:
+                    held.keys[key] = replace(stored, message=redacted)
+        for sequence in [s for s in held.messages if s < plan.chat.first_sequence]:
+            gone = held.messages.pop(sequence)
+            if gone.client_message_id is not None:
+                del held.keys[gone.chat_id, gone.sender_id, gone.client_message_id]
+
+    def _put(self, message: Message, stored: Stored | None) -> Entry:
+        held = self._chats[message.chat_id]
+        held.messages[message.sequence] = message
+        held.counter = message.sequence
+        if stored is not None and message.client_message_id is not None:
+            held.keys[message.chat_id, message.sender_id, message.client_message_id] = stored
+        entry = Entry(len(self._log) + 1, held.chat.tenant, message)
+        self._log.append(entry)
+        held.last_position = entry.position
+        return entry
+
+    def _commit(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            for listener in self._listeners:
+                listener(entries)
+
+    def _halt(self, chat_id: str, why: str) -> None:
+        held = self._chats[chat_id]
+        held.chat = replace(held.chat, halted=why)
+
+    def _note(self, act: Act, record: Record) -> None:
+        details = msgspec.json.encode(record.details).decode()
+        self._audit.append(
+            AuditRecord(
+                len(self._audit) + 1, act.at, act.actor.user_id, record.action, record.target, act.reason, details
+            )
+        )
+
+    def _chats_with(self, user: User) -> list[_Chat]:
+        return [h for h in self._chats.values() if h.chat.tenant == user.tenant and user.user_id in h.members]
+
+    def _readable(self, chat_id: str, reader: User | None) -> _Chat:
+        held = self._chats.get(chat_id)
+        if held is None or (reader is not None and reader.tenant != held.chat.tenant):
+            raise unknown_chat(chat_id)
+        if reader is not None and reader.user_id not in held.members:
+            raise not_a_member(chat_id)
+        return held
+
+
+def _summary(held: _Chat, user: User) -> ChatSummary:
+    read = max(
+        (m.read for (u, _), m in held.marks.items() if u == user.user_id and m.epoch == held.chat.epoch), default=0
+    )
+    others = [u for u in sorted(held.members) if u != user.user_id]
+    return ChatSummary(
+        chat=held.now(),
+        role=held.members[user.user_id].role,
+        title=", ".join(others) if held.chat.kind == "direct" else held.chat.name,
+        members=len(held.members),
+        unread=max(held.head - max(read, held.chat.first_sequence - 1), 0),
+        read=read,
+        last_message=held.messages.get(held.head),
+    )

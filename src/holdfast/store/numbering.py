@@ -1,0 +1,101 @@
+"""What becomes of each send of a group: decided from values, applied by every adapter alike. (Pure.)
+
+An adapter reads what is ``Known`` of the group's chats, members and keys, asks ``number`` and writes the result,
+all in one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from msgspec import Struct
+
+from holdfast.errors import InvalidMessage, KeyReused
+from holdfast.message import SEQUENCE_MAX, Acked, Draft, Message, Outcome
+from holdfast.store.plan import halted_chat, not_a_member, unknown_chat
+
+NO_COUNTER = "its counter is missing"
+TAKEN = "its counter is behind its messages"
+
+
+class ChatState(Struct, frozen=True):
+    """A chat as the numbering sees it. ``counter``: the last allocated sequence; None if it is missing."""
+
+    tenant: str
+    halted: str | None
+    counter: int | None
+
+
+class Stored(Struct, frozen=True):
+    """What a key stands for: the first answer and what it was an answer to."""
+
+    message: Message
+    content_hash: bytes
+
+
+class Known(Struct):
+    """What the store holds about a group's sends, read in the commit that will hold them."""
+
+    chats: Mapping[str, ChatState]
+    members: Container[tuple[str, str]]
+    """(chat_id, user_id) of those senders who are members."""
+    keys: dict[tuple[str, str, str], Stored]
+
+
+class Numbered(Struct):
+    """One outcome per send; what is to be stored; where the counters go; which chats must be halted."""
+
+    outcomes: list[Outcome]
+    fresh: list[Stored]
+    counters: dict[str, int]
+    without_counter: set[str]
+
+
+def number(group: Sequence[Draft], known: Known) -> Numbered:
+    """Decide every send of the group in order. Equal keys are merged: the later is a retry of the earlier."""
+    result = Numbered([], [], {}, set())
+    for draft in group:
+        result.outcomes.append(_number_one(draft, known, result))
+    return result
+
+
+def _number_one(draft: Draft, known: Known, result: Numbered) -> Outcome:
+    chat_id = draft.chat_id
+    chat = known.chats.get(chat_id)
+    if chat is None or chat.tenant != draft.sender.tenant:
+        return unknown_chat(chat_id)
+    key = draft.key
+    try:
+        content_hash = draft.content_hash
+    except UnicodeEncodeError:
+        return InvalidMessage("content is not valid Unicode text", field="content")
+    first = known.keys.get(key)
+    if first is not None:
+        if first.content_hash == content_hash:
+            return Acked(first.message, True)
+        return KeyReused("this client_message_id was used for another message; use a new one", client_message_id=key[2])
+    if (chat_id, draft.sender.user_id) not in known.members:
+        return not_a_member(chat_id)
+    if chat.halted is not None:
+        return halted_chat(chat_id, chat.halted)
+    if chat.counter is None:
+        result.without_counter.add(chat_id)
+        return halted_chat(chat_id, NO_COUNTER)
+    sequence = result.counters.get(chat_id, chat.counter) + 1
+    if sequence > SEQUENCE_MAX:
+        return halted_chat(chat_id, "its sequences are used up")
+    result.counters[chat_id] = sequence
+    message = Message(
+        draft.message_id,
+        chat_id,
+        sequence,
+        "text",
+        draft.sender.user_id,
+        draft.client_message_id,
+        draft.content,
+        draft.content_type,
+        draft.created_at,
+    )
+    stored = known.keys[key] = Stored(message, content_hash)
+    result.fresh.append(stored)
+    return Acked(message, False)
