@@ -7,6 +7,7 @@ from nowhere else.
 - ``roles``      the one table that says what a role may do in a chat
 - ``tokens``     user tokens (JWT): mint and verify
 - ``keys``       API keys: issue, find, revoke; hashed at rest
+- ``secrets``    what a state directory keeps for itself
 - ``door``       origins, client addresses, handshake and connection limits
 """
 
@@ -30,6 +31,7 @@ from holdfast.access.principal import (
     require_scope,
 )
 from holdfast.access.roles import Action, may
+from holdfast.access.secrets import Secrets, open_secrets, read_secrets
 from holdfast.access.tokens import TokenKey, Tokens, TokenSettings, shared_secret
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "Kind",
     "Principal",
     "Scope",
+    "Secrets",
     "TokenKey",
     "TokenSettings",
     "Tokens",
@@ -55,7 +58,9 @@ __all__ = [
     "is_api_key",
     "load_keys",
     "may",
+    "open_secrets",
     "origin_allowed",
+    "read_secrets",
     "require_scope",
     "save_keys",
     "shared_secret",

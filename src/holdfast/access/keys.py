@@ -151,12 +151,16 @@ def load_keys(path: Path) -> KeyRing:
 
 
 def save_keys(path: Path, keys: Sequence[ApiKey]) -> None:
+    write_private(path, msgspec.json.format(msgspec.json.encode(list(keys)), indent=2))
+
+
+def write_private(path: Path, data: bytes) -> None:
     """Replace ``path``, mode 0600, at once and durably: a reader or a power cut finds the old or the new file."""
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(list(keys)), indent=2))
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)

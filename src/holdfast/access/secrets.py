@@ -1,0 +1,57 @@
+"""The secrets of a state directory: made on the first start, mode 0600, never logged.
+
+``secrets.json`` holds the token secret and the first admin key, so that whoever may read the state directory may
+mint tokens and operate the server; nobody else. ``keys.json`` beside it holds only hashes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.access.keys import KeyRing, load_keys, write_private
+from holdfast.errors import StateDirectory
+
+SECRETS_FILE = "secrets.json"
+KEYS_FILE = "keys.json"
+
+
+class Secrets(Struct, frozen=True):
+    """What only the operator may know."""
+
+    jwt_secret: str
+    admin_key: str
+
+    def __repr__(self) -> str:
+        return "Secrets(…)"
+
+
+def read_secrets(state_dir: Path) -> Secrets:
+    """The secrets of a state directory; StateDirectory says what to do if they are not to be had."""
+    path = state_dir / SECRETS_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Secrets)
+    except FileNotFoundError:
+        raise StateDirectory(
+            f"there is no {path}: start the server once with `holdfast serve`, or name its state directory "
+            "with --state-dir or HOLDFAST_STATE_DIR"
+        ) from None
+    except PermissionError:
+        raise StateDirectory(f"{path} may be read only by the user who runs the server") from None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StateDirectory(f"{path} cannot be read: {error}") from None
+
+
+def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
+    """The secrets and keys of a server that starts; made if this is its first start."""
+    ring = load_keys(state_dir / KEYS_FILE)
+    path = state_dir / SECRETS_FILE
+    if path.exists():
+        return read_secrets(state_dir), ring
+    _, admin_key = ring.issue("admin", "made at the first start", at)
+    made = Secrets(secrets.token_urlsafe(48), admin_key)
+    write_private(path, msgspec.json.format(msgspec.json.encode(made)))
+    return made, ring

@@ -1,0 +1,43 @@
+"""The secrets of a state directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.access import open_secrets, read_secrets
+from holdfast.errors import StateDirectory
+
+
+def test_the_first_start_makes_secrets_only_their_owner_can_read(tmp_path: Path) -> None:
+    made, ring = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    assert (tmp_path / "secrets.json").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
+    assert len(made.jwt_secret) >= 32
+    assert ring.find(made.admin_key).kind == "admin"
+    assert made.admin_key not in (tmp_path / "keys.json").read_text()
+
+
+def test_the_next_start_finds_the_same_secrets(tmp_path: Path) -> None:
+    made, _ = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    again, ring = open_secrets(tmp_path, "2026-01-02T00:00:00.000Z")
+    assert again == made == read_secrets(tmp_path)
+    assert len(ring.list()) == 1
+
+
+def test_secrets_do_not_show_themselves(tmp_path: Path) -> None:
+    made, _ = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    assert made.jwt_secret not in f"{made!r} {made}"
+
+
+def test_a_directory_without_secrets_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StateDirectory, match="holdfast serve"):
+        read_secrets(tmp_path)
+
+
+def test_broken_secrets_are_named_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "secrets.json").write_text("{")
+    with pytest.raises(StateDirectory, match=r"secrets\.json"):
+        open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    assert (tmp_path / "secrets.json").read_text() == "{"
