@@ -6,9 +6,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from engines import Missing, Server, postgres
+from engines import Missing, Server, postgres, redis
 
-ENGINES: dict[str, Callable[[], Server]] = {"postgres": postgres.start}
+ENGINES: dict[str, Callable[[], Server]] = {"postgres": postgres.start, "redis": redis.start}
 
 
 def main(names: list[str]) -> int:

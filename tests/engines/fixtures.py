@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engines import Missing, Server, postgres
+from engines import Missing, Server, postgres, redis
 
 
 def served(name: str, start: Callable[[], Server], session: pytest.Session) -> Iterator[Server]:
@@ -32,3 +32,9 @@ def served(name: str, start: Callable[[], Server], session: pytest.Session) -> I
 def postgres_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A PostgreSQL of this test session; ``.url`` leads to its database ``postgres``."""
     yield from served("postgres", postgres.start, request.session)
+
+
+@pytest.fixture(scope="session")
+def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A Redis of this test session; who needs it empty flushes it."""
+    yield from served("redis", redis.start, request.session)

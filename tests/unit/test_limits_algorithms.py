@@ -58,7 +58,7 @@ def test_who_asks_with_an_older_rule_is_judged_by_the_newer(algorithm: Algorithm
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_equal_costs_are_admitted_as_far_as_they_fit(algorithm: Algorithm) -> None:
-    reading = take(fresh(algorithm, 10), terms(algorithm, 10), T0, 3, count=5)
+    reading = take(fresh(algorithm, 10), terms(algorithm, 10), T0, 3, times=5)
     assert (reading.admitted, reading.remaining) == (3, 1)
     assert reading.wait_ms > 0
 
@@ -68,7 +68,7 @@ def test_a_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
     counter, rule = fresh(algorithm), terms(algorithm)
     assert take(counter, rule, T0, 1, want=10) == take(fresh(algorithm), rule, T0, 11)._replace(leased=10)
     assert take(counter, rule, T0, 75, want=10).leased == 0
-    assert take(counter, rule, T0, 1, count=20, want=1).leased == 0
+    assert take(counter, rule, T0, 1, times=20, want=1).leased == 0
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
@@ -76,7 +76,7 @@ def test_what_is_given_back_at_once_can_be_used_again(algorithm: Algorithm) -> N
     counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
     take(counter, rule, T0, 10)
     counter.give(T0, 4, T0)
-    assert take(counter, rule, T0, 1, count=10).admitted == 4
+    assert take(counter, rule, T0, 1, times=10).admitted == 4
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
@@ -95,17 +95,17 @@ def test_a_fixed_window_that_was_begun_is_counted_to_its_end() -> None:
     take(counter, terms("fixed_window", 10), T0, 10)
     shorter = terms("fixed_window", 10, version=2, window_ms=1000)
     assert take(counter, shorter, T0 + 5000, 1).admitted == 0
-    assert take(counter, shorter, T0 + 60_000, 1, count=20).admitted == 10
-    assert take(counter, shorter, T0 + 61_000, 1, count=20).admitted == 10
+    assert take(counter, shorter, T0 + 60_000, 1, times=20).admitted == 10
+    assert take(counter, shorter, T0 + 61_000, 1, times=20).admitted == 10
 
 
 def test_a_sliding_window_fades_and_survives_a_new_length() -> None:
     counter, rule = fresh("sliding_window"), terms("sliding_window")
     take(counter, rule, T0, 100)
-    assert take(counter, rule, T0 + 90_000, 1, count=100).admitted == 50
+    assert take(counter, rule, T0 + 90_000, 1, times=100).admitted == 50
     longer = terms("sliding_window", 100, version=2, window_ms=120_000)
     assert take(counter, longer, T0 + 90_000, 1).admitted == 0
-    assert take(counter, longer, T0 + 400_000, 1, count=200).admitted == 100
+    assert take(counter, longer, T0 + 400_000, 1, times=200).admitted == 100
 
 
 def test_a_clock_that_steps_back_neither_refills_nor_raises() -> None:

@@ -39,6 +39,11 @@ def terms_of(rule: Rule) -> Terms:
     return Terms(rule.algorithm, rule.stamp, rule.limit, rule.window_seconds * 1000, rule.capacity)
 
 
+def begin(now: float, window_ms: float) -> float:
+    """When the window that holds ``now`` began; written so that Lua computes the same bits."""
+    return math.floor(now / window_ms) * window_ms
+
+
 class Reading(NamedTuple):
     """What a counter says after a take: how many of the equal costs were admitted, and what comes next.
 
@@ -135,7 +140,7 @@ class FixedWindow(Counter):
     def settle(self, now: float) -> None:
         if now >= self.ends:
             self.used = 0
-            self.begins = now - now % self.terms.window_ms
+            self.begins = begin(now, self.terms.window_ms)
             self.ends = self.begins + self.terms.window_ms
 
     def room(self, now: float) -> float:
@@ -145,7 +150,7 @@ class FixedWindow(Counter):
         return self.ends - now
 
     def reset(self, now: float) -> float:
-        return self.ends - now
+        return self.ends - now if self.used else 0.0
 
     def take(self, now: float, cost: int) -> None:
         self.used += cost
@@ -174,7 +179,7 @@ class SlidingWindow(Counter):
         if elapsed >= self.length:
             self.previous = self.used if elapsed < 2 * self.length else 0.0
             self.used = 0.0
-            self.start = now - now % self.length
+            self.start = begin(now, self.length)
 
     def _relength(self, now: float) -> None:
         """Under a new length all that counts now was used in the new current window."""
@@ -182,11 +187,11 @@ class SlidingWindow(Counter):
         if now - self.start >= old:
             self.previous = self.used if now - self.start < 2 * old else 0.0
             self.used = 0.0
-            self.start = now - now % old
+            self.start = begin(now, old)
         self.used = self.used + self._faded(now)
         self.previous = 0.0
         self.length = self.terms.window_ms
-        self.start = now - now % self.length
+        self.start = begin(now, self.length)
 
     def _faded(self, now: float) -> float:
         return self.previous * (1 - max(0.0, now - self.start) / self.length)
@@ -260,22 +265,22 @@ def peek(counter: Counter, terms: Terms, now: float, cost: int) -> bool:
     return cost <= counter.room(now) + EPSILON
 
 
-def take(counter: Counter, terms: Terms, now: float, cost: int, count: int = 1, want: int = 0) -> Reading:
-    """Admit as many of ``count`` equal costs as fit; then lease ``want`` more if that is far from the limit.
+def take(counter: Counter, terms: Terms, now: float, cost: int, times: int = 1, want: int = 0) -> Reading:
+    """Admit as many of ``times`` equal costs as fit; then lease ``want`` more if that is far from the limit.
 
     Far means that a tenth of the capacity stays free after the lease: near the limit every check is exact.
     """
     counter.agree(terms)
     counter.settle(now)
     room = counter.room(now) + EPSILON
-    admitted = count if cost * count <= room else max(0, int(room // cost))
+    admitted = times if cost * times <= room else max(0, math.floor(room / cost))
     if admitted:
         counter.take(now, cost * admitted)
     leased = 0
-    if want and room - cost * count - want >= counter.terms.capacity / 10:
+    if want and room - cost * times - want >= counter.terms.capacity / 10:
         counter.take(now, want)
         leased = want
-    return reading(counter, now, admitted, cost if admitted < count else 0, leased)
+    return reading(counter, now, admitted, cost if admitted < times else 0, leased)
 
 
 def hold(counter: Concurrency, terms: Terms, now: float, name: str) -> Reading:

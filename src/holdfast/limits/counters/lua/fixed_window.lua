@@ -1,0 +1,29 @@
+-- fixed_window: `limit` in each window; a window that was begun is counted to its end, also under a new length.
+-- state: [1] used, [2] begins (ms), [3] ends (ms)
+
+local fixed_window = { fresh = function() return { 0, 0, 0 } end }
+
+function fixed_window.peek(state, terms, now)
+  if now >= state[3] then
+    state[1] = 0
+    state[2] = math.floor(now / terms.window) * terms.window
+    state[3] = state[2] + terms.window
+  end
+  return terms.limit - state[1], state[1] > 0 and state[3] - now or 0
+end
+
+function fixed_window.take(state, terms, now, amount)
+  state[1] = state[1] + amount
+end
+
+function fixed_window.give(state, terms, now, amount, taken_at)
+  if taken_at >= state[2] then
+    state[1] = math.max(0, state[1] - amount)
+  end
+end
+
+function fixed_window.wait(state, terms, now, cost)
+  return state[3] - now
+end
+
+algorithms[2] = fixed_window

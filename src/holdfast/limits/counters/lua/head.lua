@@ -1,0 +1,16 @@
+-- One call decides many counters at one moment. This file opens the script; one file per algorithm and tail.lua follow.
+--
+-- KEYS     the counters
+-- ARGV[1]  msgpack: [terms, entries, adjustments]
+--          terms        [[algorithm, epoch, version, limit, window ms, capacity], ...]
+--          entries      [[key, terms, cost, times, want, hold, key, terms, ...], ...]   six values per ask
+--          adjustments  [[key, terms, given, taken_at, charged, released], ...]
+-- returns  msgpack: [now ms, reading, reading, ...], eight numbers per ask
+--          admitted, remaining, reset ms, wait ms, leased, limit, epoch, version
+--
+-- A counter is one string: msgpack of epoch, version, limit, window, capacity (the newest terms it was counted by)
+-- and the algorithm's state. Every algorithm stores what is used, and has `peek` (bring to now; room, reset), `take`,
+-- `give` and `wait`; holdfast/limits/algorithms.py is their reference.
+
+local algorithms = {}
+local EPSILON = 1e-6

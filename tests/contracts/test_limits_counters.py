@@ -1,0 +1,250 @@
+"""One suite for every place that counts; the pure algorithms judge what it answers, to the last bit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis.asyncio
+
+from engines import Server
+from holdfast.clock import ManualClock, SystemClock
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Reading, Terms, hold, peek, reading, take
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Taken
+from holdfast.limits.counters.memory import MemoryCounters, apply
+from holdfast.limits.counters.redis import RedisCounters, RedisSettings
+from holdfast.limits.rules import Algorithm, Stamp
+
+AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
+Scenario = Callable[[Counters], Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "redis"])
+def counting(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], None]]:
+    """Runs a scenario on fresh counters of one kind."""
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Counters]:
+        if not url:
+            yield MemoryCounters(SystemClock())
+            return
+        client = redis.asyncio.Redis.from_url(url)
+        await client.flushall()
+        await client.aclose()
+        counters = RedisCounters(RedisSettings(url))
+        yield counters
+        await counters.aclose()
+
+    def run(scenario: Scenario) -> None:
+        async def main() -> None:
+            async with fresh() as counters:
+                await scenario(counters)
+
+        asyncio.run(main())
+
+    yield run
+
+
+def terms(algorithm: Algorithm, limit: int = 10, version: int = 1, window_ms: float = 60_000, burst: int = 0) -> Terms:
+    return Terms(algorithm, Stamp(1, version), limit, window_ms, burst or limit)
+
+
+async def one(counters: Counters, ask: Ask) -> Reading:
+    return (await counters.take([[ask]])).readings[0][0]
+
+
+class Judge:
+    """The same history on the pure algorithms."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, Counter] = {}
+
+    def entry(self, entry: list[Ask], now: float) -> tuple[Reading, ...]:
+        opened = [(ask, self.counter(ask.key, ask.terms)) for ask in entry]
+        if len(entry) == 1:
+            return tuple(self.take(ask, counter, now) for ask, counter in opened)
+        fits = [peek(c, ask.terms, now, ask.cost) or self.held(ask, c) for ask, c in opened]
+        if all(fits):
+            return tuple(self.take(ask, counter, now) for ask, counter in opened)
+        return tuple(reading(c, now, 0, 0 if fit else ask.cost) for (ask, c), fit in zip(opened, fits, strict=True))
+
+    def counter(self, key: str, rule: Terms) -> Counter:
+        if key not in self.counters:
+            self.counters[key] = COUNTERS[rule.algorithm](rule)
+        return self.counters[key]
+
+    def held(self, ask: Ask, counter: Counter) -> bool:
+        return isinstance(counter, Concurrency) and ask.hold in counter.holders
+
+    def take(self, ask: Ask, counter: Counter, now: float) -> Reading:
+        if isinstance(counter, Concurrency):
+            return hold(counter, ask.terms, now, ask.hold)
+        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want)
+
+
+def random_ask(rng: random.Random, key: int) -> Ask:
+    algorithm: Algorithm = [*AMOUNTS, "concurrency"][key % 4]  # type: ignore[assignment]
+    version = rng.choice([1, 1, 1, 2, 3])
+    window = (40.0, 30.0, 70.0)[version - 1]
+    rule = terms(algorithm, limit=5 * version, version=version, window_ms=window)
+    if algorithm == "concurrency":
+        return Ask(str(key), rule, hold=f"h{rng.randint(0, 12)}")
+    return Ask(str(key), rule, rng.randint(1, 3), rng.randint(1, 3), rng.choice([0, 0, 1, 2]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed: int) -> None:
+    async def scenario(counters: Counters) -> None:
+        rng, judge = random.Random(seed), Judge()
+        verdicts: set[bool] = set()
+        for step in range(150):
+            groups = [rng.sample(range(12), rng.choice([1, 1, 1, 2, 3])) for _ in range(rng.randint(1, 6))]
+            if step == 0:  # all there from the beginning: who comes later makes memory forget the idle
+                groups = [list(range(12))]
+            entries = [[random_ask(rng, key) for key in group] for group in groups]
+            entries = [[a._replace(times=1, want=0) for a in e] if len(e) > 1 else e for e in entries]
+            taken = await counters.take(entries)
+            for entry, answers in zip(entries, taken.readings, strict=True):
+                expected = judge.entry(entry, taken.now)
+                assert answers == expected
+                verdicts |= {r.admitted > 0 for r in answers}
+        assert verdicts == {True, False}
+
+    counting(scenario)
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_used_carries_over_and_the_newer_rule_decides(
+    counting: Callable[[Scenario], None], algorithm: Algorithm
+) -> None:
+    async def scenario(counters: Counters) -> None:
+        await one(counters, Ask("k", terms(algorithm, 100), cost=80))
+        raised = await one(counters, Ask("k", terms(algorithm, 500, version=2)))
+        assert raised.remaining in range(419, 424)
+        behind = await one(counters, Ask("k", terms(algorithm, 100, version=1), cost=50))
+        assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, Stamp(1, 2))
+
+    counting(scenario)
+
+
+def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None]) -> None:
+    async def scenario(counters: Counters) -> None:
+        wide, narrow = Ask("wide", terms("fixed_window", 100)), Ask("narrow", terms("fixed_window", 1))
+        first = await counters.take([[wide, narrow]])
+        assert [r.admitted for r in first.readings[0]] == [1, 1]
+        second = await counters.take([[wide, narrow]])
+        assert [r.admitted for r in second.readings[0]] == [0, 0]
+        assert [r.wait_ms > 0 for r in second.readings[0]] == [False, True], "the refusing rule is named"
+        assert (await one(counters, wide)).remaining == 98, "a refused group uses nothing"
+
+    counting(scenario)
+
+
+def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scenario], None]) -> None:
+    async def scenario(counters: Counters) -> None:
+        rule, slots = terms("fixed_window", 10, window_ms=3_600_000), terms("concurrency", 1)
+        taken = await counters.take([[Ask("a", rule, cost=8)], [Ask("c", slots, hold="x")]])
+        await counters.adjust(
+            [
+                Adjustment("a", rule, given=3, taken_at=taken.now),
+                Adjustment("b", rule, charged=9),
+                Adjustment("c", slots, released="x"),
+                Adjustment("gone", rule, given=3, taken_at=taken.now),
+            ]
+        )
+        assert (await one(counters, Ask("a", rule))).remaining == 4
+        assert (await one(counters, Ask("b", rule))).remaining == 0
+        assert (await one(counters, Ask("c", slots, hold="y"))).admitted == 1
+        assert (await one(counters, Ask("gone", rule))).remaining == 9
+        await counters.adjust([Adjustment("a", rule._replace(stamp=Stamp(1, 0)), given=5, taken_at=taken.now)])
+        assert (await one(counters, Ask("a", rule))).remaining == 3, "an old version's lease is charged, not given back"
+
+    counting(scenario)
+
+
+def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
+    async def scenario(counters: Counters) -> None:
+        entries = [[Ask(f"k{n}", terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
+        taken = await counters.take(entries)
+        assert len(taken.readings) == KEYS_PER_CALL_MAX
+        assert all(answers[0].admitted == 1 for answers in taken.readings)
+
+    counting(scenario)
+
+
+def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario], None]) -> None:
+    async def scenario(counters: Counters) -> None:
+        assert await counters.announce("a", 30) == 1
+        shared = not isinstance(counters, MemoryCounters)
+        assert await counters.announce("b", 30) == (2 if shared else 1)
+
+    counting(scenario)
+
+
+def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_server: Server) -> None:
+    async def main() -> None:
+        nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
+        with pytest.raises(Unavailable):
+            await one(nobody, Ask("k", terms("token_bucket")))
+        requests = 0
+
+        async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Says OK to the greeting, takes the script call and hangs up."""
+            nonlocal requests
+            while data := await reader.read(65536):
+                if b"EVALSHA" in data:
+                    requests += 1
+                    break
+                writer.write(b"+OK\r\n" * data.count(b"CLIENT"))
+            writer.close()
+
+        server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        lost = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0?protocol=2"))
+        with pytest.raises(OutcomeUnknown):
+            await one(lost, Ask("k", terms("token_bucket")))
+        assert requests == 1, "what may have been counted is never sent again"
+        await lost.aclose()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_a_forgotten_script_is_loaded_again(redis_server: Server) -> None:
+    async def main() -> None:
+        counters = RedisCounters(RedisSettings(redis_server.url))
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        await client.script_flush()
+        assert (await one(counters, Ask("again", terms("token_bucket")))).admitted == 1
+        await client.aclose()
+        await counters.aclose()
+
+    asyncio.run(main())
+
+
+def test_memory_forgets_the_idle_first_and_stays_within_its_bound() -> None:
+    clock = ManualClock()
+    counters = MemoryCounters(clock, subjects_max=100)
+    rule = terms("fixed_window", 10, window_ms=1000)
+    for n in range(50):
+        counters.take_now(Ask(f"old{n}", rule))
+    clock.advance(2)
+    for n in range(50):
+        counters.take_now(Ask(f"new{n}", rule))
+    assert len(counters) < 100
+    assert all(f"new{n}" in counters for n in range(50))
+    for n in range(500):
+        counters.take_now(Ask(f"more{n}", rule))
+    assert len(counters) <= 100
+
+
+def test_an_adjustment_is_the_oracles_too() -> None:
+    counter = COUNTERS["token_bucket"](terms("token_bucket"))
+    apply(Adjustment("k", counter.terms, charged=4), counter, 0.0)
+    assert counter.room(0.0) == 6
+    assert isinstance(Taken(0.0, []).readings, list)
