@@ -2,14 +2,15 @@
 
 The connection carries effects out in order, in a ``match`` that ends in ``assert_never``. Answers come back
 through the session's methods: ``sent`` for Submit, ``page_read`` for Fetch, ``resume_read`` for FetchResume,
-``authenticated`` for Verify. Frames to the client are not effects: they wait in the session's lanes, and
-``Wake`` says that there is something to take.
+``authenticated`` for Verify; answers that come after the close are ignored. Frames to the client are not
+effects: they wait in the session's lanes, and ``Wake`` says that there is something to take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from holdfast.message import Cursor
 from holdfast.wire.closing import Closing
@@ -92,6 +93,23 @@ class ReadOn:
     """Read from the socket again."""
 
 
+class Sign(Enum):
+    """What a session notices and an operator wants counted; the value is the name of the event."""
+
+    BUFFER_ABOVE_WARNING = "outbound_buffer_above_warning"
+    SLOW_CONSUMER_WARNED = "slow_consumer_warned"
+    SLOW_CONSUMER_RECOVERED = "slow_consumer_recovered"
+    FELL_BEHIND = "delivery_skipped"
+    ACKS_STALE = "acks_stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Something to count, and to log where it is rare; the client has been told what concerns it."""
+
+    sign: Sign
+
+
 @dataclass(frozen=True, slots=True)
 class Close:
     """Write what is in the control lane (the closing is its last frame), then close with the reason's code."""
@@ -99,4 +117,18 @@ class Close:
     closing: Closing
 
 
-Effect = Wake | Submit | Fetch | FetchResume | Verify | Delivered | WasRead | IsTyping | StopReading | ReadOn | Close
+Effect = (
+    Wake
+    | Submit
+    | Fetch
+    | FetchResume
+    | Verify
+    | Delivered
+    | WasRead
+    | IsTyping
+    | StopReading
+    | ReadOn
+    | Observed
+    | Close
+)
+Effects = Sequence[Effect]

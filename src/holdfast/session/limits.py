@@ -49,12 +49,15 @@ class Outbound:
     new_low_percent: int = 5
     ephemeral_threshold_percent: int = 50
     max_control_frames: int = 200
+    max_ephemeral_frames: int = 256
     socket_send_buffer_bytes: int = 64 * KIB
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
         if not self.warning_threshold_percent < self.critical_threshold_percent <= 100:
             raise ValueError("warning_threshold_percent must be below critical_threshold_percent, at most 100")
+        if self.grace_period_seconds > self.grace_total_seconds:
+            raise ValueError("grace_period_seconds must not exceed grace_total_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Timeouts:
     behind_before_heads_seconds: float = 5
     stale_acks_seconds: float = 60
     overload_window_seconds: float = 30
+    overload_requests_min: int = 10
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
@@ -90,6 +94,7 @@ class Pages:
     max_messages: int = 500
     max_bytes: int = 256 * KIB
     resume_chats_per_frame: int = 500
+    resume_chats_max: int = 5000
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
@@ -102,3 +107,18 @@ class SessionLimits:
     backpressure: Backpressure = field(default_factory=Backpressure)
     timeouts: Timeouts = field(default_factory=Timeouts)
     pages: Pages = field(default_factory=Pages)
+
+    def announced(self) -> dict[str, float]:
+        """What a client is told when it connects, so that it can keep within it."""
+        inbound, pages = self.backpressure.inbound, self.pages
+        return {
+            "max_message_size_bytes": inbound.max_message_size_bytes,
+            "max_frame_bytes": inbound.max_frame_bytes,
+            "max_queue_depth": inbound.max_queue_depth,
+            "rate_limit_per_second": inbound.rate_limit_per_second,
+            "rate_limit_burst": inbound.rate_limit_burst,
+            "other_rate_limit_per_second": inbound.other_rate_limit_per_second,
+            "other_rate_limit_burst": inbound.other_rate_limit_burst,
+            "page_messages_max": pages.max_messages,
+            "resume_chats_per_frame": pages.resume_chats_per_frame,
+        }

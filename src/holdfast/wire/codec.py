@@ -77,13 +77,14 @@ def text_header(size: int) -> bytes:
     return b"\x81\x7f" + size.to_bytes(8, "big")
 
 
-def error_payload(error: HoldfastError, *, of_send: bool = False) -> Error:
-    """What a client is told of an error; ``outcome`` only where a send might have happened."""
+def error_payload(error: HoldfastError, *, of_send: bool = False, client_message_id: str | None = None) -> Error:
+    """What a client is told of an error; of a send, also which and whether it might have happened."""
+    details = error.details if client_message_id is None else {**error.details, "client_message_id": client_message_id}
     return Error(
         code=error.code,
         message=error.message,
         retryable=error.retryable,
         outcome=("unknown" if error.outcome == "unknown" else "rejected") if of_send else None,
         retry_after_seconds=error.retry_after_seconds,
-        details=error.details or None,
+        details=details or None,
     )

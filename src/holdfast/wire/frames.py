@@ -136,6 +136,13 @@ class ConnectionEstablished(Payload, frozen=True):
     limits: Mapping[str, float]
 
 
+class Authenticated(Payload, frozen=True):
+    """The refreshed token is accepted; without ``expires_in_ms`` it does not expire."""
+
+    type = "authenticated"
+    expires_in_ms: int | None = None
+
+
 class MessageAck(Payload, frozen=True):
     type = "message_ack"
     client_message_id: str
@@ -226,6 +233,7 @@ class ConnectionClosing(Payload, frozen=True):
 
 ServerPayload = (
     ConnectionEstablished
+    | Authenticated
     | MessageAck
     | Resumed
     | Resync

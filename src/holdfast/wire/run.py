@@ -11,7 +11,7 @@ from holdfast.wire.codec import encode_frame
 class Run:
     """Messages ``first``..``last`` of a chat as WebSocket frames, ready to be written as they are."""
 
-    __slots__ = ("chat_id", "count", "data", "first", "last", "messages")
+    __slots__ = ("chat_id", "count", "data", "first", "last", "messages", "size")
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
@@ -20,6 +20,7 @@ class Run:
         self.last = messages[-1].sequence
         self.count = len(messages)
         self.data = b"".join([encode_frame(message) for message in messages])
+        self.size = len(self.data)
 
     def after(self, sequence: int) -> Run:
         """The rest of the run behind ``sequence``; only where a client already has its beginning."""

@@ -1,0 +1,281 @@
+"""What a connection is owed: places, lanes and the slow-consumer machine, kept in step. (Pure.)
+
+``deliver`` is the hot path: thousands of connections get the same run. Where nothing is special it compares a
+few integers, appends the run and returns a shared constant. The ceilings say when something is special: they
+stand at the warning threshold while the buffer flows, and below zero while no body may be queued at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.message import Cursor
+from holdfast.session.effects import Effect, Effects, Observed, ReadOn, Sign, StopReading, Wake
+from holdfast.session.lanes import Lanes
+from holdfast.session.limits import Outbound, SessionLimits
+from holdfast.session.places import Place
+from holdfast.session.slow import Action, Flow, SlowConsumer
+from holdfast.wire.codec import encode_frame
+from holdfast.wire.frames import ChatHead, Error, Resync, ServerPayload
+from holdfast.wire.run import Run
+
+NOTHING: Effects = ()
+WAKE: Effects = (Wake(),)
+_CLOSED = -1
+
+
+class _Early:
+    """What arrives before the memberships are read: the newest heads, and who joined or left."""
+
+    __slots__ = ("heard", "members")
+
+    def __init__(self) -> None:
+        self.heard: dict[str, int] = {}
+        self.members: dict[str, Cursor | None] = {}
+
+
+class Deliveries:
+    """The outbound side of one session."""
+
+    __slots__ = (
+        "_bytes_ceiling",
+        "_chats_per_frame",
+        "_early",
+        "_limits",
+        "_messages_ceiling",
+        "_owed",
+        "_reading",
+        "_recovered",
+        "_slow",
+        "_woken",
+        "lanes",
+        "places",
+    )
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits: Outbound = limits.backpressure.outbound
+        self._chats_per_frame = limits.pages.resume_chats_per_frame
+        self._early: _Early | None = _Early()
+        self._owed: dict[str, Place] | None = None
+        self._reading = True
+        self._recovered = False
+        self._slow = SlowConsumer(self._limits)
+        self._woken = False
+        self.lanes = Lanes()
+        self.places: dict[str, Place] = {}
+        self._open_ceilings()
+
+    def establish(self, memberships: Mapping[str, Cursor]) -> None:
+        """The chats as the store had them, and what happened to them since; each starts behind."""
+        early, self._early = self._early, None
+        self.places = {chat_id: Place(head) for chat_id, head in memberships.items()}
+        if early is None:
+            return
+        for chat_id, head in early.members.items():
+            if head is None:
+                self.places.pop(chat_id, None)
+            elif chat_id not in self.places:
+                self.places[chat_id] = Place(head)
+        for chat_id, sequence in early.heard.items():
+            if chat_id in self.places:
+                self.places[chat_id].hear(sequence)
+
+    def deliver(self, run: Run, now: float) -> Effects:
+        """Queue the run if it is what its chat expects next and there is room."""
+        place = self.places.get(run.chat_id)
+        lanes = self.lanes
+        messages = lanes.messages + run.count
+        size = lanes.bytes + run.size
+        if (
+            place is None
+            or place.expects != run.first
+            or messages > self._messages_ceiling
+            or size > self._bytes_ceiling
+        ):
+            return self._deliver_with_care(place, run, now)
+        place.expects = run.last + 1
+        lanes.runs.append(run)
+        lanes.messages = messages
+        lanes.bytes = size
+        if self._woken:
+            return NOTHING
+        self._woken = True
+        return WAKE
+
+    def _deliver_with_care(self, place: Place | None, run: Run, now: float) -> Effects:
+        if self._early is not None:
+            self._early.heard[run.chat_id] = max(run.last, self._early.heard.get(run.chat_id, 0))
+            return NOTHING
+        if place is None or run.last <= place.through:
+            return NOTHING
+        place.hear(run.last)
+        if not place.live:
+            return NOTHING
+        effects: list[Effect] = []
+        if run.first > place.expects:
+            self._leave_behind(run.chat_id, place, effects)
+            return effects
+        if run.first < place.expects:
+            run = run.after(place.through)
+        if self._has_room(run, effects, now):
+            place.expects = run.last + 1
+            self.lanes.runs.append(run)
+            self.lanes.messages += run.count
+            self.lanes.bytes += run.size
+            self._wake(effects)
+        else:
+            self._leave_behind(run.chat_id, place, effects)
+        return effects
+
+    def _has_room(self, run: Run, effects: list[Effect], now: float) -> bool:
+        """Whether the run may be queued; if not, the machine has been told and the client, if slow, warned.
+
+        A run that does not fit into a buffer that is still below the warning is left to sync without a warning.
+        """
+        if self._slow.slow or self._messages_ceiling == _CLOSED:
+            return False
+        fill = self._fill(self.lanes.messages + run.count, self.lanes.bytes + run.size)
+        if fill > self._limits.critical_threshold_percent:
+            if self._fill(self.lanes.messages, self.lanes.bytes) >= self._limits.warning_threshold_percent:
+                self._warn(effects, now)
+            return False
+        if fill > self._limits.warning_threshold_percent and self._slow.rose_above_warning() is Action.LOG:
+            effects.append(Observed(Sign.BUFFER_ABOVE_WARNING))
+        return True
+
+    def _warn(self, effects: list[Effect], now: float) -> None:
+        self._slow.rose_above_critical(self._fill(self.lanes.messages, self.lanes.bytes), now)
+        self._close_ceilings()
+        warning = Error(
+            code="SLOW_CONSUMER",
+            message="the connection does not take what is sent to it; it gets heads instead of messages until it does",
+            retryable=True,
+            grace_period_seconds=self._limits.grace_period_seconds,
+        )
+        self.say(warning, None, effects)
+        effects.append(Observed(Sign.SLOW_CONSUMER_WARNED))
+
+    def _leave_behind(self, chat_id: str, place: Place, effects: list[Effect]) -> None:
+        place.fall_behind()
+        effects.append(Observed(Sign.FELL_BEHIND))
+        self.owe(chat_id, place, effects)
+
+    def owe(self, chat_id: str, place: Place, effects: list[Effect]) -> None:
+        """The client is told to sync this chat: at once, or, while it is slow, when it has drained."""
+        if self._owed is None:
+            self._owed = {}
+        self._owed[chat_id] = place
+        if not self._slow.slow:
+            self.lanes.want_resync()
+            self._wake(effects)
+
+    def membership(self, chat_id: str, head: Cursor | None, effects: list[Effect]) -> None:
+        """Joined: behind at that head, and told so. Left: forgotten."""
+        if self._early is not None:
+            self._early.members[chat_id] = head
+        elif head is None:
+            self.places.pop(chat_id, None)
+            if self._owed:
+                self._owed.pop(chat_id, None)
+        elif chat_id in self.places:
+            self.places[chat_id].meet(head)
+        else:
+            place = self.places[chat_id] = Place(head)
+            self.owe(chat_id, place, effects)
+
+    def ephemeral(self, key: tuple[str, ...], frame: bytes, effects: list[Effect]) -> None:
+        lanes = self.lanes
+        fill = self._fill(lanes.messages, lanes.bytes)
+        if fill > self._limits.ephemeral_threshold_percent or self._early is not None:
+            return
+        lanes.whisper(key, frame, self._limits.max_ephemeral_frames)
+        self._wake(effects)
+
+    def say(self, payload: ServerPayload, request_id: str | None, effects: list[Effect]) -> None:
+        """Queue a control frame. A lane that is full stops the reading of more requests, never an answer."""
+        self.lanes.say(encode_frame(payload, request_id))
+        self._wake(effects)
+        if self._reading and len(self.lanes.control) >= self._limits.max_control_frames:
+            self._reading = False
+            effects.append(StopReading())
+
+    def show(self, page: bytes, effects: list[Effect]) -> None:
+        """Queue a page; the lane must be free."""
+        assert self.lanes.page is None, "one page at a time"
+        self.lanes.page = page
+        self._wake(effects)
+
+    def _wake(self, effects: list[Effect]) -> None:
+        if not self._woken:
+            self._woken = True
+            effects.append(WAKE[0])
+
+    def take(self, bytes_max: int) -> list[bytes]:
+        self._woken = False
+        frames = self.lanes.take(bytes_max, self._resync)
+        if self._slow.flow is not Flow.FLOWING and self._recovers():
+            if self.lanes.runs:
+                self.lanes.want_resync()
+            else:
+                frames += self._resync()
+        return frames
+
+    def _recovers(self) -> bool:
+        """Whether the client was slow and has drained; bodies are queued again then."""
+        if self._slow.drained(self._fill(self.lanes.messages, self.lanes.bytes)) is not Action.RESYNC:
+            return False
+        self._open_ceilings()
+        self._recovered = True
+        return bool(self._owed)
+
+    def taken(self, effects: list[Effect]) -> None:
+        """What ``take`` gave is on its way: read on if the control lane has room again."""
+        if not self._reading and len(self.lanes.control) * 2 < self._limits.max_control_frames:
+            self._reading = True
+            effects.append(ReadOn())
+        if self._recovered:
+            self._recovered = False
+            effects.append(Observed(Sign.SLOW_CONSUMER_RECOVERED))
+
+    def _resync(self) -> list[bytes]:
+        """The resync frames for every chat that is owed one and has not caught up by itself."""
+        owed, self._owed = self._owed or {}, None
+        heads = [ChatHead(chat_id, place.heard) for chat_id, place in owed.items() if not place.live]
+        per_frame = self._chats_per_frame
+        return [encode_frame(Resync(heads[i : i + per_frame])) for i in range(0, len(heads), per_frame)]
+
+    @property
+    def grace_ends(self) -> float | None:
+        return self._slow.deadline if self._slow.slow else None
+
+    def grace_is_over(self, now: float) -> bool:
+        """Whether a slow client has had its time."""
+        if not self._slow.slow:
+            return False
+        return self._slow.passed(self._fill(self.lanes.messages, self.lanes.bytes), now) is Action.CLOSE
+
+    def close(self) -> dict[str, int]:
+        """Queue no more; from where to sync, for the chats in which the client may lack something."""
+        lacking = {
+            chat_id: place.acked
+            for chat_id, place in self.places.items()
+            if place.through and place.acked < place.heard
+        }
+        self.places = {}
+        self._owed = None
+        self._close_ceilings()
+        self.lanes.drop_all_but_control()
+        return dict(list(lacking.items())[: self._chats_per_frame])
+
+    def _fill(self, messages: int, size: int) -> float:
+        """The fuller of messages and bytes, in percent."""
+        limits = self._limits
+        return max(messages / limits.max_buffer_messages, size / limits.max_buffer_bytes) * 100
+
+    def _open_ceilings(self) -> None:
+        percent = self._limits.warning_threshold_percent
+        self._messages_ceiling = self._limits.max_buffer_messages * percent // 100
+        self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
+
+    def _close_ceilings(self) -> None:
+        self._messages_ceiling = self._bytes_ceiling = _CLOSED

@@ -1,0 +1,101 @@
+"""Heartbeats: is the client there, and does it lack something nobody pushed? (Pure.)
+
+The store's heads are compared with what was queued. A chat whose head has stayed above its ``through`` for
+some seconds (not merely on its way) is named in a heartbeat, so a skipped delivery is always found, the
+last one of a chat too. A device whose acks stay behind what was written gets one resync, then a close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from holdfast.message import Cursor
+from holdfast.session.limits import Timeouts
+from holdfast.session.places import Place
+
+Places = dict[str, Place]
+
+
+class Heartbeat:
+    """When to ask, and whether the answer is late."""
+
+    __slots__ = ("_asked_at", "_lagging_since", "_timeouts", "due")
+
+    def __init__(self, timeouts: Timeouts, first: float) -> None:
+        self._timeouts = timeouts
+        self.due = first
+        self._asked_at: float | None = None
+        self._lagging_since: dict[str, float] | None = None
+
+    def answered(self) -> bool:
+        """The client answered; whether it had been asked."""
+        asked, self._asked_at = self._asked_at is not None, None
+        return asked
+
+    @property
+    def deadline(self) -> float | None:
+        """When an answer must have come, if one is awaited."""
+        return None if self._asked_at is None else self._asked_at + self._timeouts.heartbeat_timeout_seconds
+
+    def compare(self, places: Places, heads: Mapping[str, Cursor], now: float) -> None:
+        """Note which chats the store has more of than was queued; the next heartbeat comes in time to name them."""
+        before = self._lagging_since or {}
+        lagging: dict[str, float] = {}
+        for chat_id, head in heads.items():
+            if (place := places.get(chat_id)) is not None:
+                place.meet(head)
+                if place.heard > place.through:
+                    lagging[chat_id] = before.get(chat_id, now)
+        self._lagging_since = lagging or None
+        if lagging.keys() - before.keys():
+            self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
+
+    def ask(self, places: Places, now: float) -> dict[str, tuple[int, int]]:
+        """A heartbeat is sent now; the heads it names."""
+        self.due = now + self._timeouts.heartbeat_interval_seconds
+        if self._asked_at is None:
+            self._asked_at = now
+        named = {}
+        long_ago = now - self._timeouts.behind_before_heads_seconds
+        for chat_id, since in (self._lagging_since or {}).items():
+            place = places.get(chat_id)
+            if place is not None and since <= long_ago and place.heard > place.through:
+                named[chat_id] = (place.epoch, place.heard)
+        return named
+
+
+class _Stale(NamedTuple):
+    since: float
+    acked: int
+    resynced: bool
+
+
+class StaleAcks:
+    """Chats whose acks stay behind what was written; looked at with each heartbeat."""
+
+    __slots__ = ("_stale", "_timeouts")
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._stale: dict[str, _Stale] | None = None
+
+    def check(self, places: Places, now: float) -> tuple[list[str], bool]:
+        """The chats that need a resync now, and whether one of them had its resync and it did not help."""
+        before = self._stale or {}
+        stale: dict[str, _Stale] = {}
+        resync: list[str] = []
+        diverged = False
+        for chat_id, place in places.items():
+            if place.acked >= place.through:
+                continue
+            known = before.get(chat_id)
+            if known is None or place.acked != known.acked:
+                known = _Stale(now, place.acked, resynced=False)
+            elif now - known.since >= self._timeouts.stale_acks_seconds:
+                diverged = diverged or known.resynced
+                resync.append(chat_id)
+                known = _Stale(now, place.acked, resynced=True)
+            stale[chat_id] = known
+        self._stale = stale or None
+        return resync, diverged

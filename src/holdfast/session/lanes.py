@@ -1,0 +1,144 @@
+"""What waits to be written to one connection. (Pure.)
+
+Written in this order: control frames (answers, warnings, the closing: few), the page (one at a time), then
+deliveries, then ephemeral frames. A page comes before the deliveries because those of its chat that follow it
+were queued after it; those queued before it are repeats that a client drops.
+
+A ``resync`` stands among the deliveries, behind what was queued before it, so that a client pulls from behind
+that and not from before it. There is at most one; it is encoded when it is taken, with the newest heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.wire.run import Run
+
+_NO_RESYNC = -1
+
+
+class Lanes:
+    """The outbound buffer. The bounds are the session's; here is only what is in it."""
+
+    __slots__ = (
+        "bytes",
+        "control",
+        "control_bytes",
+        "ephemeral",
+        "ephemeral_bytes",
+        "messages",
+        "page",
+        "resync_after",
+        "runs",
+    )
+
+    def __init__(self) -> None:
+        self.control: list[bytes] = []
+        self.control_bytes = 0
+        self.page: bytes | None = None
+        self.runs: list[Run] = []
+        self.messages = 0
+        self.bytes = 0
+        self.resync_after = _NO_RESYNC
+        self.ephemeral: dict[tuple[str, ...], bytes] | None = None
+        self.ephemeral_bytes = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Everything that waits, of all lanes."""
+        return self.control_bytes + len(self.page or b"") + self.bytes + self.ephemeral_bytes
+
+    def say(self, frame: bytes) -> None:
+        """Queue a control frame."""
+        self.control.append(frame)
+        self.control_bytes += len(frame)
+
+    def want_resync(self) -> None:
+        """A resync goes out behind what is queued now, unless one is already on its way."""
+        if self.resync_after == _NO_RESYNC:
+            self.resync_after = len(self.runs)
+
+    def whisper(self, key: tuple[str, ...], frame: bytes, frames_max: int) -> None:
+        """Queue an ephemeral frame: the newest of its key; at the bound the oldest key goes."""
+        if self.ephemeral is None:
+            self.ephemeral = {}
+        self._forget(key)
+        if len(self.ephemeral) >= frames_max:
+            self._forget(next(iter(self.ephemeral)))
+        self.ephemeral[key] = frame
+        self.ephemeral_bytes += len(frame)
+
+    def _forget(self, key: tuple[str, ...]) -> None:
+        if self.ephemeral and (old := self.ephemeral.pop(key, None)) is not None:
+            self.ephemeral_bytes -= len(old)
+
+    def drop_all_but_control(self) -> None:
+        self.page = None
+        self.runs = []
+        self.messages = self.bytes = 0
+        self.resync_after = _NO_RESYNC
+        self.ephemeral = None
+        self.ephemeral_bytes = 0
+
+    def take(self, bytes_max: int, resync: Callable[[], list[bytes]]) -> list[bytes]:
+        """Whole frames of about ``bytes_max`` in all, and at least one if there is any; they wait no longer."""
+        if not self.control and self.page is None and self.resync_after == _NO_RESYNC and self.bytes <= bytes_max:
+            frames = self._take_all_runs()
+            room = bytes_max
+        else:
+            frames = self._take_control(bytes_max)
+            room = bytes_max - sum(map(len, frames))
+            if self.page is not None and room > 0:
+                frames.append(self.page)
+                room -= len(self.page)
+                self.page = None
+            if room > 0:
+                frames += self._take_runs(room, resync)
+        if self.ephemeral and not self.runs and room > 0:
+            frames += self.ephemeral.values()
+            self.ephemeral = None
+            self.ephemeral_bytes = 0
+        return frames
+
+    def _take_control(self, bytes_max: int) -> list[bytes]:
+        if self.control_bytes <= bytes_max:
+            frames, self.control = self.control, []
+            self.control_bytes = 0
+            return frames
+        frames, size = [], 0
+        for frame in self.control:
+            if size >= bytes_max:
+                break
+            frames.append(frame)
+            size += len(frame)
+        del self.control[: len(frames)]
+        self.control_bytes -= size
+        return frames
+
+    def _take_all_runs(self) -> list[bytes]:
+        if not self.runs:
+            return []
+        runs, self.runs = self.runs, []
+        self.messages = self.bytes = 0
+        return [run.data for run in runs]
+
+    def _take_runs(self, bytes_max: int, resync: Callable[[], list[bytes]]) -> list[bytes]:
+        frames: list[bytes] = []
+        size = taken = messages = 0
+        while True:
+            if taken == self.resync_after:
+                frames += resync()
+                self.resync_after = _NO_RESYNC
+            if taken == len(self.runs) or size >= bytes_max:
+                break
+            run = self.runs[taken]
+            frames.append(run.data)
+            size += run.size
+            messages += run.count
+            taken += 1
+        del self.runs[:taken]
+        self.messages -= messages
+        self.bytes -= size
+        if self.resync_after != _NO_RESYNC:
+            self.resync_after -= taken
+        return frames

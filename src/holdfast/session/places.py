@@ -1,0 +1,86 @@
+"""Where a connection is in each of its chats: ``live`` or ``behind``. (Pure.)
+
+``through`` is the sequence up to which everything was queued to this connection, by push or by page. A live
+chat takes ``through + 1`` next and nothing else; anything later makes it behind. A chat that is behind gets no
+pushes: its client pulls, and the page that reaches the newest sequence *heard* of makes it live again, in the
+same step. A chat starts behind. What was heard is remembered while behind, so a push that arrives while a page
+is being read is never lost: the page is then sent with ``has_more``.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.message import Cursor, Page
+
+
+class Place:
+    """One chat of one connection. ``expects`` is the next sequence to push while live, and 0 while behind."""
+
+    __slots__ = ("_heard", "_reached", "acked", "epoch", "expects")
+
+    def __init__(self, head: Cursor) -> None:
+        self.epoch = head.epoch
+        self.expects = 0
+        self.acked = 0
+        self._heard = head.sequence
+        self._reached = 0
+
+    @property
+    def live(self) -> bool:
+        return self.expects > 0
+
+    @property
+    def through(self) -> int:
+        return self.expects - 1 if self.expects else self._reached
+
+    @property
+    def heard(self) -> int:
+        """The newest sequence that is known to exist."""
+        return max(self._heard, self.through)
+
+    def hear(self, sequence: int) -> None:
+        if sequence > self._heard:
+            self._heard = sequence
+
+    def fall_behind(self) -> None:
+        """From now on the client must pull."""
+        self._heard = self.heard
+        self._reached = self.through
+        self.expects = 0
+
+    def meet(self, head: Cursor) -> None:
+        """What the store says of the chat now. A newer epoch starts its numbering afresh; an older one is late."""
+        if head.epoch > self.epoch:
+            self._restart(head.epoch)
+            self._heard = 0
+        if head.epoch == self.epoch:
+            self.hear(head.sequence)
+
+    def pull(self, cursor: Cursor) -> None:
+        """The client asks for what follows ``cursor``: it has all before, and lacks whatever else was queued."""
+        if cursor.epoch == self.epoch:
+            self.acked = max(self.acked, min(cursor.sequence, self.heard))
+        if cursor.epoch != self.epoch or cursor.sequence < self.through:
+            self.fall_behind()
+
+    def settle(self, page: Page) -> Page:
+        """The page is about to be queued to the client; returns it as it must be sent."""
+        self.meet(Cursor(page.epoch, page.head))
+        if page.epoch < self.epoch:
+            return replace(page, has_more=True)
+        if page.reset:
+            self._restart(page.epoch)
+        if page.through >= self.heard:
+            self.expects = page.through + 1
+        elif not self.expects:
+            self._reached = max(self._reached, page.through)
+        if page.has_more or page.through >= self.heard:
+            return page
+        return replace(page, has_more=True, head=self.heard)
+
+    def _restart(self, epoch: int) -> None:
+        """The client drops its copy and starts at 0."""
+        self._heard = self.heard
+        self.epoch = epoch
+        self.expects = self._reached = self.acked = 0

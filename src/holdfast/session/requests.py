@@ -1,0 +1,172 @@
+"""What a client has asked for and not been answered, and how much more it may ask. (Pure.)
+
+Sends go to ingest as they come. Pulls (``sync_request``, ``resume``) are done one at a time: the others wait
+in order, each at most ``max_queue_age_seconds``, then SERVER_BUSY. All of them together, and token refreshes,
+are at most ``max_queue_depth``; one more is SERVER_BUSY. Every request that is opened here is answered exactly
+once: by its outcome, by its age, or by the close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from msgspec import Struct
+
+from holdfast.errors import Deferred, RateLimited, ServerBusy
+from holdfast.message import Cursor
+from holdfast.resilience import Bucket
+from holdfast.session.limits import Inbound, Timeouts
+
+
+class Asked(Enum):
+    """What kind of request it is: decides how it is answered if the connection closes first."""
+
+    SEND = auto()
+    PULL = auto()
+    REFRESH = auto()
+
+
+class Request(Struct, frozen=True, gc=False):
+    """One request without an answer."""
+
+    asked: Asked
+    request_id: str | None
+    client_message_id: str | None = None
+
+
+class Pull(Struct, frozen=True):
+    """A page to be read: of one chat (``sync_request``), or of all that moved past ``cursors`` (``resume``)."""
+
+    token: int
+    at: float
+    cursors: Mapping[str, Cursor]
+    chat_id: str | None = None
+    limit: int = 0
+
+
+class Requests:
+    """The inbound queue and rates of one connection."""
+
+    __slots__ = ("_inbound", "_invalid_at", "_others", "_sends", "_token", "open", "pulling", "waiting")
+
+    def __init__(self, inbound: Inbound) -> None:
+        self._inbound = inbound
+        self._sends: Bucket | None = None
+        self._others: Bucket | None = None
+        self._invalid_at: list[float] | None = None
+        self._token = 0
+        self.open: dict[int, Request] | None = None
+        self.waiting: list[Pull] | None = None
+        self.pulling: Pull | None = None
+
+    def rate_send(self, now: float) -> Deferred | None:
+        """Take from the send rate, or say how long to wait."""
+        if self._sends is None:
+            self._sends = Bucket(self._inbound.rate_limit_per_second, self._inbound.rate_limit_burst, now)
+        return self._rated(self._sends.take(now), "messages", self._inbound.rate_limit_per_second)
+
+    def rate_other(self, now: float) -> Deferred | None:
+        """Take from the rate of all other frames, or say how long to wait."""
+        if self._others is None:
+            self._others = Bucket(self._inbound.other_rate_limit_per_second, self._inbound.other_rate_limit_burst, now)
+        return self._rated(self._others.take(now), "frames", self._inbound.other_rate_limit_per_second)
+
+    def _rated(self, wait: float, what: str, rate: float) -> Deferred | None:
+        if not wait:
+            return None
+        return RateLimited(f"more than {rate:g} {what} per second", retry_after_seconds=max(round(wait, 3), 0.001))
+
+    def full(self) -> Deferred | None:
+        """Why no further request can be opened, or None."""
+        if self.open is None or len(self.open) < self._inbound.max_queue_depth:
+            return None
+        return ServerBusy(
+            f"{len(self.open)} requests are not answered yet",
+            retry_after_seconds=1,
+            limit=self._inbound.max_queue_depth,
+        )
+
+    def begin(self, request: Request) -> int:
+        """Open a request; its token comes back with its outcome."""
+        self._token += 1
+        if self.open is None:
+            self.open = {}
+        self.open[self._token] = request
+        return self._token
+
+    def end(self, token: int) -> Request | None:
+        """The request that is now being answered; None if it has been already."""
+        if self.open is None:
+            return None
+        request = self.open.pop(token, None)
+        if not self.open:
+            self.open = None
+        return request
+
+    def wait(self, pull: Pull) -> None:
+        if self.waiting is None:
+            self.waiting = []
+        self.waiting.append(pull)
+
+    def next_pull(self) -> Pull | None:
+        """Start the oldest waiting pull, if none is under way."""
+        if self.pulling is not None or not self.waiting:
+            return None
+        self.pulling = self.waiting.pop(0)
+        if not self.waiting:
+            self.waiting = None
+        return self.pulling
+
+    def too_old(self, now: float) -> list[Pull]:
+        """The waiting pulls whose time is over; they wait no longer."""
+        if not self.waiting:
+            return []
+        oldest = now - self._inbound.max_queue_age_seconds
+        late = [pull for pull in self.waiting if pull.at <= oldest]
+        self.waiting = self.waiting[len(late) :] or None
+        return late
+
+    @property
+    def next_too_old(self) -> float | None:
+        return self.waiting[0].at + self._inbound.max_queue_age_seconds if self.waiting else None
+
+    def count_invalid(self, now: float) -> bool:
+        """Count one invalid frame; whether it was one too many."""
+        recent = [at for at in self._invalid_at or () if at > now - self._inbound.invalid_frames_window_seconds]
+        recent.append(now)
+        self._invalid_at = recent
+        return len(recent) >= self._inbound.max_invalid_frames
+
+
+class Overload:
+    """How many requests were refused as busy. More than half of a window's: the connection is better elsewhere."""
+
+    __slots__ = ("_busy", "_requests", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._requests = 0
+        self._busy = 0
+
+    def count(self, *, busy: bool, now: float) -> None:
+        """One answered request. A window begins with the first refusal."""
+        if self._since is None:
+            if not busy:
+                return
+            self._since = now
+        self._requests += 1
+        self._busy += busy
+
+    def due(self, timeouts: Timeouts) -> float | None:
+        return None if self._since is None else self._since + timeouts.overload_window_seconds
+
+    def judge(self, timeouts: Timeouts, now: float) -> bool:
+        """Whether the window that ended by now was overloaded; the next one then begins."""
+        due = self.due(timeouts)
+        if due is None or now < due:
+            return False
+        overloaded = self._requests >= timeouts.overload_requests_min and self._busy * 2 > self._requests
+        self._since = None
+        self._requests = self._busy = 0
+        return overloaded

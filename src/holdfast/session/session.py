@@ -1,0 +1,492 @@
+"""A client's attachment: what it may do next and what it is owed. (Pure.)
+
+The connection calls a method for each thing that happens and carries out the effects it returns, in order.
+Frames for the client wait in the lanes: ``Wake`` says that there are some, ``take`` hands them out. ``Wake`` is
+said once until the next ``take``. Nothing is dropped without a ``resync`` or a closing that says from where to
+sync, and every accepted request is answered before a close.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from typing import assert_never
+
+from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.message import Cursor, Outcome, Page, User, check_id
+from holdfast.session.deliveries import NOTHING, Deliveries
+from holdfast.session.effects import (
+    Close,
+    Effect,
+    Effects,
+    Fetch,
+    FetchResume,
+    Observed,
+    Sign,
+    Submit,
+    Verify,
+)
+from holdfast.session.heartbeat import Heartbeat, StaleAcks
+from holdfast.session.limits import SessionLimits
+from holdfast.session.notes import note
+from holdfast.session.requests import Asked, Overload, Pull, Request, Requests
+from holdfast.session.resume import ResumeRead, resumed, without
+from holdfast.session.validation import refusal_of
+from holdfast.wire.closing import Closing
+from holdfast.wire.codec import encode_frame, error_payload
+from holdfast.wire.frames import (
+    PROTOCOL_VERSION,
+    Ack,
+    AnyClientFrame,
+    Authenticate,
+    AuthenticateBody,
+    Authenticated,
+    ConnectionClosing,
+    ConnectionEstablished,
+    HeartbeatAck,
+    MessageAck,
+    Read,
+    Resume,
+    SendMessage,
+    SyncRequest,
+    TypingStart,
+    TypingStop,
+)
+from holdfast.wire.frames import Heartbeat as HeartbeatPayload
+from holdfast.wire.run import Run
+
+_ROTATION_SPREAD = 0.05
+_RATE_ERROR_SECONDS = 1.0
+
+
+class Session:
+    """One connection's session. Times are monotonic seconds; none of its methods may be called concurrently."""
+
+    __slots__ = (
+        "_cursors",
+        "_deliveries",
+        "_expires_at",
+        "_heartbeat",
+        "_left",
+        "_limits",
+        "_overload",
+        "_rate_told_at",
+        "_requests",
+        "_rotates_at",
+        "_stale_acks",
+        "closed",
+        "connection_id",
+        "device_id",
+        "user",
+    )
+
+    def __init__(
+        self,
+        limits: SessionLimits,
+        connection_id: str,
+        user: User,
+        device_id: str,
+        now: float,
+        expires_at: float | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """``expires_at``: when the token does. ``rng`` spreads heartbeats and rotations of those who came together."""
+        spread = rng.random() if rng else 0.0
+        timeouts = limits.timeouts
+        self._limits = limits
+        self.connection_id = connection_id
+        self.user = user
+        self.device_id = device_id
+        self.closed = False
+        self._expires_at = expires_at
+        self._rotates_at = now + timeouts.rotation_seconds * (1 + _ROTATION_SPREAD * spread)
+        self._deliveries = Deliveries(limits)
+        self._requests = Requests(limits.backpressure.inbound)
+        self._overload = Overload()
+        self._heartbeat = Heartbeat(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
+        self._stale_acks = StaleAcks(timeouts)
+        self._cursors: dict[str, Cursor] | None = None
+        self._left: set[str] | None = None
+        self._rate_told_at = now - _RATE_ERROR_SECONDS
+
+    @property
+    def chats(self) -> Collection[str]:
+        """The chats this session is in."""
+        return self._deliveries.places.keys()
+
+    @property
+    def waiting_messages(self) -> int:
+        """Deliveries that wait to be taken."""
+        return self._deliveries.lanes.messages
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be taken, in all lanes."""
+        return self._deliveries.lanes.waiting_bytes
+
+    def established(self, memberships: Mapping[str, Cursor], server_time: str, now: float) -> Effects:
+        """The user's chats are known: say hello. Call it once, before ``receive``; deliveries may come before it."""
+        if self.closed:
+            return NOTHING
+        self._deliveries.establish(memberships)
+        hello = ConnectionEstablished(
+            connection_id=self.connection_id,
+            user_id=self.user.user_id,
+            device_id=self.device_id,
+            server_time=server_time,
+            heartbeat_interval_ms=int(self._limits.timeouts.heartbeat_interval_seconds * 1000),
+            protocol_version=PROTOCOL_VERSION,
+            limits=self._limits.announced(),
+        )
+        effects: list[Effect] = []
+        self._deliveries.say(hello, None, effects)
+        return effects
+
+    # What the client asks.
+
+    def receive(self, frame: AnyClientFrame, now: float) -> Effects:
+        """A frame came in. Refusals in this order: validation, rate, queue."""
+        if self.closed:
+            return NOTHING
+        if frame.request_id is not None and (reason := check_id(frame.request_id, "request_id")):
+            return self.invalid(InvalidMessage(reason, field="request_id"), None, now)
+        effects: list[Effect] = []
+        if (refusal := refusal_of(frame, self._limits)) is not None:
+            self._refuse(frame, refusal, effects)
+            if isinstance(refusal, InvalidMessage) and self._requests.count_invalid(now):
+                effects += self.close(Closing.PROTOCOL_ERROR, now)
+        else:
+            self._admit(frame, effects, now)
+        inbound, outbound = self._limits.backpressure.inbound, self._limits.backpressure.outbound
+        if len(self._deliveries.lanes.control) > 2 * outbound.max_control_frames + inbound.max_queue_depth:
+            effects += self.close(Closing.OVERLOADED, now)
+        return effects
+
+    def invalid(self, error: HoldfastError, request_id: str | None, now: float) -> Effects:
+        """A frame could not be decoded."""
+        if self.closed:
+            return NOTHING
+        if request_id is not None and check_id(request_id, "request_id"):
+            request_id = None
+        effects: list[Effect] = []
+        self._deliveries.say(error_payload(error), request_id, effects)
+        if self._requests.count_invalid(now):
+            effects += self.close(Closing.PROTOCOL_ERROR, now)
+        return effects
+
+    def ping(self, now: float) -> Effects:
+        """A WebSocket ping came in: it counts as a frame. With effects it was refused and needs no pong."""
+        effects: list[Effect] = []
+        if not self.closed and (refusal := self._requests.rate_other(now)) is not None:
+            self._tell_rate(refusal, effects, now)
+        return effects
+
+    def _admit(self, frame: AnyClientFrame, effects: list[Effect], now: float) -> None:
+        match frame:
+            case SendMessage():
+                self._send(frame, effects, now)
+            case SyncRequest() | Resume() | Authenticate():
+                if (refusal := self._requests.rate_other(now)) is not None:
+                    self._refuse(frame, refusal, effects)
+                else:
+                    self._ask(frame, effects, now)
+            case HeartbeatAck():
+                if not self._heartbeat.answered() and (refusal := self._requests.rate_other(now)) is not None:
+                    self._tell_rate(refusal, effects, now)
+            case Ack() | Read() | TypingStart() | TypingStop():
+                if (refusal := self._requests.rate_other(now)) is not None:
+                    self._tell_rate(refusal, effects, now)
+                elif isinstance(noted := note(frame, self._deliveries.places), HoldfastError):
+                    self._refuse(frame, noted, effects)
+                elif noted is not None:
+                    effects.append(noted)
+            case _:
+                assert_never(frame)
+
+    def _send(self, frame: SendMessage, effects: list[Effect], now: float) -> None:
+        refusal = self._requests.rate_send(now) or self._full(now)
+        if refusal is not None:
+            self._refuse(frame, refusal, effects)
+            return
+        body = frame.payload
+        token = self._requests.begin(Request(Asked.SEND, frame.request_id, body.client_message_id))
+        effects.append(Submit(token, body))
+
+    def _ask(self, frame: SyncRequest | Resume | Authenticate, effects: list[Effect], now: float) -> None:
+        if isinstance(frame, Resume) and not self._collect(frame, effects):
+            return
+        if (refusal := self._full(now)) is not None:
+            self._cursors = None
+            self._refuse(frame, refusal, effects)
+            return
+        match frame:
+            case SyncRequest(payload=body):
+                limit = body.limit or self._limits.pages.default_messages
+                cursors = {body.chat_id: Cursor(body.epoch, body.after_sequence)}
+                token = self._requests.begin(Request(Asked.PULL, frame.request_id))
+                self._requests.wait(Pull(token, now, cursors, body.chat_id, limit))
+                self._pull_next(effects)
+            case Resume():
+                cursors, self._cursors = self._cursors or {}, None
+                token = self._requests.begin(Request(Asked.PULL, frame.request_id))
+                self._requests.wait(Pull(token, now, cursors))
+                self._pull_next(effects)
+            case Authenticate(payload=body):
+                self._refresh(frame, body, effects)
+
+    def _refresh(self, frame: Authenticate, body: AuthenticateBody, effects: list[Effect]) -> None:
+        if body.device_id is not None and body.device_id != self.device_id:
+            refusal = InvalidMessage("a connection's device cannot change: open a new connection", field="device_id")
+            self._refuse(frame, refusal, effects)
+            return
+        token = self._requests.begin(Request(Asked.REFRESH, frame.request_id))
+        effects.append(Verify(token, body.token, body.device_id))
+
+    def _collect(self, frame: Resume, effects: list[Effect]) -> bool:
+        """Gather the cursors of a resume; whether this was its last frame."""
+        cursors = self._cursors or {}
+        cursors.update((chat_id, Cursor(*cursor)) for chat_id, cursor in frame.payload.cursors.items())
+        self._cursors = cursors
+        chats_max = self._limits.pages.resume_chats_max
+        if len(cursors) > chats_max:
+            self._cursors = None
+            refusal = InvalidMessage(f"a resume has at most {chats_max} cursors", field="cursors", limit=chats_max)
+            self._refuse(frame, refusal, effects)
+            return False
+        return not frame.payload.more
+
+    def _full(self, now: float) -> HoldfastError | None:
+        if (refusal := self._requests.full()) is not None:
+            self._overload.count(busy=True, now=now)
+        return refusal
+
+    def _refuse(self, frame: AnyClientFrame, refusal: HoldfastError, effects: list[Effect]) -> None:
+        if isinstance(frame, SendMessage):
+            self._fail(Request(Asked.SEND, frame.request_id, frame.payload.client_message_id), refusal, effects)
+        else:
+            self._deliveries.say(error_payload(refusal), frame.request_id, effects)
+
+    def _tell_rate(self, refusal: HoldfastError, effects: list[Effect], now: float) -> None:
+        """A frame that expects no answer was refused: told at most once a second, or the telling would be a flood."""
+        if now - self._rate_told_at >= _RATE_ERROR_SECONDS:
+            self._rate_told_at = now
+            self._deliveries.say(error_payload(refusal), None, effects)
+
+    # What became of it.
+
+    def sent(self, token: int, outcome: Outcome, now: float) -> Effects:
+        """A send was stored, refused, or nobody knows."""
+        effects: list[Effect] = []
+        if (request := self._requests.end(token)) is None:
+            return effects
+        self._overload.count(busy=isinstance(outcome, ServerBusy), now=now)
+        if isinstance(outcome, HoldfastError):
+            self._fail(request, outcome, effects)
+            return effects
+        message = outcome.message
+        ack = MessageAck(
+            client_message_id=request.client_message_id or "",
+            message_id=message.message_id,
+            chat_id=message.chat_id,
+            sequence=message.sequence,
+            created_at=message.created_at,
+            deduplicated=outcome.deduplicated,
+        )
+        self._deliveries.say(ack, request.request_id, effects)
+        return effects
+
+    def page_read(self, token: int, result: Page | HoldfastError, now: float) -> Effects:
+        """The page of a ``sync_request`` was read. Settling it and queueing it are one step."""
+        effects: list[Effect] = []
+        if (request := self._requests.end(token)) is None:
+            return effects
+        self._requests.pulling = None
+        if isinstance(result, Page) and self._left and result.chat_id in self._left:
+            result = NotAMember("not a member of this chat", chat_id=result.chat_id)
+        self._overload.count(busy=isinstance(result, ServerBusy), now=now)
+        if isinstance(result, HoldfastError):
+            self._fail(request, result, effects)
+        else:
+            place = self._deliveries.places.get(result.chat_id)
+            page = result if place is None else place.settle(result)
+            self._deliveries.show(encode_frame(page, request.request_id), effects)
+        self._pull_next(effects)
+        return effects
+
+    def resume_read(self, token: int, result: ResumeRead | HoldfastError, now: float) -> Effects:
+        """What moved was read: ``resumed`` is a page."""
+        effects: list[Effect] = []
+        pull = self._requests.pulling
+        if (request := self._requests.end(token)) is None or pull is None:
+            return effects
+        self._requests.pulling = None
+        self._overload.count(busy=isinstance(result, ServerBusy), now=now)
+        if isinstance(result, HoldfastError):
+            self._fail(request, result, effects)
+        else:
+            answer = resumed(self._deliveries.places, pull.cursors, without(self._left or (), pull.cursors, result))
+            self._deliveries.show(encode_frame(answer, request.request_id), effects)
+        self._pull_next(effects)
+        return effects
+
+    def authenticated(self, token: int, result: float | HoldfastError | None, now: float) -> Effects:
+        """A refreshed token was checked: its expiry (None: it has none), or why it is refused.
+
+        A token of another user or tenant must come as an error; the connection then lives as long as it had.
+        """
+        effects: list[Effect] = []
+        if (request := self._requests.end(token)) is None:
+            return effects
+        if isinstance(result, HoldfastError):
+            self._fail(request, result, effects)
+            return effects
+        self._expires_at = result
+        expires_in_ms = None if result is None else max(int((result - now) * 1000), 0)
+        self._deliveries.say(Authenticated(expires_in_ms), request.request_id, effects)
+        return effects
+
+    def _fail(self, request: Request, error: HoldfastError, effects: list[Effect]) -> None:
+        payload = error_payload(error, of_send=request.asked is Asked.SEND, client_message_id=request.client_message_id)
+        self._deliveries.say(payload, request.request_id, effects)
+
+    def _pull_next(self, effects: list[Effect]) -> None:
+        """Start the next pull, if the last page has been taken."""
+        if self._deliveries.lanes.page is not None or (pull := self._requests.next_pull()) is None:
+            return
+        self._left = None
+        for chat_id, cursor in pull.cursors.items():
+            if (place := self._deliveries.places.get(chat_id)) is not None:
+                place.pull(cursor)
+        if pull.chat_id is None:
+            effects.append(FetchResume(pull.token, pull.cursors))
+        else:
+            effects.append(Fetch(pull.token, pull.chat_id, pull.cursors[pull.chat_id], pull.limit))
+
+    # What the client is owed.
+
+    def deliver(self, run: Run, now: float) -> Effects:
+        """Messages were committed: queue them if they come next, else the client is told to sync."""
+        return self._deliveries.deliver(run, now)
+
+    def membership(self, chat_id: str, head: Cursor | None, now: float) -> Effects:
+        """The user joined the chat, whose head is this, or left it (None)."""
+        effects: list[Effect] = []
+        if self.closed:
+            return effects
+        if self._requests.pulling is not None:
+            self._left = self._left or set()
+            if head is None:
+                self._left.add(chat_id)
+            else:
+                self._left.discard(chat_id)
+        self._deliveries.membership(chat_id, head, effects)
+        return effects
+
+    def ephemeral(self, key: tuple[str, ...], frame: bytes, now: float) -> Effects:
+        """Typing, presence, receipts: the newest of its key, dropped when there is better use for the buffer."""
+        effects: list[Effect] = []
+        if not self.closed:
+            self._deliveries.ephemeral(key, frame, effects)
+        return effects
+
+    def heads(self, heads: Mapping[str, Cursor], now: float) -> None:
+        """What the store says of these chats now; ask ``next_tick`` again afterwards."""
+        if not self.closed:
+            self._heartbeat.compare(self._deliveries.places, heads, now)
+
+    def take(self, bytes_max: int) -> list[bytes]:
+        """Whole WebSocket frames to write, of about ``bytes_max``; empty when nothing waits. Then call ``taken``."""
+        return self._deliveries.take(bytes_max)
+
+    def taken(self, now: float) -> Effects:
+        """What ``take`` gave has been written: the next page may be read, and the socket if it was stopped."""
+        effects: list[Effect] = []
+        if not self.closed:
+            self._deliveries.taken(effects)
+            self._pull_next(effects)
+        return effects
+
+    # What time brings.
+
+    def tick(self, now: float) -> Effects:
+        """Time went by. Calling it early is harmless; ``next_tick`` says when it has something to do."""
+        if self.closed:
+            return NOTHING
+        if (closing := self._overdue(now)) is not None:
+            return self.close(closing, now)
+        effects: list[Effect] = []
+        for pull in self._requests.too_old(now):
+            if (request := self._requests.end(pull.token)) is not None:
+                self._overload.count(busy=True, now=now)
+                self._fail(request, ServerBusy("the request waited too long", retry_after_seconds=1), effects)
+        self._deliveries.taken(effects)
+        self._pull_next(effects)
+        if now >= self._heartbeat.due:
+            self._beat(effects, now)
+        return effects
+
+    def _overdue(self, now: float) -> Closing | None:
+        deadline = self._heartbeat.deadline
+        if self._expires_at is not None and now >= self._expires_at:
+            return Closing.TOKEN_EXPIRED
+        if self._deliveries.grace_is_over(now):
+            return Closing.SLOW_CONSUMER
+        if deadline is not None and now >= deadline:
+            return Closing.IDLE_TIMEOUT
+        if now >= self._rotates_at:
+            return Closing.ROTATION
+        return Closing.OVERLOADED if self._overload.judge(self._limits.timeouts, now) else None
+
+    def _beat(self, effects: list[Effect], now: float) -> None:
+        places = self._deliveries.places
+        if not self._deliveries.lanes.runs:
+            stale, diverged = self._stale_acks.check(places, now)
+            if diverged:
+                effects += self.close(Closing.STATE_DIVERGED, now)
+                return
+            for chat_id in stale:
+                effects.append(Observed(Sign.ACKS_STALE))
+                places[chat_id].fall_behind()
+                self._deliveries.owe(chat_id, places[chat_id], effects)
+        self._deliveries.say(HeartbeatPayload(self._heartbeat.ask(places, now)), None, effects)
+
+    def next_tick(self, now: float) -> float:
+        """When ``tick`` has something to do; other calls may bring it forward."""
+        if self.closed:
+            return float("inf")
+        if self._requests.waiting and self._requests.pulling is None and self._deliveries.lanes.page is None:
+            return now
+        times = (
+            self._rotates_at,
+            self._heartbeat.due,
+            self._expires_at,
+            self._heartbeat.deadline,
+            self._deliveries.grace_ends,
+            self._requests.next_too_old,
+            self._overload.due(self._limits.timeouts),
+        )
+        return min(time for time in times if time is not None)
+
+    def close(self, closing: Closing, now: float, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
+        """Answer every open request, say why and from where to sync, and close. A second close does nothing."""
+        if self.closed:
+            return NOTHING
+        effects: list[Effect] = []
+        for token in list(self._requests.open or ()):
+            if (request := self._requests.end(token)) is not None:
+                sent = request.asked is Asked.SEND
+                text = f"the connection closes: {closing.reason}"
+                self._fail(request, OutcomeUnknown(text) if sent else Unavailable(text), effects)
+        self._requests.waiting = self._requests.pulling = None
+        self._cursors = None
+        farewell = ConnectionClosing(
+            reason=closing.reason,
+            message=message or closing.message,
+            reconnect_allowed=closing.reconnect_allowed,
+            reconnect_delay_ms=reconnect_delay_ms,
+            sync_from_sequence=self._deliveries.close(),
+        )
+        self._deliveries.say(farewell, None, effects)
+        self.closed = True
+        effects.append(Close(closing))
+        return effects

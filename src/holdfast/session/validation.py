@@ -1,0 +1,107 @@
+"""Whether a frame makes sense by itself: the first of the refusals. (Pure.)
+
+Only shape is judged here. Membership is decided in the commit or the read itself, by the store.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from holdfast.errors import HoldfastError, InvalidContentType, InvalidMessage, MessageTooLarge
+from holdfast.message import SEQUENCE_MAX, check_id
+from holdfast.session.limits import SessionLimits
+from holdfast.wire.frames import (
+    Ack,
+    AnyClientFrame,
+    Authenticate,
+    HeartbeatAck,
+    Read,
+    Resume,
+    ResumeBody,
+    SendBody,
+    SendMessage,
+    SyncRequest,
+    TypingStart,
+    TypingStop,
+)
+
+CONTENT_TYPES = ("text/plain", "text/markdown")
+_BYTES_PER_CHARACTER_MAX = 4
+
+
+def refusal_of(frame: AnyClientFrame, limits: SessionLimits) -> HoldfastError | None:
+    """What is wrong with the frame, or None."""
+    match frame:
+        case SendMessage(payload=body):
+            return _bad_send(body, limits.backpressure.inbound.max_message_size_bytes)
+        case SyncRequest(payload=body):
+            return (
+                _bad_id(body.chat_id, "chat_id")
+                or _bad_number(body.epoch, "epoch")
+                or _bad_number(body.after_sequence, "after_sequence")
+                or (None if body.limit is None else _bad_limit(body.limit, limits.pages.max_messages))
+            )
+        case Ack(payload=body):
+            return (
+                _bad_id(body.chat_id, "chat_id")
+                or _bad_number(body.epoch, "epoch")
+                or _bad_number(body.sequence, "sequence")
+            )
+        case Read(payload=body):
+            return _bad_id(body.chat_id, "chat_id") or _bad_number(body.sequence, "sequence")
+        case TypingStart(payload=body) | TypingStop(payload=body):
+            return _bad_id(body.chat_id, "chat_id")
+        case Resume(payload=body):
+            return _bad_resume(body, limits.pages.resume_chats_per_frame)
+        case Authenticate(payload=body):
+            return None if body.device_id is None else _bad_id(body.device_id, "device_id")
+        case HeartbeatAck():
+            return None
+        case _:
+            assert_never(frame)
+
+
+def _bad_send(body: SendBody, bytes_max: int) -> HoldfastError | None:
+    if bad := _bad_id(body.chat_id, "chat_id") or _bad_id(body.client_message_id, "client_message_id"):
+        return bad
+    if body.content_type not in CONTENT_TYPES:
+        return InvalidContentType(f"content_type must be one of {', '.join(CONTENT_TYPES)}", field="content_type")
+    if not body.content:
+        return InvalidMessage("content must not be empty", field="content")
+    if len(body.content) * _BYTES_PER_CHARACTER_MAX <= bytes_max:
+        return None
+    size = len(body.content.encode())
+    if size > bytes_max:
+        return MessageTooLarge(f"content is {size} bytes; at most {bytes_max} are allowed", limit=bytes_max)
+    return None
+
+
+def _bad_resume(body: ResumeBody, chats_max: int) -> HoldfastError | None:
+    if len(body.cursors) > chats_max:
+        return InvalidMessage(
+            f"{len(body.cursors)} cursors in one frame; at most {chats_max} are allowed: "
+            "send the rest in further frames, all but the last with more",
+            field="cursors",
+            limit=chats_max,
+        )
+    for chat_id, (epoch, sequence) in body.cursors.items():
+        if bad := _bad_id(chat_id, "cursors") or _bad_number(epoch, "epoch") or _bad_number(sequence, "sequence"):
+            return bad
+    return None
+
+
+def _bad_id(value: str, name: str) -> HoldfastError | None:
+    reason = check_id(value, name)
+    return None if reason is None else InvalidMessage(reason, field=name)
+
+
+def _bad_number(value: int, name: str) -> HoldfastError | None:
+    if 0 <= value <= SEQUENCE_MAX:
+        return None
+    return InvalidMessage(f"{name} must be between 0 and 2^53 - 1", field=name)
+
+
+def _bad_limit(value: int, limit_max: int) -> HoldfastError | None:
+    if 1 <= value <= limit_max:
+        return None
+    return InvalidMessage(f"limit must be between 1 and {limit_max}", field="limit", limit=limit_max)
