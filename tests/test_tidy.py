@@ -43,6 +43,8 @@ PURE = [
     "access/door.py",
     "wire/*.py",
     "session/*.py",
+    "ingest/waiting.py",
+    "ingest/hot.py",
     "store/changes.py",
     "store/plan.py",
     "store/numbering.py",

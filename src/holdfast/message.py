@@ -9,7 +9,7 @@ place in the event log.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -109,15 +109,17 @@ class Page(Struct, frozen=True):
 
 
 class ResumeRead(Struct, frozen=True):
-    """What a returning client has missed: the first page of every chat that moved, within one budget of bytes.
+    """What the store says to a resume, read after it was asked.
 
-    Where the budget ended, a page holds no messages: its ``head`` tells what is left, ``through`` stays at the
-    cursor. A chat in ``joined`` that has messages also has a page, from 0; ``gone`` are chats it is no member of.
+    ``pages``: the first page of chats that moved past their cursor, or whose epoch differs (``reset``, from 0),
+    as many as fit one budget of bytes. ``joined``: chats the user is in without having sent a cursor. ``gone``:
+    cursors of chats the user is not in. ``heads``: the (epoch, head) of every other chat the user is in, moved or not.
     """
 
-    chats: Sequence[Page]
+    pages: Sequence[Page]
     joined: Sequence[str]
     gone: Sequence[str]
+    heads: Mapping[str, Cursor]
 
 
 class Member(Struct, frozen=True):

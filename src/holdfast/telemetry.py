@@ -33,7 +33,7 @@ def histogram(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Histog
 _waiting = gauge("ingest_sends_waiting", "Sends that wait for their group")
 _turned_away = counter(
     "ingest_sends_turned_away", "Sends refused before anything was tried, by reason", ("reason",)
-)  # reason: total, chat, bytes, age, deadline, stopping
+)  # reason: total, chat, bytes, age, deadline, follower, stopping
 _group_sends = Histogram(
     "holdfast_ingest_group_sends",
     "Sends committed together",

@@ -1,0 +1,198 @@
+"""The durability plane over one store: a breaker, a deadline, and an honest answer for whatever happens.
+
+A write that misses its deadline is *unknown*, never failed: it goes on in the background to its end, its late
+result is only measured, and until it has ended no other write is sent after it (Unavailable, nothing tried).
+So at most one write is ever overdue per caller that was in flight, and nothing is answered twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import (
+    ChatHalted,
+    Deferred,
+    HoldfastError,
+    OperatorError,
+    OutcomeUnknown,
+    Refused,
+    ServerBusy,
+    Unavailable,
+)
+from holdfast.message import Acked, Draft, Outcome, Watermark
+from holdfast.resilience import BreakerSettings, BreakerState
+from holdfast.session.limits import positive
+from holdfast.store.changes import Changed, Command
+from holdfast.store.contract import Store
+from holdfast.store.guard import Guard
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DurabilitySettings:
+    """``max_changes``: commands in flight at once; more are SERVER_BUSY."""
+
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    mark_timeout_seconds: float = 5
+    max_changes: int = 100
+
+    def __post_init__(self) -> None:
+        positive(self, "mark_timeout_seconds", "max_changes")
+
+
+class GuardedStore:
+    """Implements ``ingest.contract.Durability``."""
+
+    def __init__(self, store: Store, clock: Clock, settings: DurabilitySettings | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings or DurabilitySettings()
+        self._guard = Guard("store", self._settings.breaker, clock)
+        self._overdue: set[asyncio.Task[Any]] = set()
+        self._changes = 0
+
+    @property
+    def breaker(self) -> BreakerState:
+        return self._guard.state
+
+    @property
+    def breaker_open_seconds(self) -> float:
+        """For how long sends have been failing fast; 0 while the breaker is closed."""
+        return self._guard.open_seconds
+
+    @property
+    def overdue(self) -> int:
+        """Writes that go on past their deadline."""
+        return len(self._overdue)
+
+    async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
+        started = self._clock.monotonic()
+        outcomes: list[Outcome]
+        try:
+            outcomes = await self._write(lambda: self._append(drafts), deadline, _store_works)
+            telemetry.sequences_allocated(self._clock.monotonic() - started)
+        except HoldfastError as error:
+            outcomes = [error] * len(drafts)
+        for outcome, count in Counter(map(_outcome_name, outcomes)).items():
+            telemetry.sends_answered(outcome, count)
+        return outcomes
+
+    async def change(self, command: Command, deadline: float) -> Changed:
+        if self._changes >= self._settings.max_changes:
+            raise ServerBusy("too many changes are in progress; try again", limit=self._settings.max_changes)
+        self._changes += 1
+        try:
+            return await self._write(lambda: self._store.change(command), deadline)
+        finally:
+            self._changes -= 1
+
+    async def mark(self, watermarks: Sequence[Watermark]) -> bool:
+        deadline = self._clock.monotonic() + self._settings.mark_timeout_seconds
+        try:
+            await self._write(lambda: self._store.mark(watermarks), deadline)
+        except HoldfastError:
+            telemetry.watermarks("failed", len(watermarks))
+            return False
+        telemetry.watermarks("stored", len(watermarks))
+        return True
+
+    async def _append(self, drafts: Sequence[Draft]) -> list[Outcome]:
+        outcomes = await self._store.append(drafts)
+        if len(outcomes) != len(drafts):
+            raise RuntimeError(f"the store gave {len(outcomes)} outcomes for {len(drafts)} sends")
+        return outcomes
+
+    async def _write(
+        self,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        deadline: float,
+        works: Callable[[T], bool] = lambda _: True,
+    ) -> T:
+        """Carry out one write by its deadline, or raise what is known of it. Raises nothing foreign."""
+        seconds = deadline - self._clock.monotonic()
+        refusal = self._refusal(seconds)
+        if refusal is not None:
+            raise refusal
+        task = asyncio.create_task(call())
+        try:
+            await asyncio.wait((task,), timeout=seconds)
+        except asyncio.CancelledError:
+            self._guard.learned_nothing()
+            self._leave(task)
+            raise
+        if not task.done():
+            self._guard.failed()
+            self._leave(task)
+            raise OutcomeUnknown("the store did not answer in time; send it again with the same id")
+        try:
+            result = task.result()
+        except BaseException as error:
+            if _is_an_answer(error):
+                self._guard.succeeded()
+                raise
+            self._guard.failed()
+            raise _translated(error) from error
+        if works(result):
+            self._guard.succeeded()
+        else:
+            self._guard.failed()
+        return result
+
+    def _refusal(self, seconds: float) -> HoldfastError | None:
+        if seconds <= 0:
+            return Unavailable("the deadline passed before the write was tried; send it again")
+        if self._overdue:
+            return Unavailable("the store has not finished an earlier write; send it again", retry_after_seconds=1)
+        return self._guard.refusal()
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        """Let a write go on that nobody waits for any more."""
+        if not task.done():
+            self._overdue.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._overdue.discard(task)
+        failed = task.cancelled() or task.exception() is not None
+        telemetry.write_overdue("failed" if failed else "done")
+
+
+def _translated(error: BaseException) -> HoldfastError:
+    """A store lets nothing foreign through; if one does, it is a defect, and nobody knows what happened."""
+    if isinstance(error, Unavailable | OutcomeUnknown):
+        return error
+    telemetry.log.error("the store failed in a way it should not", exc_info=error)
+    if isinstance(error, OperatorError):
+        return Unavailable("the store cannot be written until its operator acts; send it again later")
+    return OutcomeUnknown("the store failed; send it again with the same id")
+
+
+def _is_an_answer(error: BaseException) -> bool:
+    """A refusal, a full quota and a halted chat are answers of a store that works."""
+    return isinstance(error, Refused | Deferred) and not isinstance(error, Unavailable)
+
+
+def _store_works(outcomes: Sequence[Outcome]) -> bool:
+    """Whether any send of a group got an answer that only a working store gives."""
+    return any(isinstance(outcome, Acked) or _is_an_answer(outcome) for outcome in outcomes)
+
+
+def _outcome_name(outcome: Outcome) -> str:
+    match outcome:
+        case Acked(deduplicated=deduplicated):
+            return "deduplicated" if deduplicated else "persisted"
+        case Refused():
+            return "refused"
+        case ChatHalted():
+            return "halted"
+        case Deferred():
+            return "deferred"
+        case _:
+            return "unknown"

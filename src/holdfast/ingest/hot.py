@@ -1,0 +1,55 @@
+"""Which chats are hot: above 100 messages in a minute. (Pure.)
+
+Counted in whole minutes of monotonic time. Bounded: in a minute with more chats than ``max_chats`` the later ones
+are not counted; a node that serves so many has no use for the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.session.limits import positive
+
+
+@dataclass(frozen=True, slots=True)
+class HotSettings:
+    messages_per_minute: int = 100
+    max_chats: int = 100_000
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+class HotChats:
+    """Counts committed messages by chat."""
+
+    def __init__(self, settings: HotSettings | None = None) -> None:
+        self._settings = settings or HotSettings()
+        self._minute = 0
+        self._counts: dict[str, int] = {}
+        self._hot: dict[str, int] = {}
+
+    def count(self, chat_id: str, now: float) -> None:
+        """One more message."""
+        self._roll(now)
+        count = self._counts.get(chat_id)
+        if count is not None:
+            self._counts[chat_id] = count + 1
+        elif len(self._counts) < self._settings.max_chats:
+            self._counts[chat_id] = 1
+
+    def hot(self, now: float) -> Mapping[str, int]:
+        """The hot chats of the last full minute, with their messages."""
+        self._roll(now)
+        return self._hot
+
+    def _roll(self, now: float) -> None:
+        minute = int(now // 60)
+        if minute == self._minute:
+            return
+        limit = self._settings.messages_per_minute
+        follows = minute == self._minute + 1
+        self._hot = {chat: n for chat, n in self._counts.items() if n > limit} if follows else {}
+        self._counts = {}
+        self._minute = minute

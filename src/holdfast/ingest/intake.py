@@ -1,0 +1,173 @@
+"""Sends in, answers out: gathers what waits while a commit is in flight and commits it as the next group.
+
+There is no artificial delay: a send that finds nothing in flight leaves at once, alone; under load the groups
+grow by themselves. One group is in flight at a time. Decisions are in ``waiting``; this is the loop around them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast import telemetry
+from holdfast.clock import Clock, Ids, timestamp
+from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.ingest.contract import Durability
+from holdfast.ingest.hot import HotChats
+from holdfast.ingest.waiting import IntakeSettings, Refusals, Send, Waiting
+from holdfast.message import Acked, Draft, Outcome, User
+from holdfast.wire.frames import SendBody
+
+
+class Intake:
+    """The one door for sends, whether they come by socket or by REST.
+
+    Every submitted send is answered exactly once: Acked only after its commit. An answer may come before
+    ``submit`` returns. ``run`` must be running; it ends after ``stop`` when everything has been answered, and
+    answers everything, truthfully, also if it is cancelled.
+    """
+
+    def __init__(self, durability: Durability, clock: Clock, ids: Ids, settings: IntakeSettings | None = None) -> None:
+        self._durability = durability
+        self._clock = clock
+        self._ids = ids
+        self._settings = settings or IntakeSettings()
+        self._waiting = Waiting(self._settings)
+        self._in_flight: Sequence[Send] = ()
+        self._stopping = False
+        self._sleeper: asyncio.Future[None] | None = None
+        self._hot = HotChats()
+
+    def submit(
+        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+    ) -> None:
+        """Take a valid send of ``source`` (a connection) and answer it by ``deadline`` (monotonic)."""
+        if self._stopping:
+            telemetry.send_turned_away("stopping")
+            answer(Unavailable("the server is stopping; send it again elsewhere", retry_after_seconds=1))
+            return
+        send = Send(body, sender, source, self._clock.monotonic(), deadline, answer)
+        refusal = self._waiting.admit(send)
+        if refusal is not None:
+            telemetry.send_turned_away(refusal[0])
+            answer(refusal[1])
+        else:
+            self._wake()
+
+    def stop(self) -> None:
+        """Take no more; ``run`` ends when what was taken is answered."""
+        self._stopping = True
+        self._wake()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def hot_chats(self) -> Mapping[str, int]:
+        """The chats above 100 messages in the last full minute."""
+        return self._hot.hot(self._clock.monotonic())
+
+    async def run(self) -> None:
+        """Commit group after group."""
+        try:
+            while self._waiting or not self._stopping:
+                if not self._waiting:
+                    await self._sleep()
+                group, refused = self._waiting.take(self._clock.monotonic())
+                self._refuse(refused)
+                if group:
+                    await self._commit(group)
+        finally:
+            self._stopping = True
+            self._answer_rest()
+
+    async def _commit(self, group: Sequence[Send]) -> None:
+        self._in_flight = group
+        telemetry.sends_waiting(len(self._waiting))
+        watch = self._watch_ages()
+        try:
+            outcomes = await self._durability.persist(self._stamp(group), min(send.deadline for send in group))
+        finally:
+            watch()
+        self._in_flight = ()
+        now = self._clock.monotonic()
+        telemetry.group_persisted(len(group), now - group[0].since)
+        failed: dict[tuple[str, str], HoldfastError] = {}
+        for send, outcome in zip(group, outcomes, strict=True):
+            if isinstance(outcome, Acked):
+                self._hot.count(send.body.chat_id, now)
+            elif isinstance(outcome, Deferred | OutcomeUnknown):
+                failed.setdefault(send.lane, outcome)
+            _answer(send, outcome)
+        telemetry.hot_chats(len(self._hot.hot(now)))
+        self._refuse(self._waiting.fail_followers(failed), "follower")
+
+    def _stamp(self, group: Sequence[Send]) -> list[Draft]:
+        """The group's drafts; one moment for all, for they are one commit."""
+        at = timestamp(self._clock.now())
+        new = self._ids.new
+        return [
+            Draft(
+                send.sender,
+                send.body.chat_id,
+                send.body.client_message_id,
+                send.body.content,
+                send.body.content_type,
+                new("msg_"),
+                at,
+            )
+            for send in group
+        ]
+
+    def _watch_ages(self) -> Callable[[], None]:
+        """While a commit is in flight, answer what grows too old at the moment it does; call the result to end."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def arm() -> None:
+            nonlocal timer
+            now = self._clock.monotonic()
+            expiry = self._waiting.next_expiry()
+            delay = self._settings.max_age_seconds if expiry is None else max(expiry - now, 0.0)
+            timer = loop.call_later(delay, sweep)
+
+        def sweep() -> None:
+            self._refuse(self._waiting.expire(self._clock.monotonic()))
+            arm()
+
+        arm()
+        return lambda: timer.cancel()
+
+    def _refuse(self, refused: Refusals, reason: str | None = None) -> None:
+        for send, error in refused:
+            telemetry.send_turned_away(reason or ("age" if isinstance(error, ServerBusy) else "deadline"))
+            _answer(send, error)
+
+    def _answer_rest(self) -> None:
+        """Nobody is left without an answer: of what was in flight nobody knows, the rest was never tried."""
+        in_flight, self._in_flight = self._in_flight, ()
+        for send in in_flight:
+            _answer(send, OutcomeUnknown("the server stopped during the commit; send it again with the same id"))
+        for send in self._waiting.clear():
+            telemetry.send_turned_away("stopping")
+            _answer(send, Unavailable("the server stopped before the send was tried; send it again"))
+
+    async def _sleep(self) -> None:
+        if not self._stopping:
+            self._sleeper = asyncio.get_running_loop().create_future()
+            try:
+                await self._sleeper
+            finally:
+                self._sleeper = None
+
+    def _wake(self) -> None:
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+
+def _answer(send: Send, outcome: Outcome) -> None:
+    """One broken listener must not cost the others their answers."""
+    try:
+        send.answer(outcome)
+    except Exception:
+        telemetry.log.exception("an answer could not be handed over", chat_id=send.body.chat_id)

@@ -1,0 +1,110 @@
+"""How far devices are: merged in memory, written each second, told to senders as receipts.
+
+A watermark only rises, so what is lost here is replaced by the device's next one. Bounded: with ``max_waiting``
+different watermarks waiting, further ones are dropped and counted; those already waiting still merge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast import telemetry
+from holdfast.ingest.contract import Durability
+from holdfast.message import User, Watermark
+from holdfast.session.limits import positive
+
+Key = tuple[User, str, str]
+"""User, device, chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkSettings:
+    flush_interval_seconds: float = 1
+    max_waiting: int = 100_000
+    max_per_write: int = 1000
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+class Watermarks:
+    """``told`` hears once per flush what moved, stored or not, for the receipts."""
+
+    def __init__(
+        self,
+        durability: Durability,
+        told: Callable[[Sequence[Watermark]], None],
+        settings: WatermarkSettings | None = None,
+    ) -> None:
+        self._durability = durability
+        self._told = told
+        self._settings = settings or WatermarkSettings()
+        self._waiting: dict[Key, Watermark] = {}
+        self._stopping = asyncio.Event()
+
+    def delivered(self, user: User, device_id: str, chat_id: str, epoch: int, sequence: int) -> None:
+        """The device has stored the chat up to ``sequence``."""
+        self._merge(Watermark(user, device_id, chat_id, epoch, sequence, 0))
+
+    def read(self, user: User, device_id: str, chat_id: str, epoch: int, sequence: int) -> None:
+        """The user has read the chat up to ``sequence`` on this device."""
+        self._merge(Watermark(user, device_id, chat_id, epoch, 0, sequence))
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def stop(self) -> None:
+        """``run`` flushes once more and ends."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Flush each second."""
+        while not self._stopping.is_set():
+            try:
+                async with asyncio.timeout(self._settings.flush_interval_seconds):
+                    await self._stopping.wait()
+            except TimeoutError:
+                pass
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what waits. What could not be written waits again, unless something newer came meanwhile."""
+        batch = list(self._waiting.values())
+        self._waiting = {}
+        if batch:
+            self._told(batch)
+        size = self._settings.max_per_write
+        for start in range(0, len(batch), size):
+            part = batch[start : start + size]
+            if not await self._durability.mark(part):
+                for watermark in batch[start:]:
+                    self._merge(watermark)
+                return
+
+    def _merge(self, new: Watermark) -> None:
+        key = (new.user, new.device_id, new.chat_id)
+        old = self._waiting.get(key)
+        if old is None:
+            if len(self._waiting) >= self._settings.max_waiting:
+                telemetry.watermarks("dropped", 1)
+                return
+            self._waiting[key] = new
+        else:
+            self._waiting[key] = merged(old, new)
+
+
+def merged(old: Watermark, new: Watermark) -> Watermark:
+    """Of the same epoch the maxima; of different epochs the newer."""
+    if new.epoch != old.epoch:
+        return new if new.epoch > old.epoch else old
+    return Watermark(
+        new.user,
+        new.device_id,
+        new.chat_id,
+        new.epoch,
+        max(old.delivered, new.delivered),
+        max(old.read, new.read),
+    )

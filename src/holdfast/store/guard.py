@@ -1,0 +1,75 @@
+"""A breaker around one dependency, and what it shows to operators."""
+
+from __future__ import annotations
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import Unavailable
+from holdfast.resilience import Breaker, BreakerSettings, BreakerState
+
+
+class Guard:
+    """Says whether a call may go out, and learns how it ended.
+
+    Every admission must be followed by exactly one of ``succeeded``, ``failed`` and ``learned_nothing``. Only
+    infrastructure failures are failures: a refusal, a full quota or a halted chat proves that the dependency works.
+    """
+
+    def __init__(self, dependency: str, settings: BreakerSettings, clock: Clock) -> None:
+        self._dependency = dependency
+        self._breaker = Breaker(settings)
+        self._clock = clock
+        self._shown: BreakerState | None = None
+        self._up: bool | None = None
+        self._open_since: float | None = None
+        self._show()
+
+    @property
+    def state(self) -> BreakerState:
+        return self._breaker.state(self._clock.monotonic())
+
+    @property
+    def open_seconds(self) -> float:
+        """For how long the breaker has not been closed; a failed probe does not start this anew."""
+        return 0.0 if self._open_since is None else self._clock.monotonic() - self._open_since
+
+    def refusal(self) -> Unavailable | None:
+        """None: the call is admitted."""
+        now = self._clock.monotonic()
+        admitted = self._breaker.admit(now)
+        self._show()
+        if admitted:
+            return None
+        return Unavailable(
+            f"the {self._dependency} is failing and is left in peace; send it again later",
+            retry_after_seconds=round(self._breaker.retry_after(now), 1),
+        )
+
+    def succeeded(self) -> None:
+        self._breaker.success(self._clock.monotonic())
+        self._show(up=True)
+
+    def failed(self) -> None:
+        self._breaker.failure(self._clock.monotonic())
+        self._show(up=False)
+
+    def learned_nothing(self) -> None:
+        self._breaker.neither()
+
+    def _show(self, up: bool | None = None) -> None:
+        """Metrics on a change only: this is called for every group."""
+        if up is not None and up is not self._up:
+            self._up = up
+            telemetry.dependency_up(self._dependency, up)
+        now = self._clock.monotonic()
+        state = self._breaker.state(now)
+        if state is self._shown:
+            return
+        if state is BreakerState.CLOSED:
+            self._open_since = None
+        elif self._open_since is None:
+            self._open_since = now
+        if self._shown is not None:
+            telemetry.log.warning("breaker", dependency=self._dependency, state=state.value)
+        self._shown = state
+        telemetry.breaker_state(self._dependency, state.value)

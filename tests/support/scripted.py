@@ -1,0 +1,99 @@
+"""Stand-ins for the durability plane whose every answer a test decides, and the values tests speak."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.message import Acked, Draft, Message, Outcome, User, Watermark
+from holdfast.store.changes import Act, Changed, Command, CreateChat
+from holdfast.store.memory import MemoryStore
+from holdfast.wire.frames import SendBody
+
+ANNA, BELA, CLEO = (User("default", name) for name in ("anna", "bela", "cleo"))
+CHAT = "chat_1"
+
+
+def body(key: str, chat_id: str = CHAT, content: str = "hello") -> SendBody:
+    return SendBody(client_message_id=key, chat_id=chat_id, content=content)
+
+
+def act(actor: User = ANNA, number: int = 0) -> Act:
+    return Act(actor=actor, at="2027-01-15T08:00:00.000Z", message_id=f"msg_act_{number}")
+
+
+async def create_chat(store: MemoryStore, *members: User, chat_id: str = CHAT, owner: User = ANNA) -> None:
+    others = tuple(user.user_id for user in members if user != owner)
+    await store.change(CreateChat(act(owner), chat_id, "group", "a chat", others))
+
+
+def stored(draft: Draft, sequence: int) -> Message:
+    return Message(
+        message_id=draft.message_id,
+        chat_id=draft.chat_id,
+        sequence=sequence,
+        kind="text",
+        sender_id=draft.sender.user_id,
+        client_message_id=draft.client_message_id,
+        content=draft.content,
+        content_type=draft.content_type,
+        created_at=draft.created_at,
+    )
+
+
+def acks(drafts: Sequence[Draft]) -> list[Outcome]:
+    return [Acked(stored(draft, n), False) for n, draft in enumerate(drafts, 1)]
+
+
+class ScriptedStore:
+    """The writing verbs of a store; each call waits for its gate, then gives what the test put in place."""
+
+    def __init__(self) -> None:
+        self.groups: list[Sequence[Draft]] = []
+        self.commands: list[Command] = []
+        self.marked: list[Sequence[Watermark]] = []
+        self.ended = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.answer: Callable[[Sequence[Draft]], list[Outcome]] = acks
+        self.error: BaseException | None = None
+
+    async def append(self, group: Sequence[Draft]) -> list[Outcome]:
+        self.groups.append(group)
+        await self._pass()
+        return self.answer(group)
+
+    async def change(self, command: Command) -> Changed:
+        self.commands.append(command)
+        await self._pass()
+        raise AssertionError("a test that changes chats uses the memory store")
+
+    async def mark(self, watermarks: Sequence[Watermark]) -> None:
+        self.marked.append(watermarks)
+        await self._pass()
+
+    async def _pass(self) -> None:
+        await self.gate.wait()
+        self.ended += 1
+        if self.error is not None:
+            raise self.error
+
+
+class Answers:
+    """Who was answered what, in order; each at most once."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.by_key: dict[str, Any] = {}
+
+    def to(self, key: str) -> Callable[[Outcome], None]:
+        def answer(outcome: Outcome) -> None:
+            assert key not in self.by_key, f"{key} was answered twice"
+            self.order.append(key)
+            self.by_key[key] = outcome
+
+        return answer
+
+    def codes(self) -> dict[str, str]:
+        return {key: "ACK" if isinstance(o, Acked) else o.code for key, o in self.by_key.items()}

@@ -1,0 +1,275 @@
+"""The durability plane over a store that fails in every way: breaker, deadline, honest answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from scripted import ANNA, BELA, CHAT, ScriptedStore, acks, act, create_chat
+from virtual import LoopClock, run
+
+from holdfast.errors import (
+    ChatHalted,
+    HoldfastError,
+    InternalError,
+    KeyReused,
+    NotAMember,
+    OutcomeUnknown,
+    RateLimited,
+    ServerBusy,
+    StateCorrupted,
+    Unavailable,
+)
+from holdfast.ingest.durability import DurabilitySettings, GuardedStore
+from holdfast.message import Acked, Draft, Outcome, Watermark
+from holdfast.resilience import BreakerState
+from holdfast.store.changes import AddMember, RemoveMember
+from holdfast.store.memory import MemoryStore
+
+
+def drafts(count: int = 1) -> list[Draft]:
+    return [
+        Draft(ANNA, CHAT, f"key-{n}", "hello", "text/plain", f"msg_{n}", "2027-01-15T08:00:00.000Z")
+        for n in range(count)
+    ]
+
+
+class Bench:
+    def __init__(self, settings: DurabilitySettings | None = None) -> None:
+        self.clock = LoopClock()
+        self.store = ScriptedStore()
+        self.plane = GuardedStore(self.store, self.clock, settings)  # type: ignore[arg-type]
+
+    async def persist(self, count: int = 1, seconds: float = 5.0) -> list[Outcome]:
+        return await self.plane.persist(drafts(count), self.clock.monotonic() + seconds)
+
+
+def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: DurabilitySettings | None = None) -> None:
+    async def main() -> None:
+        await test(Bench(settings))
+
+    run(main())
+
+
+def kinds(outcomes: list[Outcome]) -> set[type]:
+    return {type(outcome) for outcome in outcomes}
+
+
+def test_circuit_breaker_opens_after_threshold_failures() -> None:
+    """Seed 000, Confirmation 1."""
+
+    async def test(bench: Bench) -> None:
+        bench.store.error = Unavailable("the disk is gone")
+        for _ in range(5):
+            assert bench.plane.breaker is BreakerState.CLOSED
+            assert kinds(await bench.persist()) == {Unavailable}
+        assert bench.plane.breaker is BreakerState.OPEN
+        before = bench.clock.monotonic()
+        (refusal,) = await bench.persist()
+        assert bench.clock.monotonic() == before, "an open breaker answers at once"
+        assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds == pytest.approx(30)
+        assert len(bench.store.groups) == 5, "the store is left in peace"
+
+    on_virtual_time(test)
+
+
+def test_after_its_rest_one_probe_decides() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.error = OutcomeUnknown("?")
+        for _ in range(5):
+            await bench.persist()
+        await asyncio.sleep(30)
+        assert bench.plane.breaker is BreakerState.HALF_OPEN
+        await bench.persist()
+        assert bench.plane.breaker is BreakerState.OPEN
+        await asyncio.sleep(30)
+        assert bench.plane.breaker_open_seconds == pytest.approx(60), "a failed probe does not start the count anew"
+        bench.store.error = None
+        bench.store.gate.clear()
+        probe = asyncio.create_task(bench.persist())
+        await asyncio.sleep(0.1)
+        assert kinds(await bench.persist()) == {Unavailable}, "one probe at a time"
+        bench.store.gate.set()
+        assert kinds(await probe) == {Acked}
+        assert bench.plane.breaker is BreakerState.CLOSED
+        assert bench.plane.breaker_open_seconds == 0
+
+    on_virtual_time(test)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotAMember("no"), KeyReused("no"), ChatHalted("halted"), RateLimited("quota")],
+    ids=lambda e: type(e).__name__,
+)
+def test_refusals_a_full_quota_and_a_halted_chat_never_count_against_the_breaker(error: HoldfastError) -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.answer = lambda group: [error] * len(group)
+        for _ in range(20):
+            assert await bench.persist() == [error]
+        bench.store.error = error
+        for _ in range(20):
+            assert await bench.persist() == [error]
+        assert bench.plane.breaker is BreakerState.CLOSED
+
+    on_virtual_time(test)
+
+
+def test_a_group_of_which_one_send_got_through_is_no_failure() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.answer = lambda group: [*acks(group[:1]), *[Unavailable("throttled")] * (len(group) - 1)]
+        for _ in range(20):
+            assert kinds(await bench.persist(3)) == {Acked, Unavailable}
+        assert bench.plane.breaker is BreakerState.CLOSED
+        bench.store.answer = lambda group: [Unavailable("throttled")] * len(group)
+        for _ in range(40):
+            await bench.persist(3)
+        assert bench.plane.breaker is BreakerState.OPEN
+
+    on_virtual_time(test)
+
+
+def test_a_hanging_commit_is_unknown_at_its_deadline_and_goes_on_to_its_end() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        outcomes = await bench.persist(3, seconds=5)
+        assert bench.clock.monotonic() == pytest.approx(5)
+        assert kinds(outcomes) == {OutcomeUnknown}
+        assert bench.plane.overdue == 1
+        (refusal,) = await bench.persist()
+        assert isinstance(refusal, Unavailable), "nothing is sent after a write that has not ended"
+        assert len(bench.store.groups) == 1
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert (bench.store.ended, bench.plane.overdue) == (1, 0)
+        assert kinds(await bench.persist()) == {Acked}, "it serves again as soon as the write has ended"
+
+    on_virtual_time(test)
+
+
+def test_timeouts_open_the_breaker() -> None:
+    async def test(bench: Bench) -> None:
+        for _ in range(5):
+            bench.store.gate.clear()
+            assert kinds(await bench.persist(seconds=1)) == {OutcomeUnknown}
+            bench.store.gate.set()
+            await asyncio.sleep(0.01)
+        assert bench.plane.breaker is BreakerState.OPEN
+
+    on_virtual_time(test)
+
+
+def test_past_the_deadline_nothing_is_tried() -> None:
+    async def test(bench: Bench) -> None:
+        (refusal,) = await bench.persist(seconds=0)
+        assert isinstance(refusal, Unavailable)
+        assert bench.store.groups == []
+
+    on_virtual_time(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (ZeroDivisionError("a defect"), OutcomeUnknown),
+        (InternalError("a defect"), OutcomeUnknown),
+        (asyncio.CancelledError(), OutcomeUnknown),
+        (RateLimited("throttled"), RateLimited),
+        (StateCorrupted("damaged"), Unavailable),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_persist_never_raises(error: BaseException, answer: type) -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.error = error
+        outcomes = await bench.persist(2)
+        assert kinds(outcomes) == {answer}
+        assert all(o.retryable for o in outcomes if isinstance(o, HoldfastError))
+
+    on_virtual_time(test)
+
+
+def test_a_store_that_loses_count_is_answered_as_unknown() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.answer = lambda group: acks(group[1:])
+        assert kinds(await bench.persist(3)) == {OutcomeUnknown}
+
+    on_virtual_time(test)
+
+
+def test_a_cancelled_caller_leaves_its_write_running_and_the_breaker_untouched() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        caller = asyncio.create_task(bench.persist())
+        await asyncio.sleep(0.1)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert bench.plane.overdue == 1
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert (bench.store.ended, bench.plane.overdue) == (1, 0)
+
+    on_virtual_time(test)
+
+
+def test_changes_pass_through_the_same_breaker_and_deadline() -> None:
+    async def test(bench: Bench) -> None:
+        command = AddMember(act(), CHAT, "bela")
+        bench.store.gate.clear()
+        with pytest.raises(OutcomeUnknown):
+            await bench.plane.change(command, bench.clock.monotonic() + 1)
+        with pytest.raises(Unavailable):
+            await bench.plane.change(command, bench.clock.monotonic() + 1)
+        bench.store.error = Unavailable("down")
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        for _ in range(4):
+            with pytest.raises(Unavailable):
+                await bench.plane.change(command, bench.clock.monotonic() + 1)
+        assert bench.plane.breaker is BreakerState.OPEN
+
+    on_virtual_time(test)
+
+
+def test_a_hundred_changes_at_once_and_no_more() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        command = AddMember(act(), CHAT, "bela")
+        flying = [asyncio.create_task(bench.plane.change(command, 5.0)) for _ in range(100)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(ServerBusy):
+            await bench.plane.change(command, 5.0)
+        results = await asyncio.gather(*flying, return_exceptions=True)
+        assert {type(r) for r in results} == {OutcomeUnknown}
+        bench.store.error = Unavailable("down")
+        bench.store.gate.set()
+        await asyncio.sleep(0.1)
+        assert bench.plane.overdue == 0
+
+    on_virtual_time(test)
+
+
+def test_a_change_reaches_the_store_and_a_refusal_comes_back() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        await create_chat(store, ANNA)
+        plane = GuardedStore(store, LoopClock())
+        changed = await plane.change(AddMember(act(number=1), CHAT, "bela"), 5.0)
+        assert changed.event is not None and changed.event.sequence == 1
+        with pytest.raises(NotAMember):
+            await plane.change(RemoveMember(act(BELA._replace(user_id="dora"), 2), CHAT, "anna"), 5.0)
+
+    run(main())
+
+
+def test_marks_are_best_effort_and_say_whether_they_were_stored() -> None:
+    async def test(bench: Bench) -> None:
+        marks = [Watermark(ANNA, "phone", CHAT, 1, 3, 0)]
+        assert await bench.plane.mark(marks) is True
+        bench.store.error = Unavailable("down")
+        assert await bench.plane.mark(marks) is False
+        assert bench.store.marked == [marks, marks]
+
+    on_virtual_time(test)

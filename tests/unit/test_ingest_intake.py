@@ -1,0 +1,295 @@
+"""The intake loop on virtual time: grouping, answers, bounds in time, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from scripted import ANNA, BELA, CHAT, Answers, ScriptedStore, acks, body, create_chat
+from virtual import LoopClock, run
+
+from holdfast.clock import Ids
+from holdfast.errors import ChatHalted, NotAMember, OutcomeUnknown, Unavailable
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.intake import Intake
+from holdfast.ingest.waiting import IntakeSettings
+from holdfast.message import Acked
+from holdfast.store.memory import MemoryStore
+
+
+class Bench:
+    """An intake over a scripted store."""
+
+    def __init__(self, settings: IntakeSettings | None = None) -> None:
+        clock = LoopClock()
+        self.clock = clock
+        self.store = ScriptedStore()
+        self.answers = Answers()
+        self.durability = GuardedStore(self.store, clock)  # type: ignore[arg-type]
+        self.intake = Intake(self.durability, clock, Ids(clock, random.Random(1)), settings)
+
+    def send(self, key: str, chat: str = CHAT, source: str = "conn_1", seconds: float = 5.0) -> None:
+        deadline = self.clock.monotonic() + seconds
+        self.intake.submit(body(key, chat), ANNA, source, deadline, self.answers.to(key))
+
+    @property
+    def groups(self) -> list[list[str]]:
+        return [[draft.client_message_id for draft in group] for group in self.store.groups]
+
+
+def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: IntakeSettings | None = None) -> None:
+    async def main() -> None:
+        bench = Bench(settings)
+        task = asyncio.create_task(bench.intake.run())
+        await test(bench)
+        bench.store.gate.set()
+        bench.intake.stop()
+        await task
+
+    run(main())
+
+
+def test_a_send_that_finds_nothing_in_flight_leaves_at_once_alone() -> None:
+    async def test(bench: Bench) -> None:
+        bench.send("a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bench.groups == [["a"]]
+        await asyncio.sleep(0.001)
+        assert bench.answers.codes() == {"a": "ACK"}
+        assert bench.clock.monotonic() < 0.01
+
+    on_virtual_time(test)
+
+
+def test_sends_gather_while_a_commit_is_in_flight() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        bench.send("a")
+        await asyncio.sleep(0.01)
+        for key in "bcd":
+            bench.send(key)
+        await asyncio.sleep(0.01)
+        assert bench.groups == [["a"]], "one group is in flight at a time"
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert bench.groups == [["a"], ["b", "c", "d"]]
+        assert bench.answers.order == ["a", "b", "c", "d"]
+
+    on_virtual_time(test)
+
+
+def test_failfast_persistence_no_ack_before_the_commit() -> None:
+    """Seed 000, INVARIANT failfast_persistence."""
+
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        bench.send("a")
+        await asyncio.sleep(4.9)
+        assert bench.answers.codes() == {}
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert bench.store.ended == 1
+        assert bench.answers.codes() == {"a": "ACK"}
+
+    on_virtual_time(test)
+
+
+def test_a_group_has_one_moment_and_rising_ids() -> None:
+    async def test(bench: Bench) -> None:
+        for key in "abc":
+            bench.send(key)
+        await asyncio.sleep(0.01)
+        (group,) = bench.store.groups
+        assert len({draft.created_at for draft in group}) == 1
+        ids = [draft.message_id for draft in group]
+        assert ids == sorted(set(ids)) and all(i.startswith("msg_") for i in ids)
+        assert group[0].sender == ANNA
+
+    on_virtual_time(test)
+
+
+def test_what_waits_two_seconds_is_busy_at_that_moment() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        bench.send("in flight")
+        await asyncio.sleep(0.5)
+        bench.send("early", source="2")
+        await asyncio.sleep(1.0)
+        bench.send("later", source="3")
+        await asyncio.sleep(0.99)
+        assert bench.answers.codes() == {}
+        await asyncio.sleep(0.02)
+        assert bench.answers.codes() == {"early": "SERVER_BUSY"}
+        await asyncio.sleep(1.0)
+        assert bench.answers.codes() == {"early": "SERVER_BUSY", "later": "SERVER_BUSY"}
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert bench.answers.codes()["in flight"] == "ACK"
+        assert bench.groups == [["in flight"]]
+
+    on_virtual_time(test)
+
+
+def test_a_full_queue_is_busy_at_once() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        bench.send("in flight")
+        await asyncio.sleep(0.01)
+        bench.send("waits")
+        bench.send("too many")
+        assert bench.answers.codes() == {"too many": "SERVER_BUSY"}
+        assert bench.answers.by_key["too many"].retryable
+
+    on_virtual_time(test, IntakeSettings(max_waiting=1))
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), OutcomeUnknown("?"), ChatHalted("halted")])
+def test_followers_of_a_retryable_failure_get_the_same_answer(error: Exception) -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.answer = lambda drafts: [error if d.client_message_id == "a" else acks([d])[0] for d in drafts]
+        bench.store.gate.clear()
+        bench.send("a")
+        await asyncio.sleep(0.01)
+        bench.send("follower")
+        bench.send("other chat", chat="chat_2")
+        bench.send("other connection", source="conn_2")
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert bench.answers.by_key["a"] is error
+        assert bench.answers.by_key["follower"] is error
+        assert bench.answers.codes()["other chat"] == "ACK"
+        assert bench.answers.codes()["other connection"] == "ACK"
+        assert bench.groups == [["a"], ["other chat", "other connection"]]
+
+    on_virtual_time(test)
+
+
+def test_followers_of_a_refusal_go_their_way() -> None:
+    async def test(bench: Bench) -> None:
+        refusal = NotAMember("no")
+        bench.store.answer = lambda drafts: [refusal if d.client_message_id == "a" else acks([d])[0] for d in drafts]
+        bench.store.gate.clear()
+        bench.send("a")
+        await asyncio.sleep(0.01)
+        bench.send("follower")
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert bench.answers.codes() == {"a": "NOT_A_MEMBER", "follower": "ACK"}
+
+    on_virtual_time(test)
+
+
+def test_a_commit_that_hangs_is_unknown_at_the_deadline_and_answered_once() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        bench.send("a")
+        await asyncio.sleep(4.99)
+        assert bench.answers.codes() == {}
+        await asyncio.sleep(0.02)
+        assert isinstance(bench.answers.by_key["a"], OutcomeUnknown)
+        bench.store.gate.set()
+        await asyncio.sleep(1)
+        assert bench.store.ended == 1, "the commit went on to its end"
+        assert bench.durability.overdue == 0
+        bench.send("b")
+        await asyncio.sleep(0.01)
+        assert bench.answers.codes()["b"] == "ACK"
+
+    on_virtual_time(test)
+
+
+def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
+    async def test(bench: Bench) -> None:
+        def broken(_outcome: object) -> None:
+            raise RuntimeError("a defect in a session")
+
+        bench.intake.submit(body("x"), ANNA, "conn_0", 5.0, broken)
+        bench.send("a")
+        await asyncio.sleep(0.01)
+        assert bench.answers.codes() == {"a": "ACK"}
+
+    on_virtual_time(test)
+
+
+def test_stopping_answers_what_was_taken_and_takes_no_more() -> None:
+    async def main() -> None:
+        bench = Bench()
+        task = asyncio.create_task(bench.intake.run())
+        bench.store.gate.clear()
+        bench.send("a")
+        await asyncio.sleep(0.01)
+        bench.send("b")
+        bench.intake.stop()
+        bench.send("too late")
+        assert bench.answers.codes() == {"too late": "SERVICE_UNAVAILABLE"}
+        bench.store.gate.set()
+        await task
+        assert bench.answers.codes() == {"too late": "SERVICE_UNAVAILABLE", "a": "ACK", "b": "ACK"}
+
+    run(main())
+
+
+def test_a_cancelled_intake_leaves_nobody_without_an_answer() -> None:
+    async def main() -> None:
+        bench = Bench()
+        task = asyncio.create_task(bench.intake.run())
+        bench.store.gate.clear()
+        bench.send("in flight")
+        await asyncio.sleep(0.01)
+        bench.send("waiting")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert bench.answers.by_key["in flight"].outcome == "unknown"
+        assert bench.answers.by_key["waiting"].outcome == "rejected"
+        assert bench.answers.by_key["waiting"].retryable
+        bench.store.gate.set()
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> None:
+    async def main() -> None:
+        clock, rng, answers = LoopClock(), random.Random(seed), Answers()
+        store = MemoryStore()
+        await create_chat(store, ANNA, BELA)
+        intake = Intake(GuardedStore(store, clock), clock, Ids(clock, rng))
+        task = asyncio.create_task(intake.run())
+
+        async def sender(user: object, source: str) -> None:
+            for n in range(20):
+                key = f"{source}-{n}"
+                intake.submit(body(key), user, source, clock.monotonic() + 5, answers.to(key))  # type: ignore[arg-type]
+                if rng.random() < 0.5:
+                    await asyncio.sleep(rng.random() / 100)
+
+        await asyncio.gather(sender(ANNA, "1"), sender(BELA, "2"), sender(ANNA, "3"))
+        intake.stop()
+        await task
+        assert len(answers.by_key) == 60
+        assert all(isinstance(outcome, Acked) for outcome in answers.by_key.values())
+        for source in "123":
+            sequences = [answers.by_key[f"{source}-{n}"].message.sequence for n in range(20)]
+            assert sequences == sorted(sequences), "one connection's sends to one chat keep their order"
+        assert {o.message.sequence for o in answers.by_key.values()} == set(range(1, 61))
+
+    run(main(), seed=seed)
+
+
+def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
+    async def test(bench: Bench) -> None:
+        for n in range(101):
+            bench.send(f"hot-{n}", chat="hot")
+        for n in range(100):
+            bench.send(f"warm-{n}", chat="warm")
+        await asyncio.sleep(1)
+        assert bench.intake.hot_chats() == {}
+        await asyncio.sleep(60)
+        assert bench.intake.hot_chats() == {"hot": 101}
+        await asyncio.sleep(60)
+        assert bench.intake.hot_chats() == {}
+
+    on_virtual_time(test)

@@ -1,0 +1,126 @@
+"""Watermarks: merged, flushed each second, repeated after a failure, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import ANNA, BELA, CHAT, create_chat
+from virtual import LoopClock, run
+
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.watermarks import Watermarks, WatermarkSettings, merged
+from holdfast.message import Draft, Watermark
+from holdfast.store.memory import MemoryStore
+
+
+class Plane:
+    """Takes marks, or refuses them."""
+
+    def __init__(self) -> None:
+        self.works = True
+        self.calls: list[list[Watermark]] = []
+
+    async def mark(self, watermarks: Sequence[Watermark]) -> bool:
+        self.calls.append(list(watermarks))
+        return self.works
+
+
+def bench(settings: WatermarkSettings | None = None) -> tuple[Plane, list[Watermark], Watermarks]:
+    plane, told = Plane(), []
+    return plane, told, Watermarks(plane, told.extend, settings)  # type: ignore[arg-type]
+
+
+def test_a_second_of_acks_is_one_write() -> None:
+    async def main() -> None:
+        plane, told, marks = bench()
+        task = asyncio.create_task(marks.run())
+        for n in range(1, 50):
+            marks.delivered(ANNA, "phone", CHAT, 1, n)
+        marks.read(ANNA, "phone", CHAT, 1, 20)
+        marks.delivered(BELA, "phone", CHAT, 1, 7)
+        await asyncio.sleep(0.9)
+        assert plane.calls == []
+        await asyncio.sleep(0.2)
+        expected = [Watermark(ANNA, "phone", CHAT, 1, 49, 20), Watermark(BELA, "phone", CHAT, 1, 7, 0)]
+        assert plane.calls == [expected]
+        assert told == expected
+        await asyncio.sleep(5)
+        assert len(plane.calls) == 1, "nothing moved, nothing is written"
+        marks.stop()
+        await task
+
+    run(main())
+
+
+def test_stopping_flushes_what_is_left() -> None:
+    async def main() -> None:
+        plane, _told, marks = bench()
+        task = asyncio.create_task(marks.run())
+        await asyncio.sleep(0)
+        marks.delivered(ANNA, "phone", CHAT, 1, 5)
+        marks.stop()
+        await task
+        assert [m.delivered for call in plane.calls for m in call] == [5]
+
+    run(main())
+
+
+def test_what_could_not_be_written_is_written_with_the_next_flush() -> None:
+    async def main() -> None:
+        plane, _told, marks = bench(WatermarkSettings(max_per_write=1))
+        marks.delivered(ANNA, "phone", CHAT, 1, 5)
+        marks.delivered(BELA, "phone", CHAT, 1, 6)
+        plane.works = False
+        await marks.flush()
+        assert len(plane.calls) == 1, "after a failure the rest is not tried"
+        marks.delivered(ANNA, "phone", CHAT, 1, 9)
+        plane.works = True
+        await marks.flush()
+        assert [m.delivered for call in plane.calls[1:] for m in call] == [9, 6]
+        assert marks.waiting == 0
+
+    run(main())
+
+
+def test_above_the_bound_new_ones_are_dropped_and_old_ones_still_merge() -> None:
+    async def main() -> None:
+        plane, _told, marks = bench(WatermarkSettings(max_waiting=1))
+        marks.delivered(ANNA, "phone", CHAT, 1, 5)
+        marks.delivered(BELA, "phone", CHAT, 1, 6)
+        marks.delivered(ANNA, "phone", CHAT, 1, 8)
+        await marks.flush()
+        assert plane.calls == [[Watermark(ANNA, "phone", CHAT, 1, 8, 0)]]
+
+    run(main())
+
+
+def test_they_end_in_the_store() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        await create_chat(store, ANNA, BELA)
+        await store.append([Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")])
+        epoch = (await store.heads([CHAT]))[CHAT].epoch
+        marks = Watermarks(GuardedStore(store, LoopClock()), lambda _: None)
+        marks.delivered(BELA, "phone", CHAT, epoch, 1)
+        await marks.flush()
+        assert list(await store.watermarks(CHAT)) == [Watermark(BELA, "phone", CHAT, epoch, 1, 0)]
+
+    run(main())
+
+
+marks_of_one = st.builds(
+    lambda epoch, delivered, read: Watermark(ANNA, "phone", CHAT, epoch, delivered, read),
+    st.integers(1, 2),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+
+
+@given(marks_of_one, marks_of_one, marks_of_one)
+def test_merging_does_not_depend_on_order_or_repetition(a: Watermark, b: Watermark, c: Watermark) -> None:
+    assert merged(merged(a, b), c) == merged(a, merged(b, c))
+    assert merged(a, b) == merged(b, a)
+    assert merged(a, a) == a
