@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-from msgspec import Struct
-
-from holdfast.message import Cursor, Page
+from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.places import Place
 from holdfast.wire.frames import Resumed, ResumedChat
-
-
-class ResumeRead(Struct, frozen=True):
-    """What the store says to a resume, read after it was asked.
-
-    ``pages``: the first page of chats that moved past their cursor, or whose epoch differs (``reset``, from 0),
-    as many as fit. ``joined``: chats the user is in without having sent a cursor. ``gone``: cursors of chats the
-    user is no longer in. ``heads``: the present (epoch, head) of every other chat the user is in, moved or not.
-    """
-
-    pages: Sequence[Page]
-    joined: Sequence[str]
-    gone: Sequence[str]
-    heads: Mapping[str, Cursor]
 
 
 def resumed(places: Mapping[str, Place], cursors: Mapping[str, Cursor], read: ResumeRead) -> Resumed:

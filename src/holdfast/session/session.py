@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import assert_never
 
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.message import Cursor, Outcome, Page, User, check_id
+from holdfast.message import Cursor, Outcome, Page, ResumeRead, User, check_id
 from holdfast.session.deliveries import NOTHING, Deliveries
 from holdfast.session.effects import (
     Close,
@@ -30,7 +30,7 @@ from holdfast.session.heartbeat import Heartbeat, StaleAcks
 from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note
 from holdfast.session.requests import Asked, Overload, Pull, Request, Requests
-from holdfast.session.resume import ResumeRead, resumed, without
+from holdfast.session.resume import resumed, without
 from holdfast.session.validation import refusal_of
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import encode_frame, error_payload
