@@ -1,0 +1,15 @@
+"""REST and operators' endpoints over the parts of the path: a plain ASGI application.
+
+- ``routes``    the table of every endpoint; start here
+- ``receive``   from a request to a call: who, may they, what
+- ``chats``, ``messages``, ``admin``, ``probes``   what the endpoints do
+- ``answers``   statuses and the one error body
+- ``openapi``, ``reference``   the table as OpenAPI, as /docs and as docs/reference/rest.md
+- ``envelope``  request ids, security headers, access log
+- ``app``       all of it, mounted: ``make_app(deps)``
+"""
+
+from holdfast.api.app import make_app
+from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
+
+__all__ = ["ApiSettings", "Backup", "Deps", "PresenceView", "Readiness", "make_app"]

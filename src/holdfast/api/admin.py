@@ -1,0 +1,120 @@
+"""What operators do, with an admin key, a scope and a reason; every act is in the audit log.
+
+An operator belongs to no tenant; an act on a chat is recorded under the chat's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from holdfast.access import ApiKey
+from holdfast.api.bodies import (
+    AuditPage,
+    AuditQuery,
+    IssuedKey,
+    KeyList,
+    KeyView,
+    NewKey,
+    RedactOne,
+    Why,
+)
+from holdfast.api.call import Answer, Call
+from holdfast.api.chats import commit
+from holdfast.api.deps import Deps
+from holdfast.api.reads import in_time
+from holdfast.clock import timestamp
+from holdfast.errors import Forbidden, HoldfastError, NotFound
+from holdfast.message import User
+from holdfast.store.changes import Act, HaltChat, RecoverChat, Redact
+
+
+def _act(deps: Deps, call: Call, reason: str, tenant: str = "") -> Act:
+    return Act(
+        actor=User(tenant, call.principal.user_id),
+        at=timestamp(deps.clock.now()),
+        message_id=deps.ids.new("msg_"),
+        operator=True,
+        reason=reason,
+        key=call.key,
+        fingerprint=call.fingerprint,
+    )
+
+
+async def _act_on_chat(deps: Deps, call: Call, reason: str) -> Act:
+    chat = await in_time(deps, deps.store.chat(call.path["chat_id"]))
+    return _act(deps, call, reason, chat.tenant)
+
+
+async def inspect_chat(deps: Deps, call: Call) -> Answer:
+    return Answer(await in_time(deps, deps.store.inspect(call.path["chat_id"])))
+
+
+async def halt_chat(deps: Deps, call: Call) -> Answer:
+    body: Why = call.body
+    return await commit(deps, HaltChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
+
+
+async def recover_chat(deps: Deps, call: Call) -> Answer:
+    body: Why = call.body
+    return await commit(deps, RecoverChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
+
+
+async def redact_any(deps: Deps, call: Call) -> Answer:
+    body: RedactOne = call.body
+    act = await _act_on_chat(deps, call, body.reason)
+    return await commit(deps, Redact(act, call.path["chat_id"], body.sequence))
+
+
+async def read_audit(deps: Deps, call: Call) -> Answer:
+    query: AuditQuery = call.query
+    return Answer(AuditPage(await in_time(deps, deps.store.audit(query.after, query.limit))))
+
+
+async def take_backup(deps: Deps, call: Call) -> Answer:
+    """Recorded before it is taken, so that no copy of the data exists without a record of who made it."""
+    body: Why = call.body
+    await deps.store.record(_act(deps, call, body.reason), "backup", "state")
+    return Answer(await deps.backup())
+
+
+def _view(key: ApiKey) -> KeyView:
+    return KeyView(key.key_id, key.kind, key.tenant, key.label, key.scopes, key.created_at, key.last_four)
+
+
+async def list_keys(deps: Deps, call: Call) -> Answer:
+    return Answer(KeyList([_view(key) for key in deps.keys.list()]))
+
+
+async def issue_key(deps: Deps, call: Call) -> Answer:
+    """Recorded before its secret is shown: a key nobody recorded is a key nobody has."""
+    body: NewKey = call.body
+    scopes = body.scopes
+    if body.kind == "admin":
+        scopes = sorted(call.principal.scopes) if scopes is None else scopes
+        if not call.principal.scopes.issuperset(scopes):
+            raise Forbidden("a key can hand out only the scopes it carries", yours=sorted(call.principal.scopes))
+    at = timestamp(deps.clock.now())
+    async with deps.key_change:
+        key, secret = await asyncio.to_thread(
+            deps.keys.issue, body.kind, body.label, at, tenant=body.tenant, scopes=scopes
+        )
+        details = msgspec.json.encode({"kind": key.kind, "tenant": key.tenant, "scopes": key.scopes}).decode()
+        try:
+            await deps.store.record(_act(deps, call, body.reason), "key_issued", key.key_id, details)
+        except HoldfastError:
+            await asyncio.to_thread(deps.keys.revoke, key.key_id)
+            raise
+    return Answer(IssuedKey(_view(key), secret))
+
+
+async def revoke_key(deps: Deps, call: Call) -> Answer:
+    """Recorded before it happens; a repetition after a crash in between does both again."""
+    query: Why = call.query
+    key_id = call.path["key_id"]
+    async with deps.key_change:
+        if not any(key.key_id == key_id for key in deps.keys.list()):
+            raise NotFound(f"there is no key {key_id}")
+        await deps.store.record(_act(deps, call, query.reason), "key_revoked", key_id)
+        return Answer(_view(await asyncio.to_thread(deps.keys.revoke, key_id)))

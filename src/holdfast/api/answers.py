@@ -1,0 +1,65 @@
+"""How answers and errors look in HTTP: one body shape, one table of statuses."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from starlette.responses import Response
+
+from holdfast.api.bodies import ErrorBody, ErrorDetail
+from holdfast.api.call import Answer
+from holdfast.errors import HoldfastError, InternalError, OperatorError
+
+STATUS = {
+    "INVALID_MESSAGE": 400,
+    "UNAUTHORIZED": 401,
+    "FORBIDDEN": 403,
+    "NOT_A_MEMBER": 403,
+    "NOT_FOUND": 404,
+    "IDEMPOTENCY_KEY_REUSED": 409,
+    "MESSAGE_TOO_LARGE": 413,
+    "INVALID_CONTENT_TYPE": 415,
+    "RATE_LIMITED": 429,
+    "INTERNAL_ERROR": 500,
+    "SERVER_BUSY": 503,
+    "CHAT_HALTED": 503,
+    "SERVICE_UNAVAILABLE": 503,
+}
+"""Error code to status; documented in docs/reference/rest.md."""
+
+RETRY_AFTER_SECONDS = {"RATE_LIMITED": 1, "SERVER_BUSY": 1, "SERVICE_UNAVAILABLE": 1, "CHAT_HALTED": 30}
+"""Where the error itself does not say when to come back."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def respond(answer: Answer, status: int) -> Response:
+    """An answer on the wire; ``status`` is used where the answer names none."""
+    if answer.body is None:
+        return Response(status_code=answer.status or status, headers=dict(answer.headers))
+    content = answer.body if isinstance(answer.body, bytes) else _encoder.encode(answer.body)
+    return Response(content, answer.status or status, dict(answer.headers), answer.media_type)
+
+
+def respond_error(error: HoldfastError, *, write: bool, status: int | None = None) -> Response:
+    """An error on the wire; ``outcome`` only where something might have been written."""
+    if isinstance(error, OperatorError):
+        error = InternalError("the server is not set up for this; its log says more")
+    detail = ErrorDetail(
+        code=error.code,
+        message=error.message,
+        retryable=error.retryable,
+        outcome=("unknown" if error.outcome == "unknown" else "rejected") if write else None,
+        retry_after_seconds=error.retry_after_seconds,
+        details=error.details or None,
+    )
+    headers = {}
+    if error.retryable:
+        seconds = error.retry_after_seconds or RETRY_AFTER_SECONDS.get(error.code, 1)
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+    if error.code == "UNAUTHORIZED":
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(
+        _encoder.encode(ErrorBody(detail)), status or STATUS[error.code], headers, media_type="application/json"
+    )

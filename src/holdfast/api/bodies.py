@@ -1,0 +1,201 @@
+"""What requests carry and answers hold, where the values of ``holdfast.message`` do not say it already. (Pure.)
+
+Requests are strict: an unknown field or a wrong type is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from holdfast.access import KeyKind, Scope
+from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Chat, ChatKind, Member, Message, Role
+from holdfast.store.contract import AuditRecord, ChatSummary
+
+Id = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern="^[!-~]+$")]
+Name = Annotated[str, Meta(max_length=200)]
+Reason = Annotated[str, Meta(min_length=1, max_length=500, description="Why; it goes into the audit log.")]
+SequenceNumber = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
+Position = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+
+
+class Body(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request carries: its JSON body, or its query."""
+
+
+class NewChat(Body, frozen=True):
+    """A direct chat has exactly one other member and no name; there is one per pair."""
+
+    kind: ChatKind = "group"
+    name: Name = ""
+    members: Annotated[list[Id], Meta(max_length=1000)] = []
+
+
+class Renamed(Body, frozen=True):
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class NewMember(Body, frozen=True):
+    user_id: Id
+    role: Role = "member"
+
+
+class NewRole(Body, frozen=True):
+    role: Role
+
+
+class NewMessage(Body, frozen=True):
+    """``content`` is 1 to 4096 bytes of UTF-8."""
+
+    content: Annotated[str, Meta(min_length=1)]
+    content_type: str = "text/plain"
+
+
+class NewToken(Body, frozen=True):
+    user_id: Id
+    ttl_seconds: Annotated[int, Meta(ge=1, le=30 * 86400)] = 3600
+
+
+class NewKey(Body, frozen=True):
+    """``scopes`` left out: all that the kind can carry (for an admin key: all that yours carries)."""
+
+    kind: KeyKind
+    label: Annotated[str, Meta(min_length=1, max_length=100)]
+    reason: Reason
+    tenant: Annotated[str, Meta(max_length=ID_BYTES_MAX)] = ""
+    scopes: Annotated[list[Scope], Meta(max_length=20)] | None = None
+
+
+class Why(Body, frozen=True):
+    reason: Reason
+
+
+class RedactOne(Body, frozen=True):
+    sequence: SequenceNumber
+    reason: Reason
+
+
+class ChatsQuery(Body, frozen=True):
+    """``after`` is the ``next`` of the page before."""
+
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    after: Id | None = None
+
+
+class MessagesQuery(Body, frozen=True):
+    """At most one of ``before``, ``after`` and ``around``; none of them: the newest messages."""
+
+    before: SequenceNumber | None = None
+    after: Position | None = None
+    around: SequenceNumber | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class AuditQuery(Body, frozen=True):
+    after: Position = 0
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class ChatPage(Struct, frozen=True):
+    """``next`` is null on the last page."""
+
+    chats: Sequence[ChatSummary]
+    next: str | None
+
+
+class ChatDetail(Struct, frozen=True):
+    """A chat with everybody in it; ``role`` is the caller's."""
+
+    chat: Chat
+    role: Role
+    members: Sequence[Member]
+
+
+class ChangeAnswer(Struct, frozen=True):
+    """The chat after the change, and the event that tells its members of it, if there is one."""
+
+    chat: Chat
+    event: Message | None
+
+
+class MemberList(Struct, frozen=True):
+    members: Sequence[Member]
+
+
+class MessagePage(Struct, frozen=True):
+    """Messages in ascending order. A copy of the chat with another ``epoch`` must be dropped and read anew."""
+
+    chat_id: str
+    epoch: int
+    head: int
+    messages: Sequence[Message]
+    has_older: bool
+    has_newer: bool
+
+
+class DeliveryStatus(Struct, frozen=True):
+    """Which of the other members have the message on at least one device, and which have read it."""
+
+    chat_id: str
+    epoch: int
+    sequence: int
+    delivered: Sequence[str]
+    read: Sequence[str]
+
+
+class TokenAnswer(Struct, frozen=True):
+    token: str
+    expires_at: str
+
+
+class KeyView(Struct, frozen=True):
+    """A key without its secret, of which only the last four characters are known."""
+
+    key_id: str
+    kind: KeyKind
+    tenant: str
+    label: str
+    scopes: Sequence[Scope]
+    created_at: str
+    last_four: str
+
+
+class KeyList(Struct, frozen=True):
+    keys: Sequence[KeyView]
+
+
+class IssuedKey(Struct, frozen=True):
+    """``secret`` is shown this once."""
+
+    key: KeyView
+    secret: str
+
+
+class AuditPage(Struct, frozen=True):
+    """Ask again with ``after`` set to the last record's number."""
+
+    records: Sequence[AuditRecord]
+
+
+class Health(Struct, frozen=True, omit_defaults=True):
+    """``dependencies`` is told only to an admin key with the scope status:read."""
+
+    status: Literal["live", "ready", "not_ready"]
+    dependencies: Mapping[str, str] | None = None
+
+
+class ErrorDetail(Struct, frozen=True, omit_defaults=True):
+    """What went wrong. ``outcome`` of a write: rejected (it did not happen) or unknown (retry with the same key)."""
+
+    code: str
+    message: str
+    retryable: bool
+    outcome: Literal["rejected", "unknown"] | None = None
+    retry_after_seconds: float | None = None
+    details: Mapping[str, Any] | None = None
+
+
+class ErrorBody(Struct, frozen=True):
+    error: ErrorDetail

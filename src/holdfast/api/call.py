@@ -1,0 +1,74 @@
+"""An endpoint as a value, a call of it, and its answer.
+
+The table in ``routes`` is made of these; routing, OpenAPI and the reference pages are all read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holdfast.access import Principal, Scope
+from holdfast.api.deps import Deps
+
+Caller = Literal["anybody", "user", "tenant", "operator"]
+"""user: a user token, or a tenant key that names a user. tenant: a tenant key. operator: an admin key."""
+
+KeyRule = Literal["none", "optional", "required"]
+"""Whether the endpoint takes an Idempotency-Key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, authenticated and decoded."""
+
+    principal: Principal
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    key: str | None
+    fingerprint: str
+    """Tells a repetition of a keyed request from another request under the same key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``body`` is encoded as JSON unless it is bytes already; ``status`` None: the endpoint's usual one."""
+
+    body: object = None
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    media_type: str = "application/json"
+
+
+Run = Callable[[Deps, Call], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One line of the table."""
+
+    method: str
+    path: str
+    run: Run
+    summary: str
+    caller: Caller
+    scope: Scope | None = None
+    body: type | None = None
+    query: type | None = None
+    answer: Any = None
+    status: int = 200
+    key: KeyRule = "none"
+    note: str = ""
+    also: Mapping[int, str] = field(default_factory=dict)
+    """Other statuses that are no errors, with their meaning."""
+    media_type: str = "application/json"
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def writes(self) -> bool:
+        return self.method not in ("GET", "HEAD")

@@ -1,0 +1,131 @@
+"""Chats and their members."""
+
+from __future__ import annotations
+
+from holdfast.api.bodies import (
+    ChangeAnswer,
+    ChatDetail,
+    ChatPage,
+    ChatsQuery,
+    MemberList,
+    NewChat,
+    NewMember,
+    NewRole,
+    NewToken,
+    Renamed,
+    TokenAnswer,
+)
+from holdfast.api.call import Answer, Call
+from holdfast.api.deps import Deps, PresenceView
+from holdfast.api.reads import in_time
+from holdfast.clock import timestamp
+from holdfast.errors import InvalidMessage, NotAMember, Unavailable
+from holdfast.message import User, check_id
+from holdfast.store.changes import (
+    Act,
+    AddMember,
+    ChangeRole,
+    Command,
+    CreateChat,
+    RemoveMember,
+    RenameChat,
+)
+
+
+def act_of(deps: Deps, call: Call) -> Act:
+    """Who does it and when, with the key under which a repetition is recognised."""
+    return Act(
+        actor=call.principal.user,
+        at=timestamp(deps.clock.now()),
+        message_id=deps.ids.new("msg_"),
+        key=call.key,
+        fingerprint=call.fingerprint,
+    )
+
+
+async def commit(deps: Deps, command: Command) -> Answer:
+    """Commit a command and answer with the chat after it."""
+    changed = await deps.durability.change(command, deps.deadline())
+    headers = {"Idempotency-Replayed": "true"} if changed.repeated else {}
+    return Answer(ChangeAnswer(changed.chat, changed.event), headers=headers)
+
+
+def _usable(user_id: str) -> str:
+    if problem := check_id(user_id, "user_id"):
+        raise InvalidMessage(problem, field="user_id")
+    return user_id
+
+
+async def create_chat(deps: Deps, call: Call) -> Answer:
+    body: NewChat = call.body
+    members = [_usable(user_id) for user_id in body.members]
+    command = CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members)
+    changed = await deps.durability.change(command, deps.deadline())
+    created = changed.chat.chat_id == command.chat_id
+    return Answer(ChangeAnswer(changed.chat, changed.event), 201 if created else 200)
+
+
+async def list_chats(deps: Deps, call: Call) -> Answer:
+    query: ChatsQuery = call.query
+    if query.after is not None:
+        # A cursor is a chat of one's own: another's would tell whether it exists, and when it was last used.
+        await in_time(deps, deps.store.chat(query.after, call.principal.user))
+    chats = await in_time(deps, deps.store.chats_of(call.principal.user, query.limit + 1, query.after))
+    shown = chats[: query.limit]
+    more = len(chats) > query.limit
+    return Answer(ChatPage(shown, shown[-1].chat.chat_id if more else None))
+
+
+async def get_chat(deps: Deps, call: Call) -> Answer:
+    chat_id, user = call.path["chat_id"], call.principal.user
+    chat = await in_time(deps, deps.store.chat(chat_id, user))
+    members = await in_time(deps, deps.store.members(chat_id))
+    role = next((m.role for m in members if m.user_id == user.user_id), None)
+    if role is None:
+        raise NotAMember("you are no longer a member of this chat")
+    return Answer(ChatDetail(chat, role, members))
+
+
+async def rename_chat(deps: Deps, call: Call) -> Answer:
+    body: Renamed = call.body
+    return await commit(deps, RenameChat(act_of(deps, call), call.path["chat_id"], body.name))
+
+
+async def list_members(deps: Deps, call: Call) -> Answer:
+    detail = await get_chat(deps, call)
+    assert isinstance(detail.body, ChatDetail)
+    return Answer(MemberList(detail.body.members))
+
+
+async def add_member(deps: Deps, call: Call) -> Answer:
+    body: NewMember = call.body
+    user_id = _usable(body.user_id)
+    return await commit(deps, AddMember(act_of(deps, call), call.path["chat_id"], user_id, body.role))
+
+
+async def change_role(deps: Deps, call: Call) -> Answer:
+    body: NewRole = call.body
+    command = ChangeRole(act_of(deps, call), call.path["chat_id"], call.path["user_id"], body.role)
+    return await commit(deps, command)
+
+
+async def remove_member(deps: Deps, call: Call) -> Answer:
+    return await commit(deps, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
+
+
+async def get_presence(deps: Deps, call: Call) -> Answer:
+    """Only of people one shares a chat with. A source that is down makes the answer stale, not an error."""
+    detail = await get_chat(deps, call)
+    assert isinstance(detail.body, ChatDetail)
+    users = [User(call.principal.tenant, member.user_id) for member in detail.body.members]
+    try:
+        return Answer(await in_time(deps, deps.presence(users)))
+    except Unavailable:
+        return Answer(PresenceView([], stale=True))
+
+
+async def mint_token(deps: Deps, call: Call) -> Answer:
+    body: NewToken = call.body
+    user = User(call.principal.tenant, _usable(body.user_id))
+    token = deps.tokens.mint(user, body.ttl_seconds)
+    return Answer(TokenAnswer(token, timestamp(int(deps.clock.now()) + body.ttl_seconds)))

@@ -1,0 +1,107 @@
+"""What the API stands on: contracts and plain functions, put together by the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from holdfast.access import KeyRing, Tokens
+from holdfast.clock import Clock, Ids
+from holdfast.ingest.contract import Durability
+from holdfast.message import Outcome, User
+from holdfast.store.contract import Store
+from holdfast.wire.frames import Presence, SendBody
+
+KIB = 1024
+
+
+class PresenceView(Struct, frozen=True):
+    """Who is online. ``stale``: the source could not be asked; those it could not tell of are left out."""
+
+    users: Sequence[Presence]
+    stale: bool = False
+
+
+class Readiness(Struct, frozen=True):
+    """Whether this node can serve, and each dependency's state in a word ("up", "down", "open", …)."""
+
+    ready: bool
+    dependencies: Mapping[str, str]
+
+
+class Backup(Struct, frozen=True):
+    """A backup that was taken: where it lies on the server, and how large it is."""
+
+    path: str
+    size_bytes: int
+
+
+class Sends(Protocol):
+    """Where sends go in, to be grouped with those of the sockets: ``holdfast.ingest.intake.Intake``."""
+
+    def submit(
+        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+    ) -> None:
+        """Take a valid send and answer it exactly once, by ``deadline`` (monotonic)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Bounds of the REST surface."""
+
+    body_bytes_max: int = 64 * KIB
+    body_seconds_max: float = 10
+    request_seconds_max: float = 5
+    content_bytes_max: int = 4096
+    page_messages_max: int = 500
+    page_bytes_max: int = 256 * KIB
+    user_rate_per_second: float = 20
+    user_burst: int = 100
+    tenant_rate_per_second: float = 1000
+    tenant_burst: int = 2000
+    failed_logins_per_minute: int = 600
+    """Per address; beyond it a bad credential is answered 429 instead of 401."""
+    metrics_without_key: bool = False
+    """Serve /metrics to anybody who can reach the port."""
+    origins: frozenset[str] = frozenset()
+    """Pages of other origins that may call the API; exact, no patterns."""
+    proxies: tuple[IPv4Network | IPv6Network, ...] = field(default=())
+    """Whose X-Forwarded-For is believed."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+                raise ValueError(f"{name} must be greater than 0, not {value}")
+        if "*" in self.origins:
+            raise ValueError("origins are exact: * is not one")
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """Everything the API needs."""
+
+    durability: Durability
+    sends: Sends
+    store: Store
+    tokens: Tokens
+    keys: KeyRing
+    presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
+    status: Callable[[], Awaitable[Mapping[str, Any]]]
+    readiness: Callable[[], Awaitable[Readiness]]
+    backup: Callable[[], Awaitable[Backup]]
+    clock: Clock
+    ids: Ids
+    settings: ApiSettings = field(default_factory=ApiSettings)
+    key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One change of the key ring at a time."""
+
+    def deadline(self) -> float:
+        """By when a request that starts now must be answered."""
+        return self.clock.monotonic() + self.settings.request_seconds_max

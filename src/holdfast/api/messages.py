@@ -1,0 +1,142 @@
+"""Messages: read, send, redact, and who has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from holdfast.api.bodies import DeliveryStatus, MessagePage, MessagesQuery, NewMessage
+from holdfast.api.call import Answer, Call
+from holdfast.api.chats import act_of, commit
+from holdfast.api.deps import Deps
+from holdfast.api.reads import in_time
+from holdfast.errors import Forbidden, InvalidContentType, InvalidMessage, MessageTooLarge, NotFound, OutcomeUnknown
+from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, User, Watermark
+from holdfast.store.changes import Redact
+from holdfast.wire.frames import ContentType, MessageAck, SendBody
+
+ANSWER_GRACE_SECONDS = 0.5
+"""Ingest answers by the deadline; this is for the case that it does not."""
+CONTENT_TYPES: tuple[str, ...] = ContentType.__args__  # type: ignore[attr-defined]
+
+
+async def list_messages(deps: Deps, call: Call) -> Answer:
+    query: MessagesQuery = call.query
+    if sum(place is not None for place in (query.before, query.after, query.around)) > 1:
+        raise InvalidMessage("give at most one of before, after and around")
+    chat = await in_time(deps, deps.store.chat(call.path["chat_id"], call.principal.user))
+    if query.around is not None:
+        half = query.limit // 2
+        older = await _before(deps, call, query.around, half) if half else None
+        newer = await _after(deps, call, query.around - 1, query.limit - half)
+        return Answer(_page(chat, older, newer, query.around - 1))
+    if query.after is not None:
+        return Answer(_page(chat, None, await _after(deps, call, query.after, query.limit), query.after))
+    older = await _before(deps, call, query.before or SEQUENCE_MAX, query.limit)
+    return Answer(_page(chat, older, None, older.head))
+
+
+async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
+    """The reader is checked again in the read itself: a membership may end between two reads."""
+    chat_id, bytes_max = call.path["chat_id"], deps.settings.page_bytes_max
+    return await in_time(deps, deps.store.read_before(chat_id, before, limit, bytes_max, call.principal.user))
+
+
+async def _after(deps: Deps, call: Call, after: int, limit: int) -> Page:
+    chat_id, bytes_max = call.path["chat_id"], deps.settings.page_bytes_max
+    return await in_time(deps, deps.store.read_after(chat_id, after, limit, bytes_max, call.principal.user))
+
+
+def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> MessagePage:
+    """One page out of what was read on either side of ``place``; a side that was not read is told from the chat."""
+    messages = [*(older.messages if older else ()), *(newer.messages if newer else ())]
+    first = messages[0].sequence if messages else place + 1
+    last = messages[-1].sequence if messages else place
+    head = max(chat.head, *(page.head for page in (older, newer) if page))
+    return MessagePage(
+        chat_id=chat.chat_id,
+        epoch=(newer or older or chat).epoch,
+        head=head,
+        messages=messages,
+        has_older=older.has_more if older else first > chat.first_sequence,
+        has_newer=newer.has_more if newer else last < head,
+    )
+
+
+async def send_message(deps: Deps, call: Call) -> Answer:
+    """The Idempotency-Key is the client_message_id: a retry gets the first answer, marked deduplicated."""
+    body: NewMessage = call.body
+    _check_content(body, deps.settings.content_bytes_max)
+    send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)
+    outcome = await _submit(deps, send, call.principal.user)
+    if not isinstance(outcome, Acked):
+        raise outcome
+    message = outcome.message
+    ack = MessageAck(
+        client_message_id=send.client_message_id,
+        message_id=message.message_id,
+        chat_id=message.chat_id,
+        sequence=message.sequence,
+        created_at=message.created_at,
+        deduplicated=outcome.deduplicated,
+    )
+    return Answer(ack, 200 if outcome.deduplicated else 201)
+
+
+async def _submit(deps: Deps, send: SendBody, sender: User) -> Outcome:
+    """Each request is a source of its own: requests of one user that overlap have no order to keep."""
+    answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def answer(outcome: Outcome) -> None:
+        if not answered.done():
+            answered.set_result(outcome)
+
+    deps.sends.submit(send, sender, deps.ids.new("req_"), deps.deadline(), answer)
+    try:
+        async with asyncio.timeout(deps.settings.request_seconds_max + ANSWER_GRACE_SECONDS):
+            return await answered
+    except TimeoutError:
+        return OutcomeUnknown("no answer in time; send it again with the same Idempotency-Key")
+
+
+def _check_content(body: NewMessage, bytes_max: int) -> None:
+    if body.content_type not in CONTENT_TYPES:
+        raise InvalidContentType(f"content_type must be one of {', '.join(CONTENT_TYPES)}", allowed=CONTENT_TYPES)
+    if (size := len(body.content.encode())) > bytes_max:
+        raise MessageTooLarge(f"the content has {size} bytes; at most {bytes_max} are allowed", limit=bytes_max)
+
+
+def _sequence(call: Call) -> int:
+    value = call.path["sequence"]
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= SEQUENCE_MAX:
+        raise NotFound("there is no such message")
+    return int(value)
+
+
+async def redact_message(deps: Deps, call: Call) -> Answer:
+    """The store asks the role table: one's own message, or any for an admin of the chat."""
+    return await commit(deps, Redact(act_of(deps, call), call.path["chat_id"], _sequence(call)))
+
+
+async def get_status(deps: Deps, call: Call) -> Answer:
+    """For the sender only, like the receipts on the socket."""
+    chat_id, user, sequence = call.path["chat_id"], call.principal.user, _sequence(call)
+    page = await in_time(deps, deps.store.read_after(chat_id, sequence - 1, 1, deps.settings.page_bytes_max, user))
+    message = next((m for m in page.messages if m.sequence == sequence), None)
+    if message is None:
+        raise NotFound("there is no such message")
+    if message.sender_id != user.user_id:
+        raise Forbidden("only its sender sees who has a message")
+    watermarks = await in_time(deps, deps.store.watermarks(chat_id))
+    members = await in_time(deps, deps.store.members(chat_id))
+    others = {member.user_id for member in members} - {user.user_id}
+    delivered, read = _reached(watermarks, others, sequence)
+    return Answer(DeliveryStatus(chat_id, page.epoch, sequence, delivered, read))
+
+
+def _reached(watermarks: Iterable[Watermark], others: set[str], sequence: int) -> tuple[list[str], list[str]]:
+    """Who of ``others`` has ``sequence`` on a device, and who has read it."""
+    theirs = [mark for mark in watermarks if mark.user.user_id in others]
+    read = {mark.user.user_id for mark in theirs if mark.read >= sequence}
+    delivered = {mark.user.user_id for mark in theirs if mark.delivered >= sequence} | read
+    return sorted(delivered), sorted(read)

@@ -1,0 +1,131 @@
+"""The OpenAPI description, built from the table of endpoints and the types they name. (Pure.)"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.api.answers import STATUS
+from holdfast.api.bodies import ErrorBody
+from holdfast.api.call import Endpoint
+
+_REF = "#/components/schemas/{name}"
+_BINDING = re.compile(r"\{(\w+)(?::path)?\}")
+
+CALLERS = {
+    "anybody": "No credential is needed.",
+    "user": "A user token, or a tenant key with X-Act-As.",
+    "tenant": "A tenant API key.",
+    "operator": "An admin key.",
+}
+
+
+def plain_path(endpoint: Endpoint) -> str:
+    return _BINDING.sub(r"{\1}", endpoint.path)
+
+
+def error_statuses(endpoint: Endpoint) -> list[int]:
+    """The statuses of the errors this endpoint can answer with."""
+    statuses = {400, 413, 500}
+    if endpoint.caller != "anybody":
+        statuses |= {401, 403, 429, 503}
+    if _BINDING.search(endpoint.path):
+        statuses.add(404)
+    if endpoint.query is not None and "after" in endpoint.query.__annotations__:
+        statuses.add(404)
+    if endpoint.key != "none":
+        statuses.add(409)
+    if endpoint.body is not None:
+        statuses.add(415)
+    return sorted(statuses)
+
+
+def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The whole document."""
+    types = [t for e in endpoints for t in (e.body, e.query, e.answer) if t is not None] + [ErrorBody]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = {id(t): schema for t, schema in zip(types, schemas, strict=True)}
+    queries = {e.query.__name__ for e in endpoints if e.query is not None}
+    bodies = {e.body.__name__ for e in endpoints if e.body is not None}
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        operation = _operation(endpoint, schema_of, components)
+        paths.setdefault(plain_path(endpoint), {})[endpoint.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Holdfast",
+            "version": __version__,
+            "description": "Durable, ordered chats over REST. Live delivery is over the WebSocket at /v1/ws.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if name not in queries - bodies},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "A user token (JWT) or an API key."}
+            },
+        },
+    }
+
+
+def _operation(endpoint: Endpoint, schema_of: Mapping[int, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    who = CALLERS[endpoint.caller] + (f" Scope: {endpoint.scope}." if endpoint.scope else "")
+    operation: dict[str, Any] = {
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "description": f"{endpoint.note} {who}".strip(),
+        "parameters": _parameters(endpoint, components),
+        "responses": _responses(endpoint, schema_of),
+    }
+    if endpoint.caller != "anybody":
+        operation["security"] = [{"bearer": []}]
+    if endpoint.body is not None:
+        content = {"application/json": {"schema": schema_of[id(endpoint.body)]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _parameters(endpoint: Endpoint, components: Mapping[str, Any]) -> list[dict[str, Any]]:
+    an_id = {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[!-~]+$"}
+    number = {"type": "integer", "minimum": 1, "maximum": 2**53 - 1}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": number if name == "sequence" else an_id}
+        for name in _BINDING.findall(endpoint.path)
+    ]
+    if endpoint.query is not None:
+        shape = components[endpoint.query.__name__]
+        for name, schema in shape["properties"].items():
+            required = name in shape.get("required", ())
+            parameters.append({"name": name, "in": "query", "required": required, "schema": _not_null(schema)})
+    if endpoint.key != "none":
+        required = endpoint.key == "required"
+        parameters.append({"name": "Idempotency-Key", "in": "header", "required": required, "schema": an_id})
+    if endpoint.caller == "user":
+        parameters.append({"name": "X-Act-As", "in": "header", "required": False, "schema": an_id})
+    return parameters
+
+
+def _not_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A parameter is left out rather than null."""
+    choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    return choices[0] if len(choices) == 1 else schema
+
+
+def _responses(endpoint: Endpoint, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": schema_of[id(ErrorBody)]}}
+    codes: dict[int, list[str]] = {}
+    for code, status in STATUS.items():
+        codes.setdefault(status, []).append(code)
+    responses: dict[str, Any] = {
+        str(status): {"description": " or ".join(codes[status]), "content": error}
+        for status in error_statuses(endpoint)
+    }
+    schema = {"type": "string"} if endpoint.answer is None else schema_of[id(endpoint.answer)]
+    content = {endpoint.media_type: {"schema": schema}}
+    for status, meaning in {endpoint.status: endpoint.summary, **endpoint.also}.items():
+        responses[str(status)] = {"description": meaning, "content": content}
+    return dict(sorted(responses.items()))

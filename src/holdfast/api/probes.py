@@ -1,0 +1,44 @@
+"""What machines ask: alive, ready, status, metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from holdfast.api.bodies import ErrorBody, ErrorDetail, Health
+from holdfast.api.call import Answer, Call
+from holdfast.api.deps import Deps
+from holdfast.api.reads import in_time
+from holdfast.errors import Unavailable
+from holdfast.telemetry import REGISTRY
+
+METRICS_TYPE = CONTENT_TYPE_LATEST
+
+
+async def get_live(deps: Deps, call: Call) -> Answer:
+    """The process runs and its loop turns; nothing is asked of any dependency."""
+    return Answer(Health("live"))
+
+
+async def get_ready(deps: Deps, call: Call) -> Answer:
+    try:
+        readiness = await in_time(deps, deps.readiness())
+    except Unavailable:
+        return Answer(Health("not_ready"), 503, {"Retry-After": "1"})
+    detail = readiness.dependencies if "status:read" in call.principal.scopes else None
+    if readiness.ready:
+        return Answer(Health("ready", detail))
+    return Answer(Health("not_ready", detail), 503, {"Retry-After": "1"})
+
+
+async def get_operator_status(deps: Deps, call: Call) -> Answer:
+    return Answer(await in_time(deps, deps.status()))
+
+
+async def get_metrics(deps: Deps, call: Call) -> Answer:
+    return Answer(generate_latest(REGISTRY), media_type=METRICS_TYPE)
+
+
+async def upgrade_needed(deps: Deps, call: Call) -> Answer:
+    """A plain request for the socket's address."""
+    detail = ErrorDetail("INVALID_MESSAGE", "this address speaks WebSocket (holdfast.v1): ask for an upgrade", False)
+    return Answer(ErrorBody(detail), 426, {"Upgrade": "websocket"})

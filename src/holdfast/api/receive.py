@@ -1,0 +1,218 @@
+"""From a request to a call: who is asking, may they, what do they ask. Everything is checked before anything runs.
+
+The order of refusals: credential, kind of caller, scope, rate, path, query, Idempotency-Key, body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import ClientDisconnect, Request
+
+from holdfast.access import Buckets, Principal, bearer, client_ip, is_api_key, require_scope
+from holdfast.api.call import Call, Endpoint
+from holdfast.api.deps import ApiSettings, Deps
+from holdfast.clock import Clock
+from holdfast.errors import (
+    Forbidden,
+    InvalidContentType,
+    InvalidMessage,
+    MessageTooLarge,
+    NotFound,
+    RateLimited,
+    Refused,
+    Unauthorized,
+)
+from holdfast.message import SEQUENCE_MAX, check_id
+
+NOBODY = Principal("", "", frozenset(), "user")
+_INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
+
+
+class Allowance:
+    """How often a user, a tenant and an address with bad credentials may ask. Bounded maps of buckets."""
+
+    def __init__(self, settings: ApiSettings, clock: Clock) -> None:
+        self._clock = clock
+        self._users = Buckets(settings.user_rate_per_second, settings.user_burst)
+        self._tenants = Buckets(settings.tenant_rate_per_second, settings.tenant_burst)
+        self._failures = Buckets(settings.failed_logins_per_minute / 60, settings.failed_logins_per_minute)
+
+    def admit(self, principal: Principal) -> None:
+        """RateLimited if this user or tenant asks too often."""
+        now = self._clock.monotonic()
+        wait = self._users.take((principal.tenant, principal.user_id, principal.kind), now)
+        wait = wait or self._tenants.take(principal.tenant, now)
+        if wait:
+            raise RateLimited("too many requests", retry_after_seconds=round(wait, 3))
+
+    def failed_login(self, address: str) -> None:
+        """RateLimited if this address has shown too many bad credentials."""
+        wait = self._failures.take(address, self._clock.monotonic())
+        if wait:
+            raise RateLimited("too many failed logins from this address", retry_after_seconds=round(wait, 3))
+
+
+def address_of(request: Request, settings: ApiSettings) -> str:
+    """The client's address, as far as declared proxies vouch for it."""
+    peer = request.client.host if request.client else ""
+    return client_ip(peer, request.headers.getlist("x-forwarded-for"), settings.proxies)
+
+
+def identify(deps: Deps, request: Request) -> Principal:
+    """Who is asking; Unauthorized or Forbidden."""
+    credential = bearer(request.headers.get("authorization"))
+    if credential is None:
+        raise Unauthorized("a credential is needed: Authorization: Bearer <token or API key>")
+    act_as = request.headers.get("x-act-as")
+    if not is_api_key(credential):
+        if act_as is not None:
+            raise Forbidden("only a tenant API key can act for a user")
+        return deps.tokens.verify(credential)
+    key = deps.keys.find(credential)
+    if act_as is not None:
+        if key.kind != "tenant":
+            raise Forbidden("only a tenant API key can act for a user")
+        if problem := check_id(act_as, "X-Act-As"):
+            raise InvalidMessage(problem, field="X-Act-As")
+    return key.principal(act_as)
+
+
+def require_caller(principal: Principal, endpoint: Endpoint) -> None:
+    """Forbidden unless this kind of caller may use the endpoint."""
+    match endpoint.caller:
+        case "user" if principal.kind == "admin_key":
+            raise Forbidden("an admin key is no user; use a user token or a tenant key")
+        case "user" if not principal.user_id:
+            raise Forbidden("say for which user this tenant key acts: X-Act-As: <user>")
+        case "tenant" if principal.kind != "tenant_key":
+            raise Forbidden("this needs a tenant API key")
+        case "operator" if principal.kind != "admin_key":
+            raise Forbidden("this needs an admin key")
+        case _:
+            pass
+    if endpoint.scope is not None:
+        require_scope(principal, endpoint.scope)
+
+
+async def receive(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Request) -> Call:
+    """The call a request makes; raises the first reason to refuse it."""
+    principal = _admit(deps, allowance, endpoint, request)
+    request.scope["holdfast.principal"] = principal
+    path = _path(request.path_params)
+    query = _query(endpoint.query, request)
+    key = _key(endpoint, request)
+    body = _body(endpoint.body, await _read(endpoint, request, deps.settings))
+    return Call(principal, path, query, body, key, _fingerprint(endpoint, path, body) if key else "")
+
+
+def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Request) -> Principal:
+    """Who is asking, allowed to ask this now. What is open to anybody does not mind a bad credential."""
+    try:
+        principal = identify(deps, request)
+    except Refused as refusal:
+        if endpoint.caller == "anybody":
+            return NOBODY
+        if isinstance(refusal, Unauthorized):
+            allowance.failed_login(address_of(request, deps.settings))
+        raise
+    if endpoint.caller != "anybody":
+        require_caller(principal, endpoint)
+        allowance.admit(principal)
+    return principal
+
+
+def _path(params: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in params.items():
+        if check_id(value, name):
+            raise NotFound(f"there is no such {name.removesuffix('_id')}")
+    return dict(params)
+
+
+def _key(endpoint: Endpoint, request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        if endpoint.key == "required":
+            raise InvalidMessage("the header Idempotency-Key is required", field="Idempotency-Key")
+        return None
+    if endpoint.key == "none":
+        raise InvalidMessage("this request takes no Idempotency-Key", field="Idempotency-Key")
+    if problem := check_id(key, "Idempotency-Key"):
+        raise InvalidMessage(problem, field="Idempotency-Key")
+    return key
+
+
+def _fingerprint(endpoint: Endpoint, path: Mapping[str, str], body: object) -> str:
+    request = msgspec.json.encode([endpoint.name, sorted(path.items()), body])
+    return hashlib.blake2b(request, digest_size=16).hexdigest()
+
+
+@cache
+def _integers(shape: type[Struct]) -> frozenset[str]:
+    """The fields of a query that are numbers."""
+    return frozenset(f.name for f in msgspec.structs.fields(shape) if "int" in str(f.type))
+
+
+def _query(shape: type[Struct] | None, request: Request) -> Any:
+    """The query as ``shape``: each parameter once, numbers in plain digits."""
+    given = request.query_params.multi_items()
+    if shape is None:
+        if given:
+            raise InvalidMessage("this request takes no query parameters", field=given[0][0][:64])
+        return None
+    for name, value in given:
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidMessage("a query parameter was given twice", field=name[:64])
+        plain = value.isascii() and value.isdigit() and len(value) <= _INTEGER_DIGITS_MAX
+        if name in _integers(shape) and not plain:
+            raise InvalidMessage(f"{name} must be a number", field=name)
+    try:
+        return msgspec.convert(dict(given), shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(f"the query is not valid: {error}") from None
+
+
+async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
+    """The body, within its bounds of size and time. What an endpoint does not take is refused, not ignored."""
+    limit = settings.body_bytes_max
+    too_large = MessageTooLarge(f"the body is larger than {limit} bytes", limit=limit)
+    length = request.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length[:20]) > limit:
+        raise too_large
+    data = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds_max):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limit:
+                    raise too_large
+    except TimeoutError:
+        raise InvalidMessage(f"the body did not arrive within {settings.body_seconds_max:g} seconds") from None
+    except ClientDisconnect:
+        raise InvalidMessage("the client went away before its request was complete") from None
+    if endpoint.body is None and data:
+        raise InvalidMessage("this request takes no body")
+    if endpoint.body is not None:
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise InvalidContentType("the body must be application/json")
+    return bytes(data)
+
+
+def _body(shape: type | None, data: bytes) -> Any:
+    if shape is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except RecursionError:
+        raise InvalidMessage("the body is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise InvalidMessage("the body is not valid UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise InvalidMessage(f"the body is not valid: {error}") from None

@@ -1,0 +1,107 @@
+"""The reference pages, written from the table of endpoints: ``/docs`` (HTML) and docs/reference/rest.md. (Pure.)
+
+``python -m holdfast.api > docs/reference/rest.md``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import msgspec
+
+from holdfast.api.answers import RETRY_AFTER_SECONDS, STATUS
+from holdfast.api.call import Endpoint
+from holdfast.api.openapi import CALLERS, plain_path
+
+STYLE = b"""body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
+code{font:14px ui-monospace,monospace;background:#f2f2f2;padding:.1em .3em;border-radius:3px}
+article{border-top:1px solid #ddd;padding:.5rem 0}dt{float:left;width:10rem;color:#555}dd{margin-left:11rem}
+@media(prefers-color-scheme:dark){body{background:#161616;color:#e6e6e6}code{background:#2a2a2a}dt{color:#aaa}}
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Holdfast REST</title>
+<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/docs/style.css"></head>
+<body><h1>Holdfast REST</h1><p>The same as <a href="/openapi.json">OpenAPI</a>.</p>
+{body}</body></html>
+"""
+
+
+def fields_of(shape: Any) -> str:
+    """The fields of a body or query in one line: ``name``, ``limit = 50``."""
+    if shape is None:
+        return "–"
+    if not isinstance(shape, type) or not issubclass(shape, msgspec.Struct):
+        return "an object"
+    return ", ".join(f.name if f.required else f"{f.name}?" for f in msgspec.structs.fields(shape)) or "–"
+
+
+def _facts(endpoint: Endpoint) -> dict[str, str]:
+    facts = {"Who": CALLERS[endpoint.caller] + (f" Scope: {endpoint.scope}." if endpoint.scope else "")}
+    if endpoint.query is not None:
+        facts["Query"] = fields_of(endpoint.query)
+    if endpoint.body is not None:
+        facts["Body"] = fields_of(endpoint.body)
+    if endpoint.key != "none":
+        facts["Idempotency-Key"] = endpoint.key
+    facts["Answer"] = f"{endpoint.status}: {fields_of(endpoint.answer) if endpoint.answer else 'text'}"
+    for status, meaning in endpoint.also.items():
+        facts[f"Also {status}"] = meaning
+    return facts
+
+
+def html_page(groups: Mapping[str, Sequence[Endpoint]]) -> bytes:
+    """The page at /docs: static, without scripts."""
+    parts = []
+    for title, endpoints in groups.items():
+        parts.append(f"<h2>{escape(title)}</h2>")
+        for endpoint in endpoints:
+            facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in _facts(endpoint).items())
+            parts.append(
+                f"<article><h3>{escape(endpoint.summary)}</h3>"
+                f"<p><code>{endpoint.method} {escape(plain_path(endpoint))}</code></p>"
+                f"<p>{escape(endpoint.note)}</p><dl>{facts}</dl></article>"
+            )
+    return _PAGE.format(body="\n".join(parts)).encode()
+
+
+def markdown_page(groups: Mapping[str, Sequence[Endpoint]]) -> str:
+    """docs/reference/rest.md."""
+    lines = [_INTRODUCTION, "", "| status | code | Retry-After |", "|---|---|---|"]
+    for code, status in STATUS.items():
+        wait = RETRY_AFTER_SECONDS.get(code)
+        lines.append(f"| {status} | {code} | {f'as the error says, else {wait} s' if wait else '–'} |")
+    for title, endpoints in groups.items():
+        lines += ["", f"## {title}"]
+        for endpoint in endpoints:
+            lines += ["", f"### `{endpoint.method} {plain_path(endpoint)}`", "", f"{endpoint.summary}. {endpoint.note}"]
+            lines += ["", *(f"- {name}: {value}" for name, value in _facts(endpoint).items())]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+_INTRODUCTION = """# REST
+
+Written from the table in `src/holdfast/api/routes.py`; a test fails when the two differ. The machine-readable form is
+`/openapi.json` on a running server, and the same page is at `/docs`.
+
+Credentials go into `Authorization: Bearer …`, never into a URL: a user token (JWT), a tenant API key
+(`hf_tenant_…`, with `X-Act-As: <user>` where a user is meant) or an admin key (`hf_admin_…`). See
+[access](../guides/access.md).
+
+Bodies are JSON of at most 64 KiB; unknown fields, wrong types, nesting bombs and lone surrogates are refused.
+`name?` marks a field that may be left out. A request gets its answer within 5 seconds.
+
+`Idempotency-Key`: on a send it is the client_message_id and required; on other POSTs that take one, the first
+answer is kept with it and given again (`Idempotency-Replayed: true`); with another request under the same key the
+answer is 409. A POST that takes none refuses one.
+
+Every error, 404 and 405 included, has the same body:
+
+```json
+{"error": {"code": "NOT_A_MEMBER", "message": "…", "retryable": false, "outcome": "rejected", "details": {}}}
+```
+
+`outcome` comes with writes: `rejected` (nothing happened) or `unknown` (nobody knows: retry with the same key).
+A chat of another tenant does not exist (404); a chat one is not a member of is 403 NOT_A_MEMBER."""

@@ -1,0 +1,176 @@
+"""The table of every endpoint. Routing, ``/openapi.json``, ``/docs`` and docs/reference/rest.md are read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.api import admin, chats, messages, probes
+from holdfast.api.bodies import (
+    AuditPage,
+    AuditQuery,
+    ChangeAnswer,
+    ChatDetail,
+    ChatPage,
+    ChatsQuery,
+    DeliveryStatus,
+    ErrorBody,
+    Health,
+    IssuedKey,
+    KeyList,
+    KeyView,
+    MemberList,
+    MessagePage,
+    MessagesQuery,
+    NewChat,
+    NewKey,
+    NewMember,
+    NewMessage,
+    NewRole,
+    NewToken,
+    RedactOne,
+    Renamed,
+    TokenAnswer,
+    Why,
+)
+from holdfast.api.call import Endpoint
+from holdfast.api.deps import Backup, PresenceView
+from holdfast.store.contract import Inspection
+from holdfast.wire.frames import MessageAck
+
+CHAT = "/v1/chats/{chat_id}"
+MEMBER = CHAT + "/members/{user_id:path}"
+MESSAGE = CHAT + "/messages/{sequence}"
+OPERATED = "/admin/chats/{chat_id}"
+
+CHATS: Sequence[Endpoint] = (
+    Endpoint(
+        "POST", "/v1/chats", chats.create_chat, "Create a chat", "user", "chats:write",
+        body=NewChat, answer=ChangeAnswer, status=201, key="optional",
+        also={200: "It exists: the pair has a direct chat already, or this key was used before."},
+        note="The caller becomes the owner of a group; the two members of a direct chat are equal.",
+    ),
+    Endpoint(
+        "GET", "/v1/chats", chats.list_chats, "List one's chats, newest activity first", "user", "chats:read",
+        query=ChatsQuery, answer=ChatPage,
+        note="With display title, own role, unread count and last message.",
+    ),
+    Endpoint("GET", CHAT, chats.get_chat, "One chat with its members", "user", "chats:read", answer=ChatDetail),
+    Endpoint(
+        "PATCH", CHAT, chats.rename_chat, "Rename a chat", "user", "chats:write", body=Renamed, answer=ChangeAnswer
+    ),
+    Endpoint(
+        "GET", CHAT + "/members", chats.list_members, "List the members", "user", "chats:read", answer=MemberList
+    ),
+    Endpoint(
+        "POST", CHAT + "/members", chats.add_member, "Add a member", "user", "chats:write",
+        body=NewMember, answer=ChangeAnswer, key="optional",
+    ),
+    Endpoint(
+        "PATCH", MEMBER, chats.change_role, "Change a member's role", "user", "chats:write",
+        body=NewRole, answer=ChangeAnswer,
+    ),
+    Endpoint(
+        "DELETE", MEMBER, chats.remove_member, "Remove a member, or leave", "user", "chats:write",
+        answer=ChangeAnswer, note="Removing oneself is leaving. Who is no member any more cannot read the history.",
+    ),
+    Endpoint(
+        "GET", CHAT + "/presence", chats.get_presence, "Who of the members is online", "user", "chats:read",
+        answer=PresenceView,
+    ),
+)  # fmt: skip
+
+MESSAGES: Sequence[Endpoint] = (
+    Endpoint(
+        "GET", CHAT + "/messages", messages.list_messages, "Read messages", "user", "chats:read",
+        query=MessagesQuery, answer=MessagePage,
+        note="Before, after or around a sequence; the newest if no place is given. A page ends at its limit or at "
+        "256 KiB, whichever is first.",
+    ),
+    Endpoint(
+        "POST", CHAT + "/messages", messages.send_message, "Send a message", "user", "chats:write",
+        body=NewMessage, answer=MessageAck, status=201, key="required",
+        also={200: "It was stored before under the same key: `deduplicated` is true."},
+        note="The Idempotency-Key is the client_message_id. The answer comes after the commit on stable storage.",
+    ),
+    Endpoint(
+        "DELETE", MESSAGE, messages.redact_message, "Redact a message", "user", "chats:write",
+        answer=ChangeAnswer,
+        note="The content goes for ever; the sequence and the key stay. By its sender or an admin of the chat.",
+    ),
+    Endpoint(
+        "GET", MESSAGE + "/status", messages.get_status, "Who has a message and who has read it", "user",
+        "chats:read", answer=DeliveryStatus, note="For its sender.",
+    ),
+    Endpoint(
+        "POST", "/v1/tokens", chats.mint_token, "Mint a user token", "tenant", "tokens:write",
+        body=NewToken, answer=TokenAnswer, status=201,
+    ),
+    Endpoint(
+        "GET", "/v1/ws", probes.upgrade_needed, "The WebSocket", "anybody", answer=ErrorBody, status=426,
+        note="Speaks the protocol `holdfast.v1`; a request without an upgrade gets 426.",
+    ),
+)  # fmt: skip
+
+ADMIN: Sequence[Endpoint] = (
+    Endpoint(
+        "GET", OPERATED, admin.inspect_chat, "A chat's counter, head, count and gaps", "operator", "chats:read",
+        answer=Inspection,
+    ),
+    Endpoint(
+        "POST", OPERATED + "/halt", admin.halt_chat, "Refuse sends to a chat", "operator", "chats:write",
+        body=Why, answer=ChangeAnswer, key="optional",
+    ),
+    Endpoint(
+        "POST", OPERATED + "/recover", admin.recover_chat, "Repair a chat's numbering and resume it", "operator",
+        "chats:write", body=Why, answer=ChangeAnswer, key="optional",
+        note="Raises the chat's epoch: clients drop their copy and read it anew.",
+    ),
+    Endpoint(
+        "POST", OPERATED + "/redact", admin.redact_any, "Redact any message", "operator", "chats:write",
+        body=RedactOne, answer=ChangeAnswer, key="optional",
+    ),
+    Endpoint(
+        "GET", "/admin/audit", admin.read_audit, "The audit log, oldest first", "operator", "audit:read",
+        query=AuditQuery, answer=AuditPage,
+    ),
+    Endpoint("GET", "/admin/keys", admin.list_keys, "List the API keys", "operator", "keys:write", answer=KeyList),
+    Endpoint(
+        "POST", "/admin/keys", admin.issue_key, "Issue an API key", "operator", "keys:write",
+        body=NewKey, answer=IssuedKey, status=201,
+        note="An admin key can hand out only scopes it carries itself.",
+    ),
+    Endpoint(
+        "DELETE", "/admin/keys/{key_id}", admin.revoke_key, "Revoke an API key", "operator", "keys:write",
+        query=Why, answer=KeyView,
+    ),
+    Endpoint(
+        "POST", "/admin/backup", admin.take_backup, "Take a backup on the server", "operator", "backup",
+        body=Why, answer=Backup,
+    ),
+    Endpoint(
+        "GET", "/admin/status", probes.get_operator_status, "The state of this node", "operator", "status:read",
+        answer=Mapping[str, Any],
+    ),
+)  # fmt: skip
+
+PROBES: Sequence[Endpoint] = (
+    Endpoint("GET", "/health/live", probes.get_live, "Whether the process runs", "anybody", answer=Health),
+    Endpoint(
+        "GET", "/health/ready", probes.get_ready, "Whether this node can serve", "anybody", answer=Health,
+        also={503: "It cannot."}, note="An admin key with status:read is told the state of each dependency.",
+    ),
+    Endpoint(
+        "GET", "/metrics", probes.get_metrics, "Metrics for Prometheus", "operator", "status:read",
+        media_type=probes.METRICS_TYPE,
+        note="Open to anybody only if the setting `metrics_without_key` says so.",
+    ),
+)  # fmt: skip
+
+GROUPS: Mapping[str, Sequence[Endpoint]] = {
+    "Chats and members": CHATS,
+    "Messages and tokens": MESSAGES,
+    "Operators": ADMIN,
+    "Probes": PROBES,
+}
+ENDPOINTS: Sequence[Endpoint] = (*CHATS, *MESSAGES, *ADMIN, *PROBES)

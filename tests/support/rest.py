@@ -1,0 +1,138 @@
+"""The REST surface in this process: the real application over the real intake and the memory store, no socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from holdfast.access import KeyRing, Scope, Tokens, TokenSettings, shared_secret
+from holdfast.api import ApiSettings, Backup, Deps, PresenceView, Readiness, make_app
+from holdfast.clock import Ids, ManualClock
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.intake import Intake
+from holdfast.message import User
+from holdfast.store.memory import MemoryStore
+from holdfast.wire.frames import Presence
+
+AT = "2026-01-01T00:00:00.000Z"
+SECRET = b"a secret of at least thirty-two bytes"
+
+
+@dataclass
+class Rest:
+    """A client with every kind of credential at hand."""
+
+    client: httpx.AsyncClient
+    deps: Deps
+    store: MemoryStore
+    clock: ManualClock
+    online: dict[User, str]
+    ready: dict[str, str]
+
+    def token(self, user_id: str, tenant: str = "acme", ttl_seconds: float = 3600) -> str:
+        return self.deps.tokens.mint(User(tenant, user_id), ttl_seconds)
+
+    def tenant_key(self, tenant: str = "acme", scopes: Sequence[Scope] | None = None) -> str:
+        return self.deps.keys.issue("tenant", "backend", AT, tenant=tenant, scopes=scopes)[1]
+
+    def admin_key(self, *scopes: Scope) -> str:
+        return self.deps.keys.issue("admin", "operator", AT, scopes=scopes or None)[1]
+
+    async def ask(
+        self, method: str, path: str, who: str | None = None, json: object = None, **headers: str
+    ) -> httpx.Response:
+        """Ask as the bearer of ``who``; ``headers`` with underscores for hyphens."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if who is not None:
+            named["Authorization"] = f"Bearer {who}"
+        if json is None:
+            return await self.client.request(method, path, headers=named)
+        return await self.client.request(method, path, headers=named, json=json)
+
+    async def chat(self, owner: str = "alice", members: Sequence[str] = (), tenant: str = "acme") -> str:
+        """A new group; its id."""
+        body = {"name": "Team", "members": list(members)}
+        answer = await self.ask("POST", "/v1/chats", self.token(owner, tenant), body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["chat"]["chat_id"])
+
+    async def send(self, chat_id: str, content: str, key: str, who: str | None = None) -> httpx.Response:
+        return await self.ask(
+            "POST",
+            f"/v1/chats/{chat_id}/messages",
+            who or self.token("alice"),
+            {"content": content},
+            Idempotency_Key=key,
+        )
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str]:
+    """The status and code of an error, whose body must have the one shape."""
+    body = answer.json()
+    assert set(body) == {"error"} and {"code", "message", "retryable"} <= set(body["error"]), body
+    assert answer.headers["content-type"] == "application/json"
+    return answer.status_code, body["error"]["code"]
+
+
+@asynccontextmanager
+async def serving(settings: ApiSettings | None = None, **changed: Any) -> AsyncIterator[Rest]:
+    """A server for one test; ``changed`` replaces fields of its Deps."""
+    clock = ManualClock(1_700_000_000)
+    ids = Ids(clock, random.Random(7))
+    store = MemoryStore()
+    durability = GuardedStore(store, clock)
+    intake = Intake(durability, clock, ids)
+    online: dict[User, str] = {}
+    ready = {"store": "up"}
+
+    async def presence(users: Sequence[User]) -> PresenceView:
+        return PresenceView([Presence(u.user_id, "online", online[u]) for u in users if u in online])
+
+    async def status() -> Mapping[str, Any]:
+        return {"planes": {"durability": "up"}}
+
+    async def readiness() -> Readiness:
+        return Readiness(all(state == "up" for state in ready.values()), ready)
+
+    async def backup() -> Backup:
+        return Backup("backups/one", 1)
+
+    deps = Deps(
+        durability=durability,
+        sends=intake,
+        store=store,
+        tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock),
+        keys=KeyRing(),
+        presence=presence,
+        status=status,
+        readiness=readiness,
+        backup=backup,
+        clock=clock,
+        ids=ids,
+        settings=settings or ApiSettings(),
+    )
+    deps = replace(deps, **changed)
+    running = asyncio.create_task(intake.run())
+    transport = httpx.ASGITransport(make_app(deps))
+    async with httpx.AsyncClient(transport=transport, base_url="http://holdfast.test") as client:
+        try:
+            yield Rest(client, deps, store, clock, online, ready)
+        finally:
+            intake.stop()
+            await running
+
+
+def with_rest(scenario: Callable[[Rest], Awaitable[None]], settings: ApiSettings | None = None, **changed: Any) -> None:
+    """Run a scenario against a fresh server."""
+
+    async def run() -> None:
+        async with serving(settings, **changed) as rest:
+            await scenario(rest)
+
+    asyncio.run(run())

@@ -1,0 +1,81 @@
+"""The table of endpoints and what is read from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.api.answers import RETRY_AFTER_SECONDS, STATUS
+from holdfast.api.deps import ApiSettings
+from holdfast.api.openapi import describe
+from holdfast.api.reference import html_page, markdown_page
+from holdfast.api.routes import ENDPOINTS, GROUPS
+from holdfast.errors import HoldfastError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def every_error(root: type[HoldfastError] = HoldfastError) -> set[type[HoldfastError]]:
+    """The leaves of the tree: what is really raised."""
+    children = root.__subclasses__()
+    return set().union(*(every_error(child) for child in children)) if children else {root}
+
+
+def test_every_error_code_has_a_status_and_every_retryable_one_a_time_to_wait() -> None:
+    assert {error.code for error in every_error()} == set(STATUS)
+    assert {error.code for error in every_error() if error.retryable} == set(RETRY_AFTER_SECONDS)
+
+
+def test_what_needs_no_credential_is_listed_here() -> None:
+    open_to_all = {endpoint.path for endpoint in ENDPOINTS if endpoint.caller == "anybody"}
+    assert open_to_all == {"/v1/ws", "/health/live", "/health/ready"}
+
+
+def test_everything_else_needs_a_scope() -> None:
+    for endpoint in ENDPOINTS:
+        if endpoint.caller != "anybody":
+            assert endpoint.scope is not None, endpoint.name
+        if endpoint.path.startswith("/admin"):
+            assert endpoint.caller == "operator", endpoint.name
+        if endpoint.writes and endpoint.caller == "user":
+            assert endpoint.scope == "chats:write", endpoint.name
+
+
+def test_every_operators_write_asks_for_a_reason() -> None:
+    for endpoint in ENDPOINTS:
+        if endpoint.caller == "operator" and endpoint.writes:
+            shape = endpoint.body or endpoint.query
+            assert shape is not None and "reason" in shape.__annotations__, endpoint.name
+
+
+def test_names_of_endpoints_are_unique_because_metrics_and_openapi_use_them() -> None:
+    names = [endpoint.name for endpoint in ENDPOINTS]
+    assert len(names) == len(set(names))
+
+
+def test_openapi_describes_every_endpoint_and_no_reference_dangles() -> None:
+    document = describe(ENDPOINTS)
+    assert sum(len(methods) for methods in document["paths"].values()) == len(ENDPOINTS)
+    schemas = document["components"]["schemas"]
+    for name in re.findall(r"#/components/schemas/(\w+)", repr(document)):
+        assert name in schemas
+
+
+def test_the_reference_in_the_repository_is_the_one_the_table_gives() -> None:
+    """Write it anew with: python -m holdfast.api > docs/reference/rest.md"""
+    assert (ROOT / "docs/reference/rest.md").read_text() == markdown_page(GROUPS)
+
+
+def test_the_docs_page_loads_nothing_from_elsewhere_and_runs_nothing() -> None:
+    page = html_page(GROUPS).decode()
+    assert "<script" not in page and "http://" not in page and "https://" not in page
+
+
+@pytest.mark.parametrize(
+    "bad", [{"body_bytes_max": 0}, {"user_burst": 0}, {"request_seconds_max": -1}, {"origins": frozenset({"*"})}]
+)
+def test_bad_settings_are_refused_when_built(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        ApiSettings(**bad)  # type: ignore[arg-type]
