@@ -42,6 +42,11 @@ bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratio
 dev-engines: $(VENV)/.dev ## Start the engines the tests use and leave them running until Ctrl-C
 	cd tests && ../$(BIN)/python -m engines $(ARGS)
 
+results: $(VENV)/.dev ## Run the proofs of the short tier and write RESULTS.md
+	rm -rf .results
+	$(BIN)/python -m pytest -q tests/simulation tests/integration $(ARGS)
+	$(BIN)/python -m holdfast.verify.results .results > RESULTS.md
+
 lock: ## Resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command 'make lock' -p 3.11 pyproject.toml requirements/build.in -o requirements/run.lock
@@ -49,5 +54,5 @@ lock: ## Resolve the dependencies anew (needs uv)
 	  --custom-compile-command 'make lock' -p 3.11 --group dev -c requirements/run.lock -o requirements/dev.lock pyproject.toml
 
 clean: ## Remove what was installed and cached here; a state directory is never touched
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .results dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
