@@ -7,7 +7,8 @@ stand at the warning threshold while the buffer flows, and below zero while no b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Hashable, Mapping
 
 from holdfast.message import Cursor
 from holdfast.session.effects import Effect, Effects, Observed, ReadOn, Sign, StopReading, Wake
@@ -21,7 +22,7 @@ from holdfast.wire.run import Run
 
 NOTHING: Effects = ()
 WAKE: Effects = (Wake(),)
-_CLOSED = -1
+_NO_ROOM = -1
 
 
 class _Early:
@@ -40,6 +41,7 @@ class Deliveries:
     __slots__ = (
         "_bytes_ceiling",
         "_chats_per_frame",
+        "_closed",
         "_early",
         "_limits",
         "_messages_ceiling",
@@ -55,6 +57,7 @@ class Deliveries:
     def __init__(self, limits: SessionLimits) -> None:
         self._limits: Outbound = limits.backpressure.outbound
         self._chats_per_frame = limits.pages.resume_chats_per_frame
+        self._closed = False
         self._early: _Early | None = _Early()
         self._owed: dict[str, Place] | None = None
         self._reading = True
@@ -106,7 +109,7 @@ class Deliveries:
         if self._early is not None:
             self._early.heard[run.chat_id] = max(run.last, self._early.heard.get(run.chat_id, 0))
             return NOTHING
-        if place is None or run.last <= place.through:
+        if place is None or self._closed or run.last <= place.through:
             return NOTHING
         place.hear(run.last)
         if not place.live:
@@ -132,7 +135,7 @@ class Deliveries:
 
         A run that does not fit into a buffer that is still below the warning is left to sync without a warning.
         """
-        if self._slow.slow or self._messages_ceiling == _CLOSED:
+        if self._slow.slow:
             return False
         fill = self._fill(self.lanes.messages + run.count, self.lanes.bytes + run.size)
         if fill > self._limits.critical_threshold_percent:
@@ -183,7 +186,7 @@ class Deliveries:
             place = self.places[chat_id] = Place(head)
             self.owe(chat_id, place, effects)
 
-    def ephemeral(self, key: tuple[str, ...], frame: bytes, effects: list[Effect]) -> None:
+    def ephemeral(self, key: Hashable, frame: bytes, effects: list[Effect]) -> None:
         lanes = self.lanes
         fill = self._fill(lanes.messages, lanes.bytes)
         if fill > self._limits.ephemeral_threshold_percent or self._early is not None:
@@ -212,7 +215,7 @@ class Deliveries:
 
     def take(self, bytes_max: int) -> list[bytes]:
         self._woken = False
-        frames = self.lanes.take(bytes_max, self._resync)
+        frames = self.lanes.take(sys.maxsize if self._closed else bytes_max, self._resync)
         if self._slow.flow is not Flow.FLOWING and self._recovers():
             if self.lanes.runs:
                 self.lanes.want_resync()
@@ -230,12 +233,31 @@ class Deliveries:
 
     def taken(self, effects: list[Effect]) -> None:
         """What ``take`` gave is on its way: read on if the control lane has room again."""
-        if not self._reading and len(self.lanes.control) * 2 < self._limits.max_control_frames:
+        if self._may_read_on:
             self._reading = True
             effects.append(ReadOn())
         if self._recovered:
             self._recovered = False
             effects.append(Observed(Sign.SLOW_CONSUMER_RECOVERED))
+
+    @property
+    def _may_read_on(self) -> bool:
+        return not self._reading and len(self.lanes.control) * 2 < self._limits.max_control_frames
+
+    @property
+    def overdue(self) -> bool:
+        """Whether ``catch_up`` has something to do."""
+        return self._may_read_on or (bool(self.lanes.control) and not self._woken)
+
+    def catch_up(self, effects: list[Effect]) -> None:
+        """Say what nobody was told: after a ``take`` without ``taken``, or frames queued where effects cannot go."""
+        self.taken(effects)
+        if self.lanes.control:
+            self._wake(effects)
+
+    def sleep(self) -> None:
+        """The effects of the last ``say`` went nowhere."""
+        self._woken = False
 
     def _resync(self) -> list[bytes]:
         """The resync frames for every chat that is owed one and has not caught up by itself."""
@@ -261,7 +283,7 @@ class Deliveries:
             for chat_id, place in self.places.items()
             if place.through and place.acked < place.heard
         }
-        self.places = {}
+        self._closed = True
         self._owed = None
         self._close_ceilings()
         self.lanes.drop_all_but_control()
@@ -278,4 +300,4 @@ class Deliveries:
         self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
 
     def _close_ceilings(self) -> None:
-        self._messages_ceiling = self._bytes_ceiling = _CLOSED
+        self._messages_ceiling = self._bytes_ceiling = _NO_ROOM

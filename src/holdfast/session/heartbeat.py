@@ -7,7 +7,6 @@ last one of a chat too. A device whose acks stay behind what was written gets on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from holdfast.message import Cursor
@@ -38,17 +37,15 @@ class Heartbeat:
         """When an answer must have come, if one is awaited."""
         return None if self._asked_at is None else self._asked_at + self._timeouts.heartbeat_timeout_seconds
 
-    def compare(self, places: Places, heads: Mapping[str, Cursor], now: float) -> None:
-        """Note which chats the store has more of than was queued; the next heartbeat comes in time to name them."""
-        before = self._lagging_since or {}
-        lagging: dict[str, float] = {}
-        for chat_id, head in heads.items():
-            if (place := places.get(chat_id)) is not None:
-                place.meet(head)
-                if place.heard > place.through:
-                    lagging[chat_id] = before.get(chat_id, now)
-        self._lagging_since = lagging or None
-        if lagging.keys() - before.keys():
+    def compare(self, chat_id: str, place: Place, head: Cursor, now: float) -> None:
+        """Note whether the store has more than was queued; the next heartbeat then comes in time to name the chat."""
+        place.meet(head)
+        lagging = self._lagging_since
+        if place.heard <= place.through:
+            if lagging is not None:
+                lagging.pop(chat_id, None)
+        elif lagging is None or chat_id not in lagging:
+            self._lagging_since = {**(lagging or {}), chat_id: now}
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
     def ask(self, places: Places, now: float) -> dict[str, tuple[int, int]]:
@@ -56,13 +53,11 @@ class Heartbeat:
         self.due = now + self._timeouts.heartbeat_interval_seconds
         if self._asked_at is None:
             self._asked_at = now
-        named = {}
+        lagging = self._lagging_since or {}
+        still = {c: since for c, since in lagging.items() if c in places and places[c].heard > places[c].through}
+        self._lagging_since = still or None
         long_ago = now - self._timeouts.behind_before_heads_seconds
-        for chat_id, since in (self._lagging_since or {}).items():
-            place = places.get(chat_id)
-            if place is not None and since <= long_ago and place.heard > place.through:
-                named[chat_id] = (place.epoch, place.heard)
-        return named
+        return {c: (places[c].epoch, places[c].heard) for c, since in still.items() if since <= long_ago}
 
 
 class _Stale(NamedTuple):

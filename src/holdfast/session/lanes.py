@@ -10,7 +10,7 @@ that and not from before it. There is at most one; it is encoded when it is take
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from holdfast.wire.run import Run
 
@@ -40,7 +40,7 @@ class Lanes:
         self.messages = 0
         self.bytes = 0
         self.resync_after = _NO_RESYNC
-        self.ephemeral: dict[tuple[str, ...], bytes] | None = None
+        self.ephemeral: dict[Hashable, bytes] | None = None
         self.ephemeral_bytes = 0
 
     @property
@@ -58,7 +58,7 @@ class Lanes:
         if self.resync_after == _NO_RESYNC:
             self.resync_after = len(self.runs)
 
-    def whisper(self, key: tuple[str, ...], frame: bytes, frames_max: int) -> None:
+    def whisper(self, key: Hashable, frame: bytes, frames_max: int) -> None:
         """Queue an ephemeral frame: the newest of its key; at the bound the oldest key goes."""
         if self.ephemeral is None:
             self.ephemeral = {}
@@ -68,7 +68,7 @@ class Lanes:
         self.ephemeral[key] = frame
         self.ephemeral_bytes += len(frame)
 
-    def _forget(self, key: tuple[str, ...]) -> None:
+    def _forget(self, key: Hashable) -> None:
         if self.ephemeral and (old := self.ephemeral.pop(key, None)) is not None:
             self.ephemeral_bytes -= len(old)
 

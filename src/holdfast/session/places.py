@@ -50,10 +50,14 @@ class Place:
         self.expects = 0
 
     def meet(self, head: Cursor) -> None:
-        """What the store says of the chat now. A newer epoch starts its numbering afresh; an older one is late."""
+        """What the store says of the chat now. A newer epoch starts its numbering afresh; an older one is late.
+
+        Who joined by an event was told no epoch (0): what was heard since then is of the epoch that is met first.
+        """
         if head.epoch > self.epoch:
+            heard = 0 if self.epoch else self.heard
             self._restart(head.epoch)
-            self._heard = 0
+            self._heard = heard
         if head.epoch == self.epoch:
             self.hear(head.sequence)
 

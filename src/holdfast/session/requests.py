@@ -109,9 +109,14 @@ class Requests:
             self.waiting = []
         self.waiting.append(pull)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a pull waits and none is under way."""
+        return bool(self.waiting) and self.pulling is None
+
     def next_pull(self) -> Pull | None:
         """Start the oldest waiting pull, if none is under way."""
-        if self.pulling is not None or not self.waiting:
+        if not self.waiting or not self.ready:
             return None
         self.pulling = self.waiting.pop(0)
         if not self.waiting:

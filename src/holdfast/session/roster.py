@@ -1,35 +1,47 @@
 """Which sessions are here, by user and by chat. (Pure.)
 
 A user has one session per device and at most ``connections_max``: a device's new socket replaces its old one,
-a further device closes the oldest. Sets of sessions are handed out as tuples and replaced when they change, so a
-delivery may go through one while sessions come and go.
+a further device closes the oldest. The sessions of a chat are handed out as a tuple that is replaced when they
+change, so a delivery may go through it while sessions come and go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Collection
+from typing import Generic, Protocol, TypeVar
 
 from holdfast.message import User
 
-S = TypeVar("S")
 
-CONNECTIONS_PER_USER = 5
+class Attached(Protocol):
+    """What the roster needs to know of a session; it compares sessions by identity."""
+
+    @property
+    def user(self) -> User: ...
+
+    @property
+    def device_id(self) -> str: ...
+
+    @property
+    def chats(self) -> Collection[str]: ...
+
+
+S = TypeVar("S", bound=Attached)
 
 
 class Roster(Generic[S]):
-    """The sessions of one gateway. ``S`` is whatever stands for one; compared by identity."""
+    """The sessions of one gateway."""
 
-    def __init__(self, connections_max: int = CONNECTIONS_PER_USER) -> None:
+    def __init__(self, connections_max: int = 5) -> None:
         if connections_max < 1:
             raise ValueError("connections_max must be at least 1")
         self._connections_max = connections_max
         self._devices: dict[User, dict[str, S]] = {}
         self._in_chat: dict[str, tuple[S, ...]] = {}
-        self._count = 0
+        self._chats: dict[S, list[str]] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._chats)
 
     @property
     def users(self) -> Collection[User]:
@@ -48,45 +60,59 @@ class Roster(Generic[S]):
         """The sessions that get this chat's messages."""
         return self._in_chat.get(chat_id, ())
 
-    def add(self, user: User, device_id: str, session: S) -> list[S]:
-        """A session has arrived, in no chat yet; returns those it displaces: close them, then ``remove`` them.
-
-        They are no longer of the user, but stay in their chats until they are removed.
-        """
-        devices = self._devices.setdefault(user, {})
+    def add(self, session: S) -> list[S]:
+        """A session has arrived, in no chat yet; returns those it displaces, which are gone from here: close them."""
+        devices = self._devices.setdefault(session.user, {})
         displaced = []
-        if (old := devices.pop(device_id, None)) is not None:
+        if (old := devices.pop(session.device_id, None)) is not None:
             displaced.append(old)
         while len(devices) >= self._connections_max:
             displaced.append(devices.pop(next(iter(devices))))
-        devices[device_id] = session
-        self._count += 1 - len(displaced)
+        devices[session.device_id] = session
+        self._chats[session] = []
+        for old in displaced:
+            self._leave_all(old)
         return displaced
 
-    def remove(self, user: User, device_id: str, session: S, chats: Iterable[str]) -> bool:
-        """A session is gone, and out of its chats; whether it was the user's last one here."""
-        for chat_id in list(chats):
-            self.left(chat_id, session)
-        devices = self._devices.get(user, {})
-        if devices.get(device_id) is not session:
-            return False
-        del devices[device_id]
-        self._count -= 1
-        if devices:
-            return False
-        del self._devices[user]
-        return True
+    def established(self, session: S) -> None:
+        """The session knows its chats: it gets their messages from now on."""
+        for chat_id in session.chats:
+            self._join(chat_id, session)
 
-    def joined(self, chat_id: str, session: S) -> None:
-        """The session gets this chat's messages from now on. Again is harmless."""
+    def remove(self, session: S) -> None:
+        """The session is gone. Again, or after it was displaced, is harmless."""
+        self._leave_all(session)
+        devices = self._devices.get(session.user, {})
+        if devices.get(session.device_id) is session:
+            del devices[session.device_id]
+            if not devices:
+                del self._devices[session.user]
+
+    def joined(self, user: User, chat_id: str) -> None:
+        """The user is in the chat from now on. Again is harmless."""
+        for session in self.of_user(user):
+            self._join(chat_id, session)
+
+    def left(self, user: User, chat_id: str) -> None:
+        """The user is no longer in the chat. Again is harmless."""
+        for session in self.of_user(user):
+            if chat_id in self._chats[session]:
+                self._chats[session].remove(chat_id)
+                self._leave(chat_id, session)
+
+    def _join(self, chat_id: str, session: S) -> None:
         here = self._in_chat.get(chat_id, ())
-        if not any(other is session for other in here):
+        if session in self._chats and session not in here:
+            self._chats[session].append(chat_id)
             self._in_chat[chat_id] = (*here, session)
 
-    def left(self, chat_id: str, session: S) -> None:
-        """The session gets no more of this chat. Again is harmless."""
-        rest = tuple(other for other in self._in_chat.get(chat_id, ()) if other is not session)
+    def _leave_all(self, session: S) -> None:
+        for chat_id in self._chats.pop(session, ()):
+            self._leave(chat_id, session)
+
+    def _leave(self, chat_id: str, session: S) -> None:
+        rest = tuple(other for other in self._in_chat[chat_id] if other is not session)
         if rest:
             self._in_chat[chat_id] = rest
         else:
-            self._in_chat.pop(chat_id, None)
+            del self._in_chat[chat_id]

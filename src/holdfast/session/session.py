@@ -8,8 +8,9 @@ sync, and every accepted request is answered before a close.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import assert_never
 
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, OutcomeUnknown, ServerBusy, Unavailable
@@ -32,19 +33,16 @@ from holdfast.session.notes import note
 from holdfast.session.requests import Asked, Overload, Pull, Request, Requests
 from holdfast.session.resume import resumed, without
 from holdfast.session.validation import refusal_of
+from holdfast.session.words import acknowledgement, farewell, hello
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import encode_frame, error_payload
 from holdfast.wire.frames import (
-    PROTOCOL_VERSION,
     Ack,
     AnyClientFrame,
     Authenticate,
     AuthenticateBody,
     Authenticated,
-    ConnectionClosing,
-    ConnectionEstablished,
     HeartbeatAck,
-    MessageAck,
     Read,
     Resume,
     SendMessage,
@@ -124,22 +122,19 @@ class Session:
         """Bytes that wait to be taken, in all lanes."""
         return self._deliveries.lanes.waiting_bytes
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._requests.open or ())
+
     def established(self, memberships: Mapping[str, Cursor], server_time: str, now: float) -> Effects:
         """The user's chats are known: say hello. Call it once, before ``receive``; deliveries may come before it."""
         if self.closed:
             return NOTHING
         self._deliveries.establish(memberships)
-        hello = ConnectionEstablished(
-            connection_id=self.connection_id,
-            user_id=self.user.user_id,
-            device_id=self.device_id,
-            server_time=server_time,
-            heartbeat_interval_ms=int(self._limits.timeouts.heartbeat_interval_seconds * 1000),
-            protocol_version=PROTOCOL_VERSION,
-            limits=self._limits.announced(),
-        )
         effects: list[Effect] = []
-        self._deliveries.say(hello, None, effects)
+        greeting = hello(self._limits, self.connection_id, self.user.user_id, self.device_id, server_time)
+        self._deliveries.say(greeting, None, effects)
         return effects
 
     # What the client asks.
@@ -174,12 +169,13 @@ class Session:
             effects += self.close(Closing.PROTOCOL_ERROR, now)
         return effects
 
-    def ping(self, now: float) -> Effects:
-        """A WebSocket ping came in: it counts as a frame. With effects it was refused and needs no pong."""
-        effects: list[Effect] = []
-        if not self.closed and (refusal := self._requests.rate_other(now)) is not None:
-            self._tell_rate(refusal, effects, now)
-        return effects
+    def ping(self, now: float) -> bool:
+        """A WebSocket ping came in: it counts as a frame; whether it may be answered. If not, ``tick`` tells why."""
+        if self.closed or (refusal := self._requests.rate_other(now)) is None:
+            return not self.closed
+        self._tell_rate(refusal, [], now)
+        self._deliveries.sleep()
+        return False
 
     def _admit(self, frame: AnyClientFrame, effects: list[Effect], now: float) -> None:
         match frame:
@@ -283,15 +279,7 @@ class Session:
         if isinstance(outcome, HoldfastError):
             self._fail(request, outcome, effects)
             return effects
-        message = outcome.message
-        ack = MessageAck(
-            client_message_id=request.client_message_id or "",
-            message_id=message.message_id,
-            chat_id=message.chat_id,
-            sequence=message.sequence,
-            created_at=message.created_at,
-            deduplicated=outcome.deduplicated,
-        )
+        ack = acknowledgement(request.client_message_id or "", outcome)
         self._deliveries.say(ack, request.request_id, effects)
         return effects
 
@@ -369,7 +357,7 @@ class Session:
         return self._deliveries.deliver(run, now)
 
     def membership(self, chat_id: str, head: Cursor | None, now: float) -> Effects:
-        """The user joined the chat, whose head is this, or left it (None)."""
+        """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None)."""
         effects: list[Effect] = []
         if self.closed:
             return effects
@@ -382,20 +370,23 @@ class Session:
         self._deliveries.membership(chat_id, head, effects)
         return effects
 
-    def ephemeral(self, key: tuple[str, ...], frame: bytes, now: float) -> Effects:
+    def ephemeral(self, key: Hashable, frame: bytes, now: float) -> Effects:
         """Typing, presence, receipts: the newest of its key, dropped when there is better use for the buffer."""
         effects: list[Effect] = []
         if not self.closed:
             self._deliveries.ephemeral(key, frame, effects)
         return effects
 
-    def heads(self, heads: Mapping[str, Cursor], now: float) -> None:
-        """What the store says of these chats now; ask ``next_tick`` again afterwards."""
-        if not self.closed:
-            self._heartbeat.compare(self._deliveries.places, heads, now)
+    def head(self, chat_id: str, head: Cursor, now: float) -> None:
+        """What the store says of a chat now, asked once per heartbeat interval; may bring ``next_tick`` forward."""
+        if not self.closed and (place := self._deliveries.places.get(chat_id)) is not None:
+            self._heartbeat.compare(chat_id, place, head, now)
 
     def take(self, bytes_max: int) -> list[bytes]:
-        """Whole WebSocket frames to write, of about ``bytes_max``; empty when nothing waits. Then call ``taken``."""
+        """Whole WebSocket frames to write, of about ``bytes_max``; empty when nothing waits. Then call ``taken``.
+
+        After the close: the last words, all of them.
+        """
         return self._deliveries.take(bytes_max)
 
     def taken(self, now: float) -> Effects:
@@ -419,7 +410,7 @@ class Session:
             if (request := self._requests.end(pull.token)) is not None:
                 self._overload.count(busy=True, now=now)
                 self._fail(request, ServerBusy("the request waited too long", retry_after_seconds=1), effects)
-        self._deliveries.taken(effects)
+        self._deliveries.catch_up(effects)
         self._pull_next(effects)
         if now >= self._heartbeat.due:
             self._beat(effects, now)
@@ -450,12 +441,13 @@ class Session:
                 self._deliveries.owe(chat_id, places[chat_id], effects)
         self._deliveries.say(HeartbeatPayload(self._heartbeat.ask(places, now)), None, effects)
 
-    def next_tick(self, now: float) -> float:
+    @property
+    def next_tick(self) -> float:
         """When ``tick`` has something to do; other calls may bring it forward."""
         if self.closed:
-            return float("inf")
-        if self._requests.waiting and self._requests.pulling is None and self._deliveries.lanes.page is None:
-            return now
+            return math.inf
+        if self._deliveries.overdue or (self._requests.ready and self._deliveries.lanes.page is None):
+            return -math.inf
         times = (
             self._rotates_at,
             self._heartbeat.due,
@@ -479,14 +471,8 @@ class Session:
                 self._fail(request, OutcomeUnknown(text) if sent else Unavailable(text), effects)
         self._requests.waiting = self._requests.pulling = None
         self._cursors = None
-        farewell = ConnectionClosing(
-            reason=closing.reason,
-            message=message or closing.message,
-            reconnect_allowed=closing.reconnect_allowed,
-            reconnect_delay_ms=reconnect_delay_ms,
-            sync_from_sequence=self._deliveries.close(),
-        )
-        self._deliveries.say(farewell, None, effects)
+        last_words = farewell(closing, message, reconnect_delay_ms, self._deliveries.close())
+        self._deliveries.say(last_words, None, effects)
         self.closed = True
         effects.append(Close(closing))
         return effects
