@@ -23,6 +23,10 @@ def act(actor: User = ANNA, number: int = 0) -> Act:
     return Act(actor=actor, at="2027-01-15T08:00:00.000Z", message_id=f"msg_act_{number}")
 
 
+def operator(actor: User = ANNA) -> Act:
+    return Act(actor=actor, at="2027-01-15T08:00:00.000Z", message_id="msg_operator", operator=True, reason="a test")
+
+
 async def create_chat(store: MemoryStore, *members: User, chat_id: str = CHAT, owner: User = ANNA) -> None:
     others = tuple(user.user_id for user in members if user != owner)
     await store.change(CreateChat(act(owner), chat_id, "group", "a chat", others))

@@ -1,0 +1,33 @@
+"""What the server does to a chat by itself, recorded as an act like an operator's."""
+
+from __future__ import annotations
+
+from holdfast.clock import Clock, Ids, timestamp
+from holdfast.ingest.contract import Durability
+from holdfast.message import User
+from holdfast.store.changes import Act, RaiseEpoch
+
+SERVER = "holdfast"
+"""The actor of acts that no person did."""
+
+
+class EpochRaiser:
+    """Called by ``store.history`` when a cursor proves a rollback; raises each epoch once, however many prove it."""
+
+    def __init__(self, durability: Durability, clock: Clock, ids: Ids, timeout_seconds: float = 2) -> None:
+        self._durability = durability
+        self._clock = clock
+        self._ids = ids
+        self._timeout_seconds = timeout_seconds
+
+    async def __call__(self, user: User, chat_id: str, epoch: int) -> None:
+        """Raises what ``Durability.change`` raises; on return the chat's epoch is above ``epoch``."""
+        act = Act(
+            actor=User(user.tenant, SERVER),
+            at=timestamp(self._clock.now()),
+            message_id=self._ids.new("msg_"),
+            operator=True,
+            reason=f"a cursor of {user.user_id} is beyond the head: messages were lost",
+        )
+        deadline = self._clock.monotonic() + self._timeout_seconds
+        await self._durability.change(RaiseEpoch(act, chat_id, epoch), deadline)

@@ -1,0 +1,222 @@
+"""Reads on behalf of sessions and REST: bounded, by a deadline, behind a breaker of their own.
+
+Reads never wait for the writer and never delay it; what fails here says nothing about sends. A read that cannot be
+done in time is a retryable error; a resume that cannot be finished in time answers with what it has, and heads.
+
+A cursor beyond the head in its own epoch proves that the store lost what it had acknowledged (a rollback). Such a
+cursor is never clamped: the chat's epoch is raised at once, so that every copy of the chat is dropped and read anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import Deferred, HoldfastError, NotAMember, NotFound, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.message import Cursor, Page, ResumeRead, User
+from holdfast.resilience import BreakerSettings, BreakerState
+from holdfast.store.contract import Store
+from holdfast.store.guard import Guard
+from holdfast.store.paging import ENVELOPE_BYTES
+
+T = TypeVar("T")
+
+RaiseEpoch = Callable[[User, str, int], Awaitable[None]]
+"""Raise a chat's epoch if it is still this one; the user's cursor proved the rollback."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """``max_reads`` and ``max_resumes`` at once; more wait, at most ``max_wait_seconds``, then SERVER_BUSY."""
+
+    max_reads: int = 200
+    max_resumes: int = 100
+    max_wait_seconds: float = 2
+    read_timeout_seconds: float = 2.5
+    max_page_bytes: int = 256 * 1024
+    resume_page_messages: int = 100
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if name != "breaker" and getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+
+
+class History:
+    """The reading side of a store, as clients may use it."""
+
+    def __init__(
+        self, store: Store, raise_epoch: RaiseEpoch, clock: Clock, settings: HistorySettings | None = None
+    ) -> None:
+        self._store = store
+        self._raise_epoch = raise_epoch
+        self._clock = clock
+        self._settings = settings or HistorySettings()
+        self._guard = Guard("store_reads", self._settings.breaker, clock)
+        self._reads = _Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
+        self._resumes = _Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
+
+    @property
+    def breaker(self) -> BreakerState:
+        return self._guard.state
+
+    async def ask(self, read: Callable[[Store], Awaitable[T]]) -> T:
+        """Any read of the store, bounded and by the deadline. Raises only ``holdfast.errors``. Cancel-safe."""
+        started = self._clock.monotonic()
+        outcome = "busy"
+        try:
+            async with self._reads.one():
+                outcome = "breaker_open"
+                refusal = self._guard.refusal()
+                if refusal is not None:
+                    raise refusal
+                outcome = "failed"
+                result = await self._judged(read)
+                outcome = "done"
+                return result
+        except (NotAMember, NotFound):
+            outcome = "refused"
+            raise
+        finally:
+            telemetry.history_read(outcome, self._clock.monotonic() - started)
+
+    async def memberships(self, user: User) -> Mapping[str, Cursor]:
+        """The (epoch, head) of every chat of the user."""
+        return await self.ask(lambda store: store.memberships(user))
+
+    async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
+        """The (epoch, head) of each chat that exists."""
+        return await self.ask(lambda store: store.heads(chat_ids))
+
+    async def sync(self, user: User, chat_id: str, cursor: Cursor, limit: int) -> Page:
+        """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch."""
+        return await self._page(user, chat_id, cursor, limit, self._settings.max_page_bytes)
+
+    async def resume(self, user: User, cursors: Mapping[str, Cursor]) -> ResumeRead:
+        """What a returning client missed; see ``ResumeRead``."""
+        async with self._resumes.one():
+            deadline = self._clock.monotonic() + self._settings.read_timeout_seconds
+            heads = dict(await self.memberships(user))
+            joined = [chat_id for chat_id in heads if chat_id not in cursors]
+            gone = [chat_id for chat_id in cursors if chat_id not in heads]
+            for chat_id, cursor in cursors.items():
+                head = heads.get(chat_id)
+                if head is not None and _beyond(cursor, head):
+                    heads[chat_id] = await self._rolled_back(user, chat_id, cursor, head)
+            pages = await self._first_pages(user, _moved(heads, cursors), deadline, gone)
+            for chat_id in (*gone, *(page.chat_id for page in pages)):
+                heads.pop(chat_id, None)
+            return ResumeRead(pages=pages, joined=joined, gone=gone, heads=heads)
+
+    async def _first_pages(
+        self, user: User, moved: Iterable[tuple[str, Cursor]], deadline: float, gone: list[str]
+    ) -> list[Page]:
+        """As many first pages as fit the budget and the time; chats lost meanwhile go to ``gone``."""
+        pages: list[Page] = []
+        left = self._settings.max_page_bytes
+        for chat_id, cursor in moved:
+            if left <= 0 or self._clock.monotonic() >= deadline:
+                break
+            try:
+                page = await self._page(user, chat_id, cursor, self._settings.resume_page_messages, left)
+            except (NotAMember, NotFound):
+                gone.append(chat_id)
+                continue
+            except (Deferred, OutcomeUnknown):
+                break
+            left -= _size(page)
+            if left >= 0:
+                pages.append(page)
+        return pages
+
+    async def _page(self, user: User, chat_id: str, cursor: Cursor, limit: int, bytes_max: int) -> Page:
+        page = await self._read(user, chat_id, cursor.sequence, limit, bytes_max)
+        if _beyond(cursor, Cursor(page.epoch, page.head)):
+            await self._rolled_back(user, chat_id, cursor, Cursor(page.epoch, page.head))
+        elif page.epoch == cursor.epoch:
+            return page
+        return replace(await self._read(user, chat_id, 0, limit, bytes_max), reset=True)
+
+    async def _read(self, user: User, chat_id: str, after: int, limit: int, bytes_max: int) -> Page:
+        return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, reader=user))
+
+    async def _rolled_back(self, user: User, chat_id: str, cursor: Cursor, head: Cursor) -> Cursor:
+        """Raise the epoch and return the chat's new place; nothing is answered in the old one."""
+        telemetry.rollback_proven(chat_id, cursor.epoch, cursor.sequence, head.sequence)
+        await self._raise_epoch(user, chat_id, cursor.epoch)
+        now = (await self.heads([chat_id])).get(chat_id)
+        if now is None or now.epoch == cursor.epoch:
+            raise Unavailable("the chat is being repaired; try again", retry_after_seconds=1)
+        return now
+
+    async def _judged(self, read: Callable[[Store], Awaitable[T]]) -> T:
+        """Carry out an admitted read and tell the breaker how it ended."""
+        try:
+            async with asyncio.timeout(self._settings.read_timeout_seconds):
+                result = await read(self._store)
+        except asyncio.CancelledError:
+            self._guard.learned_nothing()
+            raise
+        except TimeoutError:
+            self._guard.failed()
+            raise Unavailable("the store did not answer in time; try again", retry_after_seconds=1) from None
+        except (Unavailable, OutcomeUnknown):
+            self._guard.failed()
+            raise
+        except HoldfastError:
+            self._guard.succeeded()
+            raise
+        except Exception as error:
+            self._guard.failed()
+            telemetry.log.exception("the store failed in a way it should not")
+            raise Unavailable("the store failed; try again") from error
+        self._guard.succeeded()
+        return result
+
+
+def _beyond(cursor: Cursor, head: Cursor) -> bool:
+    return cursor.epoch == head.epoch and cursor.sequence > head.sequence
+
+
+def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[tuple[str, Cursor]]:
+    """The chats whose head is not where the client is, each with the cursor to read from."""
+    places = ((chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0))) for chat_id, head in heads.items())
+    return [(chat_id, cursor) for chat_id, head, cursor in places if cursor != head]
+
+
+def _size(page: Page) -> int:
+    """What a page takes of the budget; one without messages takes its envelope."""
+    return ENVELOPE_BYTES + sum(len(message.content.encode()) + ENVELOPE_BYTES for message in page.messages)
+
+
+class _Gate:
+    """So many at once; the next waits in order, for a bounded time, then SERVER_BUSY.
+
+    Those who wait are bounded by their callers: a connection reads one page at a time.
+    """
+
+    def __init__(self, what: str, limit: int, max_wait_seconds: float) -> None:
+        self._what = what
+        self._limit = limit
+        self._max_wait_seconds = max_wait_seconds
+        self._free = asyncio.Semaphore(limit)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._max_wait_seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise ServerBusy(f"too many {self._what} at once; try again", limit=self._limit) from None
+        try:
+            yield
+        finally:
+            self._free.release()

@@ -1,0 +1,239 @@
+"""Reads for sessions: pages, resets, proofs of a rollback, resumes within a budget, bounds, the reads' own breaker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from scripted import ANNA, BELA, CHAT, CLEO, act, create_chat, operator
+from virtual import LoopClock, run
+
+from holdfast.errors import NotAMember, ServerBusy, Unavailable
+from holdfast.message import Cursor, Draft, User
+from holdfast.resilience import BreakerState
+from holdfast.store.changes import RaiseEpoch, RecoverChat, RemoveMember
+from holdfast.store.history import History, HistorySettings
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.faults import Fault, Odds, Plan, faulty
+
+
+class Bench:
+    """A history over a memory store whose reads the plan may disturb."""
+
+    def __init__(self, settings: HistorySettings | None = None, **odds: Odds) -> None:
+        self.store = MemoryStore()
+        self.plan = Plan(random.Random(1), odds)
+        self.raised: list[tuple[str, int]] = []
+        self.history = History(faulty(self.store, self.plan), self.raise_epoch, LoopClock(), settings)  # type: ignore[arg-type]
+
+    async def raise_epoch(self, user: User, chat_id: str, epoch: int) -> None:
+        self.raised.append((chat_id, epoch))
+        await self.store.change(RaiseEpoch(operator(user), chat_id, epoch))
+
+    async def fill(self, count: int, chat_id: str = CHAT, content: str = "hello") -> Cursor:
+        for n in range(count):
+            await self.store.append(
+                [Draft(ANNA, chat_id, f"key-{n}", content, "text/plain", f"msg_{n}", "2027-01-15T08:00:00.000Z")]
+            )
+        return (await self.store.heads([chat_id]))[chat_id]
+
+
+def on_virtual_time(test: Any, settings: HistorySettings | None = None, **odds: Odds) -> None:
+    async def main() -> None:
+        bench = Bench(settings, **odds)
+        await create_chat(bench.store, ANNA, BELA)
+        await test(bench)
+
+    run(main())
+
+
+def sequences(page: Any) -> list[int]:
+    return [message.sequence for message in page.messages]
+
+
+def test_a_page_follows_its_cursor() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 2), 2)
+        assert (sequences(page), page.through, page.has_more, page.head, page.reset) == ([3, 4], 4, True, 5, False)
+
+    on_virtual_time(test)
+
+
+def test_another_epoch_starts_again_from_zero() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 4), 100)
+        assert (sequences(page), page.reset, page.epoch) == ([1, 2, 3, 4, 5], True, head.epoch)
+        assert bench.raised == []
+
+    on_virtual_time(test)
+
+
+def test_a_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+        assert bench.raised == [(CHAT, head.epoch)]
+        assert (sequences(page), page.reset, page.epoch) == ([1, 2, 3, 4, 5], True, head.epoch + 1)
+        again = await bench.history.sync(ANNA, CHAT, Cursor(head.epoch, 9), 100)
+        assert again.reset and bench.raised == [(CHAT, head.epoch)], "many proofs raise it once"
+
+    on_virtual_time(test)
+
+
+def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+
+        async def cannot(user: User, chat_id: str, epoch: int) -> None:
+            raise Unavailable("the writer is away")
+
+        history = History(bench.store, cannot, LoopClock())
+        with pytest.raises(Unavailable):
+            await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+        with pytest.raises(Unavailable):
+            await history.resume(BELA, {CHAT: Cursor(head.epoch, 9)})
+
+    on_virtual_time(test)
+
+
+def test_who_is_no_member_reads_nothing() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(1)
+        with pytest.raises(NotAMember):
+            await bench.history.sync(CLEO, CHAT, Cursor(head.epoch, 0), 100)
+
+    on_virtual_time(test)
+
+
+def test_a_resume_lists_only_what_moved_what_was_joined_and_what_is_gone() -> None:
+    async def test(bench: Bench) -> None:
+        for chat_id in ("still", "moved", "joined", "left", "other_epoch", "empty"):
+            await create_chat(bench.store, ANNA, BELA, chat_id=chat_id)
+        heads = {c: await bench.fill(3, c) for c in ("still", "moved", "joined", "left", "other_epoch")}
+        await bench.store.change(RemoveMember(act(number=9), "left", "bela"))
+        read = await bench.history.resume(
+            BELA,
+            {
+                "still": heads["still"],
+                "moved": Cursor(heads["moved"].epoch, 1),
+                "left": heads["left"],
+                "other_epoch": Cursor(0, 2),
+                CHAT: Cursor(heads["still"].epoch, 0),
+            },
+        )
+        assert {p.chat_id: (sequences(p), p.reset) for p in read.pages} == {
+            "moved": ([2, 3], False),
+            "joined": ([1, 2, 3], False),
+            "other_epoch": ([1, 2, 3], True),
+        }
+        assert sorted(read.joined) == ["empty", "joined"]
+        assert read.gone == ["left"]
+        assert set(read.heads) == {"still", "empty", CHAT}
+        assert read.heads["still"] == heads["still"]
+
+    on_virtual_time(test)
+
+
+def test_a_resume_carries_one_budget_of_bytes_and_heads_for_the_rest() -> None:
+    async def test(bench: Bench) -> None:
+        chats = [f"chat_{n}" for n in range(100, 110)]
+        for chat_id in chats:
+            await create_chat(bench.store, ANNA, BELA, chat_id=chat_id)
+            await bench.fill(20, chat_id, content="x" * 4000)
+        read = await bench.history.resume(BELA, {})
+        size = sum(len(m.content) + 256 for page in read.pages for m in page.messages)
+        assert 200 * 1024 < size <= 256 * 1024
+        assert 0 < len(read.pages) < len(chats)
+        assert set(read.heads) | {p.chat_id for p in read.pages} == {CHAT, *chats}
+        assert all(read.heads[c].sequence == 20 for c in read.heads if c != CHAT)
+
+    on_virtual_time(test)
+
+
+def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> None:
+    async def test(bench: Bench) -> None:
+        await create_chat(bench.store, ANNA, BELA, chat_id="a")
+        await bench.fill(2, "a", content="x" * 900)
+        head = await bench.fill(3)
+        read = await bench.history.resume(BELA, {CHAT: Cursor(head.epoch, 7)})
+        assert bench.raised == [(CHAT, head.epoch)]
+        places = {p.chat_id: p.epoch for p in read.pages} | {c: h.epoch for c, h in read.heads.items()}
+        assert places[CHAT] == head.epoch + 1
+
+    on_virtual_time(test, HistorySettings(max_page_bytes=1000))
+
+
+def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
+    async def test(bench: Bench) -> None:
+        for n in range(20):
+            await create_chat(bench.store, ANNA, BELA, chat_id=f"c{n}")
+            await bench.fill(1, f"c{n}")
+        started = LoopClock().monotonic()
+        read = await bench.history.resume(BELA, {})
+        assert LoopClock().monotonic() - started <= 5.0
+        assert 0 < len(read.pages) < 20
+        assert len(read.heads) == 21 - len(read.pages)
+
+    on_virtual_time(test, read_after=Odds(delay=1.0, seconds_max=1.0))
+
+
+def test_a_hundred_resumes_at_once_and_the_next_waits_its_turn_but_not_for_ever() -> None:
+    async def test(bench: Bench) -> None:
+        bench.plan.script["memberships"] = [Fault.HANG] * 100
+        first = [asyncio.create_task(bench.history.resume(BELA, {})) for _ in range(100)]
+        await asyncio.sleep(0.1)
+        started = LoopClock().monotonic()
+        with pytest.raises(ServerBusy):
+            await bench.history.resume(BELA, {})
+        assert LoopClock().monotonic() - started == pytest.approx(2)
+        next_one = asyncio.create_task(bench.history.resume(BELA, {}))
+        await asyncio.sleep(0.1)
+        bench.plan.heal()
+        await asyncio.gather(*first)
+        assert (await next_one).joined == [CHAT]
+
+    on_virtual_time(test)
+
+
+def test_a_hanging_read_is_a_retryable_error_in_time() -> None:
+    async def test(bench: Bench) -> None:
+        with pytest.raises(Unavailable):
+            await bench.history.sync(BELA, CHAT, Cursor(1, 0), 100)
+        assert LoopClock().monotonic() == pytest.approx(2.5)
+
+    on_virtual_time(test, read_after=Odds(hang=1.0))
+
+
+def test_reads_have_a_breaker_of_their_own_that_refusals_do_not_open() -> None:
+    async def test(bench: Bench) -> None:
+        for _ in range(20):
+            with pytest.raises(NotAMember):
+                await bench.history.sync(CLEO, CHAT, Cursor(1, 0), 100)
+        assert bench.history.breaker is BreakerState.CLOSED
+        bench.plan.script["read_after"] = [Fault.FAIL] * 40
+        for _ in range(40):
+            with pytest.raises(Unavailable):
+                await bench.history.sync(BELA, CHAT, Cursor(1, 0), 100)
+        assert bench.history.breaker is BreakerState.OPEN
+        with pytest.raises(Unavailable) as refused:
+            await bench.history.memberships(BELA)
+        assert refused.value.retry_after_seconds == pytest.approx(30)
+        assert await bench.store.append(
+            [Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")]
+        ), "the writer does not care"
+
+    on_virtual_time(test)
+
+
+def test_a_recovered_chat_is_read_anew() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(3)
+        await bench.store.change(RecoverChat(operator(), CHAT))
+        page = await bench.history.sync(BELA, CHAT, head, 100)
+        assert page.reset and sequences(page) == [1, 2, 3]
+
+    on_virtual_time(test)

@@ -1,0 +1,32 @@
+"""A proof of a rollback raises the epoch in the store, once, on the record."""
+
+from __future__ import annotations
+
+import random
+
+from scripted import ANNA, BELA, CHAT, create_chat
+from virtual import LoopClock, run
+
+from holdfast.clock import Ids
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.repair import EpochRaiser
+from holdfast.message import Cursor
+from holdfast.store.history import History
+from holdfast.store.memory import MemoryStore
+
+
+def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:
+    async def main() -> None:
+        store, clock = MemoryStore(), LoopClock()
+        await create_chat(store, ANNA, BELA)
+        epoch = (await store.heads([CHAT]))[CHAT].epoch
+        raiser = EpochRaiser(GuardedStore(store, clock), clock, Ids(clock, random.Random(1)))
+        history = History(store, raiser, clock)
+        page = await history.sync(BELA, CHAT, Cursor(epoch, 3), 10)
+        assert page.reset and page.epoch == epoch + 1
+        await raiser(BELA, CHAT, epoch)
+        assert (await store.heads([CHAT]))[CHAT].epoch == epoch + 1
+        (record,) = await store.audit(0, 10)
+        assert record.actor == "holdfast" and "bela" in record.reason and record.target == CHAT
+
+    run(main())
