@@ -1,0 +1,63 @@
+"""What the machine asks its shell to do: a small closed union. (Pure.)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.client.events import Sent
+from holdfast.client.outbox import Entry
+from holdfast.errors import HoldfastError
+from holdfast.message import Cursor
+from holdfast.wire.frames import AnyClientFrame, ConnectionClosing, ConnectionEstablished
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write the frame."""
+
+    frame: AnyClientFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The send is over: take it off the disk and tell whoever waits."""
+
+    entry: Entry
+    outcome: Sent | HoldfastError
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep the chat's cursor on disk, then answer with ``Machine.kept``; None: forget it."""
+
+    chat_id: str
+    cursor: Cursor | None
+
+
+@dataclass(frozen=True, slots=True)
+class RenewToken:
+    """The token expires soon: get a new one and hand it to ``Machine.renewed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """The server has accepted the connection."""
+
+    established: ConnectionEstablished
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The server says that it will close, and why."""
+
+    closing: ConnectionClosing
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The connection is of no use any more: cut it, without ceremony."""
+
+    reason: str
+
+
+Action = Write | Settled | Keep | RenewToken | Online | Announced | Drop

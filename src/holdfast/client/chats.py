@@ -1,0 +1,201 @@
+"""Placing messages: every chat in order, once, without holes. (Pure.)
+
+A push n: n ≤ received, a duplicate, dropped; n = received + 1, taken; else a gap, and the chat is behind: it is
+pulled page by page. Pages are authoritative up to their ``through``. A page of another epoch means reset: the
+application is told, and the chat starts at 0. A full buffer takes nothing in; the chat is behind until there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from holdfast.client.actions import Keep
+from holdfast.client.cursors import Copy
+from holdfast.client.events import ChatGone, ChatJoined, ChatReset, Event
+from holdfast.client.inbox import Inbox
+from holdfast.message import Cursor, Message, Page
+from holdfast.wire.frames import ResumedChat, SyncBody
+
+NO_PROGRESS_SECONDS = 1.0
+"""How long a chat waits after a page that promised more and brought nothing."""
+
+
+class Chats:
+    """All chats of this device, which of them are behind, and which owe the server an ack.
+
+    ``follow``: only these reach the application; the others are passed over to their heads, and acked unseen.
+    """
+
+    def __init__(self, saved: Mapping[str, Cursor], inbox: Inbox, follow: Collection[str] | None) -> None:
+        self._copies = {chat_id: Copy(*cursor) for chat_id, cursor in saved.items()}
+        self._inbox = inbox
+        self._follow = follow
+        self._behind: dict[str, float] = {}
+        self._owed: dict[str, None] = {}
+        self._acked_here: set[str] = set()
+
+    # What the server tells
+
+    def resume_frames(self, size: int) -> list[dict[str, tuple[int, int]]]:
+        """What we have of every chat, in stretches of at most ``size`` chats; at least one stretch."""
+        have = [(chat_id, (copy.epoch, copy.received)) for chat_id, copy in self._copies.items() if copy.known]
+        return [dict(have[at : at + size]) for at in range(0, len(have), size)] or [{}]
+
+    def pushed(self, message: Message, now: float) -> list[Keep]:
+        copy = self._copies.get(message.chat_id)
+        if copy is None or not copy.known or message.sequence > copy.received + 1:
+            return self.heard_of(message.chat_id, None, message.sequence, now)
+        if message.sequence <= copy.received:
+            return []
+        self._take(message.chat_id, copy, [message], message.sequence, now)
+        return self._progress(message.chat_id, copy)
+
+    def heard_of(self, chat_id: str, epoch: int | None, head: int, now: float, certain: bool = False) -> list[Keep]:
+        """The chat reaches up to ``head``: pull what we lack; ``certain``: pull even if we seem to lack nothing."""
+        copy = self._copies.get(chat_id) or self.joined(chat_id, now)
+        same = copy.known and epoch in (None, copy.epoch)
+        if same and not certain and head <= copy.received:
+            return []
+        self._behind.setdefault(chat_id, now)
+        if not same:
+            return []
+        copy.heard = max(copy.heard, head)
+        if self._follows(chat_id):
+            return []
+        copy.skip_to(head)
+        return self._progress(chat_id, copy)
+
+    def joined(self, chat_id: str, now: float) -> Copy:
+        """A chat the user is a member of, known to us or not."""
+        copy = self._copies.get(chat_id)
+        if copy is None:
+            copy = self._copies[chat_id] = Copy()
+            self._behind.setdefault(chat_id, now)
+            if self._follows(chat_id):
+                self._inbox.put(ChatJoined(chat_id))
+        return copy
+
+    def gone(self, chat_id: str) -> list[Keep]:
+        """The user is not a member any more."""
+        if self._copies.pop(chat_id, None) is None:
+            return []
+        self._behind.pop(chat_id, None)
+        self._owed.pop(chat_id, None)
+        if not self._follows(chat_id):
+            return [Keep(chat_id, None)]
+        self._inbox.put(ChatGone(chat_id))
+        return []
+
+    def settle(self, page: Page | ResumedChat, now: float, heard: int) -> list[Keep]:
+        """Take in a page read from our cursor; ``heard`` is what ``Copy.heard`` was when we asked for it."""
+        chat_id = page.chat_id
+        copy = self.joined(chat_id, now)
+        self._behind.pop(chat_id, None)
+        started_at_0 = copy.received == 0
+        if not copy.known:
+            copy.epoch = page.epoch
+        elif page.epoch != copy.epoch:
+            copy = self._reset(chat_id, copy, page.epoch)
+            if not started_at_0:
+                self._behind[chat_id] = now  # the page continues a numbering that is gone: ask again, from 0
+                return []
+        whole = not page.has_more and page.through >= page.head
+        if whole and copy.heard == heard:
+            copy.heard = 0  # whatever we had heard of before we asked, the page settles it
+        through = page.through if self._follows(chat_id) else page.head
+        before = copy.received
+        self._take(chat_id, copy, page.messages, through, now)
+        if not whole or copy.received < max(copy.heard, page.head):
+            stuck = isinstance(page, Page) and copy.received == before
+            self._behind[chat_id] = now + NO_PROGRESS_SECONDS if stuck else now
+        return self._progress(chat_id, copy)
+
+    # What the application does
+
+    def moved_past(self, event: Event, copy: Copy | None) -> list[Keep]:
+        """The application is done with an event; ``copy`` is the one it was taken from the inbox with."""
+        match event:
+            case Message(chat_id=chat_id, sequence=sequence) if copy is not None:
+                copy.move_past(sequence)
+                return self._progress(chat_id, copy) if self._copies.get(chat_id) is copy else []
+            case ChatReset(chat_id=chat_id, epoch=epoch):
+                return [Keep(chat_id, Cursor(epoch, 0))]
+            case ChatGone(chat_id=chat_id) if chat_id not in self._copies:
+                return [Keep(chat_id, None)]
+            case _:
+                return []
+
+    def kept(self, chat_id: str, cursor: Cursor) -> None:
+        """The cursor is on disk: it may be acked."""
+        copy = self._copies.get(chat_id)
+        if copy is not None and copy.epoch == cursor.epoch:
+            copy.kept = max(copy.kept, cursor.sequence)
+            if copy.kept > copy.acked:
+                self._owed[chat_id] = None
+
+    # What leaves
+
+    def acks(self, limit: int) -> list[tuple[str, Cursor]]:
+        """The next acks to leave, those that waited longest first."""
+        acks = []
+        for chat_id in list(self._owed)[:limit]:
+            del self._owed[chat_id]
+            copy = self._copies[chat_id]
+            copy.acked = copy.kept
+            self._acked_here.add(chat_id)
+            acks.append((chat_id, Cursor(copy.epoch, copy.kept)))
+        return acks
+
+    @property
+    def owes_acks(self) -> bool:
+        return bool(self._owed)
+
+    def next_sync_at(self) -> float | None:
+        return min(self._behind.values(), default=None)
+
+    def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
+        """The next chat to pull, and what we had heard of it when we asked."""
+        chat_id = next((chat_id for chat_id, at in self._behind.items() if at <= now), None)
+        if chat_id is None:
+            return None
+        del self._behind[chat_id]
+        copy = self._copies[chat_id]
+        return SyncBody(chat_id, max(copy.epoch, 0), copy.received, limit), copy.heard
+
+    def sync_later(self, chat_id: str, at: float) -> None:
+        if chat_id in self._copies:
+            self._behind[chat_id] = at
+
+    def disconnected(self) -> None:
+        """The resume of the next connection finds what is behind. An ack has no answer, so those of a broken
+        connection may be lost: owe them again."""
+        self._behind.clear()
+        for copy in self._copies.values():
+            copy.heard = 0
+        for chat_id in self._acked_here & self._copies.keys():
+            self._copies[chat_id].acked = 0
+            if self._copies[chat_id].kept > 0:
+                self._owed[chat_id] = None
+        self._acked_here.clear()
+
+    def _reset(self, chat_id: str, old: Copy, epoch: int) -> Copy:
+        copy = self._copies[chat_id] = Copy(epoch)
+        self._owed.pop(chat_id, None)
+        if old.received > 0 and self._follows(chat_id):
+            self._inbox.put(ChatReset(chat_id, epoch))
+        return copy
+
+    def _take(self, chat_id: str, copy: Copy, messages: Collection[Message], through: int, now: float) -> None:
+        if not self._follows(chat_id):
+            copy.skip_to(through)
+            return
+        for message in copy.take(list(messages), through, self._inbox.room):
+            self._inbox.put(message, copy)
+        if copy.received < through:
+            self._behind.setdefault(chat_id, now)
+
+    def _progress(self, chat_id: str, copy: Copy) -> list[Keep]:
+        return [Keep(chat_id, copy.cursor)] if copy.consumed > copy.kept else []
+
+    def _follows(self, chat_id: str) -> bool:
+        return self._follow is None or chat_id in self._follow

@@ -1,0 +1,389 @@
+"""The client: the machine's shell over a socket, a state file and the application's coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, assert_never
+
+from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
+from holdfast.client.connection import HandshakeRefused, Socket, Unreachable, connect, socket_url
+from holdfast.client.cursors import Copy
+from holdfast.client.events import ConnectionChanged, Event, Sent, State
+from holdfast.client.frames import decode_server_frame, encode_client_frame
+from holdfast.client.machine import Machine
+from holdfast.client.outbox import Entry, Outbox, check
+from holdfast.client.reconnect import Reconnect, Retry, Stop, Verdict
+from holdfast.client.settings import ClientSettings
+from holdfast.client.state import state_at
+from holdfast.client.tokens import TokenProvider, expiry_of
+from holdfast.client.waiting import Unsettled
+from holdfast.clock import Clock, Ids, SystemClock
+from holdfast.errors import (
+    BadSetting,
+    Deferred,
+    HoldfastError,
+    InvalidMessage,
+    KeyReused,
+    Unavailable,
+)
+from holdfast.message import Cursor, Message
+from holdfast.wire.frames import ConnectionEstablished
+
+
+class Client:
+    """One device of one user, connected whenever that is possible.
+
+    Use it as ``async with Client(…) as client``; it connects in the background, for ever, until the server says
+    that there is no use (``stopped``): then ``send``, ``connected`` and the events raise why.
+
+    - ``token``: a JWT, or a coroutine function that gets a fresh one whenever it is needed.
+    - ``state``: the file that holds unsent messages and cursors; None: memory, lost with the process.
+    - ``device_id``: stable per device; taken from the state file, or made, if not given.
+    - ``follow``: only these chats reach the application, the others are acknowledged unseen; None: all.
+    - ``start``: where to begin in these chats, instead of where the state file says.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | TokenProvider,
+        *,
+        device_id: str | None = None,
+        state: Path | str | None = None,
+        follow: Collection[str] | None = None,
+        start: Mapping[str, Cursor] | None = None,
+        settings: ClientSettings | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._url = socket_url(url)
+        self._provider = None if isinstance(token, str) else token
+        self._token = token if isinstance(token, str) else None
+        self.device_id = device_id or ""
+        self._state = state_at(None if state is None else Path(state))
+        self._follow = follow
+        self._start = start or {}
+        self._settings = settings or ClientSettings()
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.SystemRandom()
+        self._ids = Ids(self._clock, rng)
+        self._reconnect = Reconnect(self._settings.backoff, self._rng, can_renew=self._provider is not None)
+        self._tasks = asyncio.TaskGroup()
+        self._socket: Socket | None = None
+        self._online = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._error: Exception | None = None
+        self._misfit: HoldfastError | None = None
+        self._unsettled: dict[tuple[str, str], Unsettled] = {}
+        self._taken: tuple[Event, Copy | None] | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self.user_id: str | None = None
+
+    async def __aenter__(self) -> Self:
+        saved = self._state.open(self._written)
+        self.device_id = self.device_id or saved.identity.get("device_id") or self._ids.new("dev_")
+        self._state.identify("device_id", self.device_id)
+        self.user_id = saved.identity.get("user_id")
+        self._unsettled = {entry.key: Unsettled(entry, on_disk=True) for entry in saved.outbox}
+        outbox = Outbox(saved.outbox, self._settings.sends_in_flight_max, self._settings.backoff, self._rng)
+        self._machine = Machine(self._settings, outbox, {**saved.cursors, **self._start}, self._follow)
+        await self._tasks.__aenter__()
+        self._running = self._tasks.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaving without an exception counts as being done with the last event; unsent messages stay on disk."""
+        if error is None:
+            self._move_past()
+        await self._state.drain()
+        self._do(self._machine.leave(self._now()))
+        self._running.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await self._state.close()
+
+    # Sending
+
+    async def send(
+        self, chat_id: str, content: str, content_type: str = "text/plain", client_message_id: str | None = None
+    ) -> Sent:
+        """Send a message and return when the server has it on stable storage.
+
+        It is in the outbox, on disk, before the first byte leaves, and is repeated under the same id over any
+        number of reconnects and restarts. A chat's messages keep the order of the calls. Raises a ``Refused``
+        if the server refuses it for good. Cancelling stops the waiting, not the sending.
+        """
+        unsettled = self._accept(chat_id, content, content_type, client_message_id)
+        return await unsettled.sent.wait()
+
+    async def post(
+        self, chat_id: str, content: str, content_type: str = "text/plain", client_message_id: str | None = None
+    ) -> str:
+        """As ``send``, but return as soon as the message is on disk. A refusal comes as a SendRefused event."""
+        unsettled = self._accept(chat_id, content, content_type, client_message_id)
+        if not unsettled.on_disk:
+            await unsettled.stored.wait()
+        return unsettled.entry.client_message_id
+
+    def unsent(self) -> list[Entry]:
+        """What is in the outbox, in order within each chat."""
+        return [unsettled.entry for unsettled in self._unsettled.values()]
+
+    def typing(self, chat_id: str, active: bool = True) -> None:
+        """Tell the others that the user types, or has stopped; lost while offline."""
+        self._do(self._machine.typing(chat_id, active, self._now()))
+
+    def read(self, chat_id: str, sequence: int) -> None:
+        """Tell that the user has read up to ``sequence``."""
+        self._do(self._machine.read(chat_id, sequence, self._now()))
+
+    # Receiving
+
+    async def connected(self) -> None:
+        """Return when online; raise if the client has stopped for good."""
+        while not self._online.is_set():
+            if self._error is not None:
+                raise self._error
+            await self._online.wait()
+            if self._error is not None:
+                raise self._error
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Everything that happens; one loop at a time.
+
+        Asking for the next event says that the application is done with the last one: only then its message is
+        kept as seen and acknowledged. So what a crash interrupts comes again, and nothing else does.
+        """
+        while True:
+            yield await self._next()
+
+    async def messages(self, chat_id: str) -> AsyncIterator[Message]:
+        """One chat's messages. Whatever else comes meanwhile is passed over: to keep several chats, use events."""
+        async for event in self.events():
+            if isinstance(event, Message) and event.chat_id == chat_id:
+                yield event
+
+    async def _next(self) -> Event:
+        self._move_past()
+        while (taken := self._machine.inbox.take()) is None:
+            if self._error is not None:
+                raise self._error
+            if self._reader is not None:
+                raise RuntimeError("the events can be read by one loop at a time")
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        self._taken = taken
+        return taken[0]
+
+    def _move_past(self) -> None:
+        if self._taken is not None:
+            taken, self._taken = self._taken, None
+            self._do(self._machine.moved_past(*taken, self._now()))
+
+    # The outbox
+
+    def _accept(self, chat_id: str, content: str, content_type: str, client_message_id: str | None) -> Unsettled:
+        """Put a message on its way to the disk; a repeated call joins the first."""
+        if self._error is not None:
+            raise self._error
+        entry = Entry(client_message_id or self._ids.new("cmsg_"), chat_id, content, content_type)
+        check(entry, self._settings.content_bytes_max)
+        unsettled = self._unsettled.get(entry.key)
+        if unsettled is None:
+            if len(self._unsettled) >= self._settings.outbox_messages_max:
+                raise Unavailable(f"{len(self._unsettled)} messages wait in the outbox; it takes no more")
+            unsettled = self._unsettled[entry.key] = Unsettled(entry)
+            self._state.put(entry)
+        elif unsettled.entry != entry:
+            raise KeyReused("another message with this client_message_id waits in the outbox")
+        return unsettled
+
+    def _written(
+        self, entries: Iterable[Entry], cursors: Iterable[tuple[str, Cursor]], error: HoldfastError | None
+    ) -> None:
+        """The state has these, or could not take them."""
+        for entry in entries:
+            unsettled = self._unsettled[entry.key]
+            if error is not None:
+                del self._unsettled[entry.key]
+                unsettled.stored.tell(error)
+                unsettled.sent.tell(error)
+            else:
+                unsettled.on_disk = True
+                unsettled.stored.tell(True)
+                self._do(self._machine.send(entry, self._now()))
+        if error is None:
+            self._do(self._machine.kept(cursors, self._now()))
+
+    def _settle(self, entry: Entry, outcome: Sent | HoldfastError) -> None:
+        self._state.remove(entry)
+        unsettled = self._unsettled.pop(entry.key)
+        if not unsettled.sent.tell(outcome) and isinstance(outcome, HoldfastError):
+            self._machine.refused_unheard(entry, outcome)
+
+    # The connection
+
+    async def _run(self) -> None:
+        """Connect, for ever, until there is no use."""
+        try:
+            while True:
+                match await self._one_connection():
+                    case Stop(error):
+                        return self._stop(error)
+                    case Retry(delay_seconds, reason, new_token):
+                        if new_token:
+                            self._token = None
+                        self._tell("offline", reason, delay_seconds)
+                        await asyncio.sleep(delay_seconds)
+        except Exception as error:  # whatever it is, the application must hear of it, not the event loop
+            self._stop(error)
+
+    async def _one_connection(self) -> Verdict:
+        self._tell("connecting")
+        try:
+            token = await self._get_token()
+            headers = {"Authorization": f"Bearer {token}", "X-Device-ID": self.device_id}
+            timeout = self._settings.connect_timeout_seconds
+            socket = await connect(self._url, headers, self._opened, self._received, timeout)
+        except HandshakeRefused as refused:
+            return self._reconnect.refused(refused.status, refused.retry_after, refused.message)
+        except (Unreachable, OSError) as error:
+            return self._reconnect.unreachable(str(error))
+        began = self._now()
+        try:
+            code = await socket.closed
+        finally:
+            self._online.clear()
+            self._socket = None
+            self._machine.disconnected()
+            socket.close()
+        if self._now() - began >= self._settings.reconnect_cap_seconds:
+            self._reconnect.lasted()
+        return Stop(self._misfit) if self._misfit is not None else self._reconnect.closed(code)
+
+    def _opened(self, socket: Socket) -> None:
+        self._socket = socket
+        self._do(self._machine.opened(self._expires_at(), self._now()))
+
+    def _received(self, data: bytes) -> None:
+        try:
+            frame = decode_server_frame(data)
+        except InvalidMessage:
+            self._cut()  # whoever answers there does not speak our protocol now; come back later
+            return
+        if frame is not None:
+            self._do(self._machine.receive(frame, self._now()))
+
+    async def _get_token(self) -> str:
+        if self._token is None:
+            assert self._provider is not None
+            self._token = await self._provider()
+        return self._token
+
+    async def _renew(self) -> None:
+        """Get a new token and hand it over in band; if that fails, the next connection asks again."""
+        if self._provider is None:
+            return
+        try:
+            self._token = await self._provider()
+        except (OSError, Deferred):
+            self._token = None
+            return
+        self._do(self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now()))
+
+    def _expires_at(self) -> float | None:
+        expiry = expiry_of(self._token) if self._token else None
+        return None if expiry is None else self._now() + expiry - self._clock.now()
+
+    def _established(self, established: ConnectionEstablished) -> bool:
+        """Whether the server takes us for whom the state file was written."""
+        if self.user_id not in (None, established.user_id):
+            self._misfit = BadSetting(
+                f"the state file belongs to {self.user_id}, the token to {established.user_id}; use another file"
+            )
+            return False
+        if self.user_id is None:
+            self.user_id = established.user_id
+            self._state.identify("user_id", established.user_id)
+        self._reconnect.established()
+        self._tell("online")
+        self._online.set()
+        return True
+
+    def _stop(self, error: Exception) -> None:
+        """There is no use any more: everybody who waits hears why. The outbox stays on disk."""
+        self._error = error
+        self._tell("stopped", str(error))
+        for unsettled in self._unsettled.values():
+            unsettled.sent.tell(error)
+        self._online.set()
+
+    # The machine
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Write(frame):
+                    if self._socket is not None:
+                        self._socket.send(encode_client_frame(frame))
+                case Keep(chat_id, cursor):
+                    self._state.keep(chat_id, cursor)
+                case Settled(entry, outcome):
+                    self._settle(entry, outcome)
+                case RenewToken():
+                    self._tasks.create_task(self._renew())
+                case Announced(closing):
+                    self._reconnect.announced(closing)
+                case Online(established):
+                    if not self._established(established):
+                        self._cut()
+                        return
+                case Drop():
+                    self._cut()
+                    return
+                case _:
+                    assert_never(action)
+        self._wake_reader()
+        self._set_timer()
+
+    def _cut(self) -> None:
+        if self._socket is not None:
+            self._socket.cut()
+
+    def _tell(self, state: State, reason: str = "", retry_in_seconds: float = 0.0) -> None:
+        self._machine.inbox.tell(ConnectionChanged(state, reason, retry_in_seconds))
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done() and len(self._machine.inbox):
+            self._reader.set_result(None)
+
+    def _set_timer(self) -> None:
+        """One timer, moved only when it has to ring sooner; one that rings too early just asks again."""
+        wake_at = self._machine.wake_at()
+        if wake_at is None or (self._timer is not None and self._timer_at <= wake_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = wake_at
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - self._now()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._do(self._machine.tick(self._now()))
+
+    def _now(self) -> float:
+        return self._clock.monotonic()

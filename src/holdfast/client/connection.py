@@ -1,0 +1,164 @@
+"""One WebSocket connection over picows: whole text messages in, frames out, foreign errors translated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
+
+from holdfast.errors import BadSetting
+
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""A page is at most 256 KiB of content; whatever is larger than this is not from our server. At the bound: cut."""
+
+
+class HandshakeRefused(Exception):
+    """The server answered the handshake with an HTTP status."""
+
+    def __init__(self, status: int, retry_after: float | None, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+        self.message = message
+
+
+class Unreachable(Exception):
+    """No connection could be made; the text says why."""
+
+
+class Socket(WSListener):
+    """An open connection. ``closed`` resolves to the close code, or None.
+
+    ``opened`` is called before the first ``received``: the server's first frame may come with its handshake.
+    """
+
+    def __init__(self, opened: Callable[[Socket], None], received: Callable[[bytes], None]) -> None:
+        self._opened = opened
+        self._received = received
+        self._parts: list[bytes] = []
+        self._parts_bytes = 0
+        self._transport: WSTransport | None = None
+        self.closed: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    def send(self, data: bytes) -> None:
+        """Write a text message; silently nothing after the end."""
+        if self._transport is not None:
+            self._transport.send(WSMsgType.TEXT, data)
+
+    def cut(self) -> None:
+        """End it now, without the closing handshake."""
+        if self._transport is not None:
+            self._transport.disconnect(False)
+
+    def close(self) -> None:
+        """End it with a normal closing frame."""
+        if self._transport is not None:
+            self._transport.send_close(WSCloseCode.OK)
+            self._transport.disconnect()
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        self._opened(self)
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        if frame.msg_type == WSMsgType.CLOSE:
+            transport.disconnect()
+            return
+        if frame.msg_type not in (WSMsgType.TEXT, WSMsgType.CONTINUATION):
+            return
+        data = frame.get_payload_as_bytes()
+        if frame.fin and not self._parts:
+            self._received(data)
+            return
+        self._parts.append(data)
+        self._parts_bytes += len(data)
+        if self._parts_bytes > MESSAGE_BYTES_MAX:
+            transport.disconnect(False)
+        elif frame.fin:
+            whole, self._parts, self._parts_bytes = b"".join(self._parts), [], 0
+            self._received(whole)
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._transport = None
+        handshake = transport.close_handshake
+        received = handshake.recv if handshake is not None else None
+        if not self.closed.done():
+            self.closed.set_result(cast(int, received.code) if received is not None else None)
+
+
+def socket_url(url: str) -> str:
+    """The WebSocket address of a server: http, https, ws and wss are taken, the path is ours unless given."""
+    parts = urlsplit(url)
+    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    if scheme not in ("ws", "wss") or not parts.hostname:
+        raise BadSetting(f"{url!r} is no server address; it should look like http://127.0.0.1:8080")
+    if parts.query or parts.username:
+        raise BadSetting("credentials do not belong into the address; hand over a token")
+    path = parts.path if parts.path.strip("/") else "/v1/ws"
+    return f"{scheme}://{parts.netloc}{path}"
+
+
+async def connect(
+    url: str,
+    headers: Mapping[str, str],
+    opened: Callable[[Socket], None],
+    received: Callable[[bytes], None],
+    timeout_seconds: float,
+) -> Socket:
+    """Open a connection. Cancel-safe. Raises HandshakeRefused or Unreachable, nothing foreign.
+
+    Redirects are not followed: they would carry the token to another host.
+    """
+    sockets: list[Socket] = []
+
+    def listener() -> Socket:
+        sockets.append(Socket(opened, received))
+        return sockets[-1]
+
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await ws_connect(
+                listener,
+                url,
+                extra_headers=dict(headers),
+                websocket_handshake_timeout=timeout_seconds,
+                max_frame_size=MESSAGE_BYTES_MAX,
+                max_redirects=0,
+                logger_name="holdfast.client",
+            )
+    except WSHandshakeError as error:
+        raise _refusal(error) from error
+    except TimeoutError as error:
+        raise Unreachable(f"no answer from {url} within {timeout_seconds:g} s") from error
+    except (OSError, WSError) as error:
+        raise Unreachable(f"cannot reach {url}: {error}") from error
+    return sockets[-1]
+
+
+class _ErrorBody(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _ErrorBody
+
+
+def _refusal(error: WSHandshakeError) -> Exception:
+    response = error.response
+    if response is None:
+        return Unreachable(f"the handshake failed: {error}")
+    status = int(response.status)
+    message = response.headers.get("Location", "") if 300 <= status < 400 else ""
+    try:
+        body = msgspec.json.decode(error.raw_body or b"", type=_Refusal)
+        message = f"{body.error.code}: {body.error.message}"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    retry_after = response.headers.get("Retry-After", "")
+    seconds = float(retry_after) if retry_after.isdigit() else None
+    return HandshakeRefused(status, seconds, message)

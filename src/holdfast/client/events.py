@@ -1,0 +1,82 @@
+"""What the client tells its application. (Pure.)
+
+``Message``, ``Typing``, ``Presence`` and ``Receipt`` are the values of the wire, unchanged. Messages and the
+``Chat…`` events of one chat come in order; the others tell the newest state and may overtake them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.errors import HoldfastError
+from holdfast.message import Message
+from holdfast.wire.frames import Presence, Receipt, Typing
+
+State = Literal["connecting", "online", "offline", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The server has the message on stable storage. ``deduplicated``: it had it already, from an earlier try."""
+
+    client_message_id: str
+    message_id: str
+    chat_id: str
+    sequence: int
+    created_at: str
+    deduplicated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionChanged:
+    """The connection is now ``state``; offline, the next try is in ``retry_in_seconds``."""
+
+    state: State
+    reason: str = ""
+    retry_in_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJoined:
+    """A chat this device did not know; its messages follow."""
+
+    chat_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatGone:
+    """The user is no longer a member."""
+
+    chat_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReset:
+    """The chat's numbering was repaired: drop every copy of it; all its messages follow again, from the first."""
+
+    chat_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendRefused:
+    """A send nobody waits for (posted, or left over from an earlier run) was refused for good."""
+
+    chat_id: str
+    client_message_id: str
+    content: str
+    error: HoldfastError = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """The server says something about the connection as a whole, such as SLOW_CONSUMER."""
+
+    code: str
+    message: str
+
+
+Event = (
+    Message | Typing | Presence | Receipt | ConnectionChanged | ChatJoined | ChatGone | ChatReset | SendRefused | Warned
+)

@@ -1,0 +1,84 @@
+"""What waits for the application, bounded. (Pure.)
+
+Two parts. Messages and chat events keep their order; messages are bounded by ``room``, chat events by the
+protocol (each is told once per chat). Ephemeral events are kept by key, the newest replaces the one before,
+and when their part is full the oldest goes: they need no healing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from holdfast.client.cursors import Copy
+from holdfast.client.events import (
+    ChatGone,
+    ChatJoined,
+    ChatReset,
+    ConnectionChanged,
+    Event,
+    SendRefused,
+    Warned,
+)
+from holdfast.message import Message
+from holdfast.wire.frames import Presence, Receipt, Typing
+
+EPHEMERAL_MAX = 256
+
+Numbered = Message | ChatJoined | ChatGone | ChatReset | SendRefused
+Ephemeral = Typing | Presence | Receipt | ConnectionChanged | Warned
+
+
+class Inbox:
+    """Events on their way to the application."""
+
+    def __init__(self, messages_max: int) -> None:
+        self._messages_max = messages_max
+        self._messages = 0
+        self._numbered: deque[tuple[Numbered, Copy | None]] = deque()
+        self._ephemeral: dict[tuple[str, ...], Ephemeral] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbered) + len(self._ephemeral)
+
+    @property
+    def room(self) -> int:
+        """How many more messages may come in."""
+        return self._messages_max - self._messages
+
+    def put(self, event: Numbered, copy: Copy | None = None) -> None:
+        """``copy`` is what a message was taken into, so that a later reset or leave does not confuse the marks."""
+        if isinstance(event, Message):
+            self._messages += 1
+        self._numbered.append((event, copy))
+
+    def tell(self, event: Ephemeral) -> None:
+        key = _key(event)
+        self._ephemeral.pop(key, None)
+        if len(self._ephemeral) >= EPHEMERAL_MAX:
+            del self._ephemeral[next(iter(self._ephemeral))]
+        self._ephemeral[key] = event
+
+    def take(self) -> tuple[Event, Copy | None] | None:
+        """The next event and what it was taken into; ephemeral ones first, for they age."""
+        if self._ephemeral:
+            return self._ephemeral.pop(next(iter(self._ephemeral))), None
+        if not self._numbered:
+            return None
+        event, copy = self._numbered.popleft()
+        if isinstance(event, Message):
+            self._messages -= 1
+        return event, copy
+
+
+def _key(event: Ephemeral) -> tuple[str, ...]:
+    match event:
+        case Typing(chat_id=chat_id, user_id=user_id):
+            return ("typing", chat_id, user_id)
+        case Receipt(chat_id=chat_id, user_id=user_id):
+            return ("receipt", chat_id, user_id)
+        case Presence(user_id=user_id):
+            return ("presence", user_id)
+        case Warned(code=code):
+            return ("warned", code)
+        case ConnectionChanged():
+            return ("connection",)

@@ -1,0 +1,356 @@
+"""The client's side of the protocol: frames, time and the application's wishes in, actions out. (Pure.)
+
+The shell carries the actions out in order, in a ``match`` that ends in ``assert_never``, and calls ``tick`` at
+``wake_at``. What the application gets waits in ``inbox``. Nothing here waits, reads a clock or touches a socket,
+so every interleaving of frames, faults and time can be tested as values. All times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import assert_never
+
+from holdfast.client.actions import Action, Announced, Drop, Online, RenewToken, Settled, Write
+from holdfast.client.chats import Chats
+from holdfast.client.cursors import Copy
+from holdfast.client.events import Event, SendRefused, Sent, Warned
+from holdfast.client.frames import ServerFrame
+from holdfast.client.inbox import Inbox
+from holdfast.client.outbox import Entry, Outbox
+from holdfast.client.refusals import refusal
+from holdfast.client.settings import ClientSettings
+from holdfast.errors import HoldfastError
+from holdfast.message import Cursor, Message, Page
+from holdfast.wire.frames import (
+    Ack,
+    AckBody,
+    AnyClientFrame,
+    Authenticate,
+    AuthenticateBody,
+    Authenticated,
+    ChatBody,
+    ConnectionClosing,
+    ConnectionEstablished,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    MessageAck,
+    Presence,
+    Read,
+    ReadBody,
+    Receipt,
+    Resume,
+    ResumeBody,
+    Resumed,
+    Resync,
+    SendBody,
+    SendMessage,
+    SyncRequest,
+    Typing,
+    TypingStart,
+    TypingStop,
+)
+
+_GONE = frozenset({"NOT_A_MEMBER", "NOT_FOUND", "FORBIDDEN"})
+_NEVER = float("inf")
+
+
+class _Sync:
+    """The page in flight; ``heard`` is what we knew of its chat when we asked."""
+
+    __slots__ = ("at", "chat_id", "heard", "request_id")
+
+    def __init__(self, chat_id: str, request_id: str, heard: int, at: float) -> None:
+        self.chat_id = chat_id
+        self.request_id = request_id
+        self.heard = heard
+        self.at = at
+
+
+class _Link:
+    """What belongs to one connection and ends with it."""
+
+    __slots__ = ("accepted", "asked_at", "drop_at", "heard_at", "renew_at", "resume", "silence_seconds", "sync")
+
+    def __init__(self, now: float) -> None:
+        self.accepted = False
+        self.asked_at = self.heard_at = now
+        self.silence_seconds = _NEVER
+        self.resume: str | None = None
+        self.sync: _Sync | None = None
+        self.renew_at = _NEVER
+        self.drop_at = _NEVER
+
+
+class Machine:
+    """One device's attachment to the server, over all its connections."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        outbox: Outbox,
+        cursors: Mapping[str, Cursor],
+        follow: Collection[str] | None = None,
+    ) -> None:
+        self.inbox = Inbox(settings.buffer_messages_max)
+        self.outbox = outbox
+        self._chats = Chats(cursors, self.inbox, follow)
+        self._settings = settings
+        self._link: _Link | None = None
+        self._reads: dict[str, int] = {}
+        self._ack_at = 0.0
+        self._requests = 0
+        self._actions: list[Action] = []
+
+    # The connection
+
+    def opened(self, expires_at: float | None, now: float) -> list[Action]:
+        """There is a socket; ``expires_at``: when its token ends."""
+        self._link = _Link(now)
+        self._expires(self._link, expires_at, now)
+        return self._done(now)
+
+    def disconnected(self) -> None:
+        """The connection is gone. What was asked and not answered will be asked again."""
+        self._link = None
+        self.outbox.disconnected()
+        self._chats.disconnected()
+
+    def receive(self, frame: ServerFrame, now: float) -> list[Action]:
+        """One frame of the server, in the order in which they came."""
+        link = self._link
+        if link is None:
+            return []
+        link.heard_at = now
+        match frame.payload:
+            case Message() as message:
+                self._actions += self._chats.pushed(message, now)
+            case MessageAck() as ack:
+                self._acked(ack)
+            case Page() as page:
+                self._page(link, frame.request_id, page, now)
+            case ConnectionEstablished() as established:
+                self._established(link, established, now)
+            case Resumed() as resumed:
+                self._resumed(link, frame.request_id, resumed, now)
+            case Resync(chats=chats):
+                for chat in chats:
+                    self._actions += self._chats.heard_of(chat.chat_id, None, chat.head, now, certain=True)
+            case Heartbeat(heads=heads):
+                self._write(HeartbeatAck())
+                for chat_id, (epoch, head) in heads.items():
+                    self._actions += self._chats.heard_of(chat_id, epoch, head, now)
+            case Typing() | Presence() | Receipt() as ephemeral:
+                self.inbox.tell(ephemeral)
+            case Error() as error:
+                self._failed(link, frame.request_id, error, now)
+            case ConnectionClosing() as closing:
+                self._actions.append(Announced(closing))
+                link.drop_at = now + self._settings.closing_timeout_seconds
+            case Authenticated():
+                pass  # the renewed token is in force
+            case other:
+                assert_never(other)
+        return self._done(now)
+
+    def renewed(self, token: str, device_id: str, expires_at: float | None, now: float) -> list[Action]:
+        """A new token, in answer to RenewToken: hand it to the server in band."""
+        if self._link is not None:
+            self._write(Authenticate(request_id=self._request(), payload=AuthenticateBody(token, device_id)))
+            self._expires(self._link, expires_at, now)
+        return self._done(now)
+
+    def leave(self, now: float) -> list[Action]:
+        """The application is about to go: say the acks that waited for their turn."""
+        self._ack_at = now
+        return self._done(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what time alone asks for."""
+        link = self._link
+        if link is not None:
+            if now >= link.renew_at:
+                link.renew_at = _NEVER
+                self._actions.append(RenewToken())
+            self._check_deadlines(link, now)
+        return self._done(now)
+
+    def wake_at(self) -> float | None:
+        """When ``tick`` is next needed; None while there is no connection."""
+        link = self._link
+        if link is None:
+            return None
+        times = [link.renew_at, link.drop_at, link.heard_at + link.silence_seconds, self._answer_due(link)]
+        if link.accepted:
+            if self._chats.owes_acks:
+                times.append(self._ack_at)
+            times.append(self.outbox.next_start() or _NEVER)
+            if self._may_sync(link):
+                times.append(self._chats.next_sync_at() or _NEVER)
+        return min(times)
+
+    # The application
+
+    def send(self, entry: Entry, now: float) -> list[Action]:
+        """A new entry, already on disk."""
+        self.outbox.add(entry)
+        return self._done(now)
+
+    def moved_past(self, event: Event, copy: Copy | None, now: float) -> list[Action]:
+        """The application is done with an event it took from the inbox: only now may its cursor move."""
+        self._actions += self._chats.moved_past(event, copy)
+        return self._done(now)
+
+    def kept(self, kept: Iterable[tuple[str, Cursor]], now: float) -> list[Action]:
+        """These cursors are on disk."""
+        for chat_id, cursor in kept:
+            self._chats.kept(chat_id, cursor)
+        return self._done(now)
+
+    def typing(self, chat_id: str, active: bool, now: float) -> list[Action]:
+        """Ephemeral: lost while offline."""
+        if self._link is not None and self._link.accepted:
+            body = ChatBody(chat_id)
+            self._write(TypingStart(payload=body) if active else TypingStop(payload=body))
+        return self._done(now)
+
+    def read(self, chat_id: str, sequence: int, now: float) -> list[Action]:
+        """The user has read up to ``sequence``; while offline the highest is remembered."""
+        self._reads[chat_id] = max(sequence, self._reads.get(chat_id, 0))
+        return self._done(now)
+
+    def refused_unheard(self, entry: Entry, error: HoldfastError) -> None:
+        """Nobody waited for the send that was refused: tell the application as an event."""
+        self.inbox.put(SendRefused(entry.chat_id, entry.client_message_id, entry.content, error))
+
+    # Answers
+
+    def _established(self, link: _Link, established: ConnectionEstablished, now: float) -> None:
+        link.accepted = True
+        link.asked_at = now
+        link.silence_seconds = established.heartbeat_interval_ms / 1000 + self._settings.silence_grace_seconds
+        self._actions.append(Online(established))
+        frames = self._chats.resume_frames(self._settings.resume_chats_per_frame)
+        for number, cursors in enumerate(frames, 1):
+            link.resume = self._request()
+            self._write(Resume(request_id=link.resume, payload=ResumeBody(cursors, more=number < len(frames))))
+
+    def _resumed(self, link: _Link, request_id: str | None, resumed: Resumed, now: float) -> None:
+        if request_id == link.resume:
+            link.resume = None  # the answer to the last frame ends the resume
+        for chat_id in resumed.gone:
+            self._actions += self._chats.gone(chat_id)
+        for chat_id in resumed.joined:
+            self._chats.joined(chat_id, now)
+        for chat in resumed.chats:
+            self._actions += self._chats.settle(chat, now, heard=0)
+
+    def _page(self, link: _Link, request_id: str | None, page: Page, now: float) -> None:
+        sync = link.sync
+        if sync is not None and sync.request_id == request_id:
+            link.sync = None
+            self._actions += self._chats.settle(page, now, sync.heard)
+
+    def _acked(self, ack: MessageAck) -> None:
+        entry = self.outbox.settle(ack.chat_id, ack.client_message_id)
+        if entry is not None:
+            sent = Sent(
+                ack.client_message_id, ack.message_id, ack.chat_id, ack.sequence, ack.created_at, ack.deduplicated
+            )
+            self._actions.append(Settled(entry, sent))
+
+    def _failed(self, link: _Link, request_id: str | None, error: Error, now: float) -> None:
+        entry = self.outbox.in_flight_under(request_id) if request_id is not None else None
+        if entry is not None:
+            self._send_failed(entry, error, now)
+        elif link.sync is not None and link.sync.request_id == request_id:
+            chat_id, link.sync = link.sync.chat_id, None
+            if error.code in _GONE:
+                self._actions += self._chats.gone(chat_id)
+            else:
+                self._chats.sync_later(chat_id, now + (error.retry_after_seconds or 1.0))
+        elif link.resume is not None and link.resume == request_id:
+            self._actions.append(Drop(f"resume failed: {error.code}: {error.message}"))
+        else:
+            self.inbox.tell(Warned(error.code, error.message))
+
+    def _send_failed(self, entry: Entry, error: Error, now: float) -> None:
+        if error.retryable or error.outcome == "unknown":
+            everywhere = error.code == "RATE_LIMITED"
+            self.outbox.defer(entry.chat_id, now, error.retry_after_seconds, everywhere)
+        else:
+            self.outbox.settle(entry.chat_id, entry.client_message_id)
+            self._actions.append(Settled(entry, refusal(error)))
+
+    # What leaves
+
+    def _done(self, now: float) -> list[Action]:
+        """Start whatever may start now, and hand over everything there is to do."""
+        link = self._link
+        if link is not None and link.accepted:
+            self._start_sends(now)
+            self._start_sync(link, now)
+            self._send_acks(now)
+            self._send_reads()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _start_sends(self, now: float) -> None:
+        while (entry := self.outbox.start(now, f"{self._requests + 1}")) is not None:
+            body = SendBody(entry.client_message_id, entry.chat_id, entry.content, entry.content_type)
+            self._write(SendMessage(request_id=self._request(), payload=body))
+
+    def _may_sync(self, link: _Link) -> bool:
+        """One page in flight, after the resume, and only with room for half a page at least."""
+        room = min(self._settings.page_messages, self._settings.buffer_messages_max) // 2
+        return link.sync is None and link.resume is None and self.inbox.room > room
+
+    def _start_sync(self, link: _Link, now: float) -> None:
+        if not self._may_sync(link):
+            return
+        found = self._chats.next_sync(now, min(self._settings.page_messages, self.inbox.room))
+        if found is not None:
+            body, heard = found
+            link.sync = _Sync(body.chat_id, self._request(), heard, now)
+            self._write(SyncRequest(request_id=link.sync.request_id, payload=body))
+
+    def _send_acks(self, now: float) -> None:
+        if now < self._ack_at or not self._chats.owes_acks:
+            return
+        self._ack_at = now + self._settings.ack_interval_seconds
+        for chat_id, cursor in self._chats.acks(self._settings.acks_per_flush_max):
+            self._write(Ack(payload=AckBody(chat_id, cursor.epoch, cursor.sequence)))
+
+    def _send_reads(self) -> None:
+        for chat_id, sequence in self._reads.items():
+            self._write(Read(payload=ReadBody(chat_id, sequence)))
+        self._reads.clear()
+
+    def _check_deadlines(self, link: _Link, now: float) -> None:
+        if now >= link.drop_at:
+            self._actions.append(Drop("the server announced its closing and did not close"))
+        elif now >= link.heard_at + link.silence_seconds:
+            self._actions.append(Drop("the server is silent"))
+        elif now >= self._answer_due(link):
+            self._actions.append(Drop("the server does not answer"))
+
+    def _answer_due(self, link: _Link) -> float:
+        asked = [] if link.accepted and link.resume is None else [link.asked_at]
+        if link.sync is not None:
+            asked.append(link.sync.at)
+        oldest = self.outbox.oldest_in_flight()
+        if oldest is not None:
+            asked.append(oldest)
+        return min(asked, default=_NEVER) + self._settings.reply_timeout_seconds
+
+    def _expires(self, link: _Link, expires_at: float | None, now: float) -> None:
+        if expires_at is not None:
+            margin = min(self._settings.refresh_before_expiry_seconds, (expires_at - now) / 2)
+            link.renew_at = max(now + 1.0, expires_at - margin)
+
+    def _write(self, frame: AnyClientFrame) -> None:
+        self._actions.append(Write(frame))
+
+    def _request(self) -> str:
+        self._requests += 1
+        return f"{self._requests}"

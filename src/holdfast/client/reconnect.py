@@ -1,0 +1,122 @@
+"""When to come back after a connection ended, and when not to. (Pure.)
+
+The close code's range is the rule: 4500-4999 do not reconnect; everything else does, for ever. The delay is the
+server's if it names one (it spreads its clients), else full jitter, doubling from 1 to 16 s.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from holdfast.errors import Forbidden, HoldfastError, InvalidMessage, NotFound, Refused, Unauthorized
+from holdfast.resilience import Backoff
+from holdfast.wire.closing import Closing
+from holdfast.wire.frames import ConnectionClosing
+
+_PERMANENT_STATUS: dict[int, type[Refused]] = {
+    400: InvalidMessage,
+    403: Forbidden,
+    404: NotFound,
+    426: InvalidMessage,
+}
+_STOPPED: dict[str, type[Refused]] = {
+    Closing.UNAUTHORIZED.reason: Unauthorized,
+    Closing.PROTOCOL_ERROR.reason: InvalidMessage,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again after ``delay_seconds``; with a new token if ``new_token``."""
+
+    delay_seconds: float
+    reason: str
+    new_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Never try again: ``error`` says why."""
+
+    error: HoldfastError
+
+
+Verdict = Retry | Stop
+
+
+class Reconnect:
+    """Counts failures. ``can_renew``: a new token can be had, so an expired one is not the end."""
+
+    def __init__(self, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
+        self._backoff = backoff
+        self._rng = rng
+        self._can_renew = can_renew
+        self._failures = 0
+        self._renewed = False
+        self._closing: ConnectionClosing | None = None
+
+    def lasted(self) -> None:
+        """The connection has lived long enough to be called good: the next failure is a first one again."""
+        self._failures = 0
+
+    def established(self) -> None:
+        """The server took the token."""
+        self._renewed = False
+
+    def announced(self, closing: ConnectionClosing) -> None:
+        """The server said that it will close, and why."""
+        self._closing = closing
+
+    def closed(self, code: int | None) -> Verdict:
+        """The connection ended with ``code``; None: without a closing handshake."""
+        closing, self._closing = self._closing, None
+        reason = closing.reason if closing else _reason_of(code)
+        if (code is not None and 4500 <= code <= 4999) or (closing and not closing.reconnect_allowed):
+            return Stop(_stopped(reason, closing.message if closing else ""))
+        if code == Closing.TOKEN_EXPIRED.code or reason == Closing.TOKEN_EXPIRED.reason:
+            return self._renew("the token has expired")
+        if closing and closing.reconnect_delay_ms > 0:
+            self._failures += 1
+            return Retry(closing.reconnect_delay_ms / 1000, reason)
+        return self._later(reason)
+
+    def refused(self, status: int, retry_after: float | None, message: str) -> Verdict:
+        """The handshake was answered with an HTTP status other than 101."""
+        if status == 401:
+            return self._renew(message or "the server does not accept the token")
+        if 300 <= status < 400:
+            return Stop(InvalidMessage(f"the server redirects ({message}); use the address it names"))
+        error = _PERMANENT_STATUS.get(status)
+        if error is not None:
+            return Stop(error(message or f"the server answered the handshake with {status}"))
+        verdict = self._later(f"the server answered the handshake with {status}")
+        if retry_after is None:
+            return verdict
+        return Retry(retry_after + self._rng.random() * retry_after / 4, verdict.reason)
+
+    def unreachable(self, reason: str) -> Retry:
+        return self._later(reason)
+
+    def _later(self, reason: str) -> Retry:
+        self._failures += 1
+        return Retry(self._backoff.delay(self._failures, self._rng), reason)
+
+    def _renew(self, message: str) -> Verdict:
+        """A new token may help once; a second one refused without a connection between proves it does not."""
+        if not self._can_renew or self._renewed:
+            return Stop(Unauthorized(message))
+        self._renewed = True
+        self._failures += 1
+        return Retry(self._backoff.delay(self._failures, self._rng), message, new_token=True)
+
+
+def _reason_of(code: int | None) -> str:
+    if code is None:
+        return "the connection broke"
+    return next((closing.reason for closing in Closing if closing.code == code), f"closed with {code}")
+
+
+def _stopped(reason: str, message: str) -> HoldfastError:
+    kind = _STOPPED.get(reason, Forbidden)
+    return kind(f"the server closed the connection for good: {reason}" + (f" ({message})" if message else ""))

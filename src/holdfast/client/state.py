@@ -1,0 +1,260 @@
+"""What must outlive the process: unsent messages, cursors, who we are. One SQLite file, or memory.
+
+Durability: an entry put is on stable storage (``synchronous=FULL``) before ``stored`` is called with it, in the
+order of the calls. Cursors and removals survive the death of the process at once and a power cut within the next
+put; losing one only repeats work that is deduplicated. All writes go through one thread, which commits everything
+that is waiting as a group; the caller's event loop never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import apsw
+
+from holdfast.client.outbox import Entry
+from holdfast.errors import HoldfastError, StateCorrupted, StateDirectory
+from holdfast.message import Cursor
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE outbox (
+  number            INTEGER PRIMARY KEY,
+  client_message_id TEXT NOT NULL,
+  chat_id           TEXT NOT NULL,
+  content           TEXT NOT NULL,
+  content_type      TEXT NOT NULL,
+  UNIQUE (chat_id, client_message_id)
+) STRICT;
+CREATE TABLE cursors (
+  chat_id  TEXT PRIMARY KEY,
+  epoch    INTEGER NOT NULL,
+  sequence INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE identity (
+  name  TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was in the state when it was opened. ``identity``: ``user_id`` and ``device_id``, once known."""
+
+    outbox: tuple[Entry, ...] = ()
+    cursors: Mapping[str, Cursor] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Changes that wait for the next commit."""
+
+    puts: list[Entry] = field(default_factory=list)
+    removals: list[tuple[str, str]] = field(default_factory=list)
+    cursors: dict[str, Cursor | None] = field(default_factory=dict)
+    identity: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.removals or self.cursors or self.identity)
+
+
+class Written(Protocol):
+    """Called on the event loop after each commit: what is now kept, or why it is not."""
+
+    def __call__(
+        self, entries: Iterable[Entry], cursors: Iterable[tuple[str, Cursor]], error: HoldfastError | None
+    ) -> None: ...
+
+
+class ClientState(Protocol):
+    """Where the client keeps what must outlive it. Calls return at once; ``written`` tells when it is done."""
+
+    def open(self, written: Written) -> Saved: ...
+
+    def put(self, entry: Entry) -> None: ...
+
+    def remove(self, entry: Entry) -> None: ...
+
+    def keep(self, chat_id: str, cursor: Cursor | None) -> None: ...
+
+    def identify(self, name: str, value: str) -> None: ...
+
+    async def drain(self) -> None:
+        """Everything handed in before is kept, and ``written`` called, when this returns."""
+        ...
+
+    async def close(self) -> None:
+        """Drain, and let go of the file."""
+        ...
+
+
+class MemoryState:
+    """Forgets everything with the process; ``written`` is called at the loop's next turn."""
+
+    def open(self, written: Written) -> Saved:
+        self._loop = asyncio.get_running_loop()
+        self._written = written
+        return Saved()
+
+    def put(self, entry: Entry) -> None:
+        self._loop.call_soon(self._written, [entry], [], None)
+
+    def remove(self, entry: Entry) -> None:
+        pass
+
+    def keep(self, chat_id: str, cursor: Cursor | None) -> None:
+        if cursor is not None:
+            self._loop.call_soon(self._written, [], [(chat_id, cursor)], None)
+
+    def identify(self, name: str, value: str) -> None:
+        pass
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        pass
+
+
+class FileState:
+    """A SQLite file, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-client-state")
+        self._batch = _Batch()
+        self._writing: asyncio.Future[None] | None = None
+
+    def open(self, written: Written) -> Saved:
+        self._loop = asyncio.get_running_loop()
+        self._written = written
+        with _translated(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)
+            self._db = apsw.Connection(str(self._path))
+            try:
+                return self._load()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def put(self, entry: Entry) -> None:
+        self._batch.puts.append(entry)
+        self._write()
+
+    def remove(self, entry: Entry) -> None:
+        self._batch.removals.append((entry.chat_id, entry.client_message_id))
+        self._write()
+
+    def keep(self, chat_id: str, cursor: Cursor | None) -> None:
+        self._batch.cursors[chat_id] = cursor
+        self._write()
+
+    def identify(self, name: str, value: str) -> None:
+        self._batch.identity[name] = value
+        self._write()
+
+    async def drain(self) -> None:
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def close(self) -> None:
+        await self.drain()
+        await self._loop.run_in_executor(self._thread, self._db.close)
+        self._thread.shutdown(wait=False)
+
+    def _load(self) -> Saved:
+        db = self._db
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        version = db.pragma("user_version")
+        if version > SCHEMA_VERSION:
+            raise StateCorrupted(f"{self._path} was written by a newer Holdfast; use that, or another file")
+        with db:
+            if version == 0:
+                db.execute(_SCHEMA)
+                db.pragma("user_version", SCHEMA_VERSION)
+        entries = db.execute("SELECT client_message_id, chat_id, content, content_type FROM outbox ORDER BY number")
+        cursors = db.execute("SELECT chat_id, epoch, sequence FROM cursors")
+        identity = db.execute("SELECT name, value FROM identity")
+        return Saved(
+            tuple(Entry(*row) for row in entries),
+            {chat_id: Cursor(epoch, sequence) for chat_id, epoch, sequence in cursors},
+            dict(identity),
+        )
+
+    def _write(self) -> None:
+        """Start a commit unless one is running; that one starts the next when it is done."""
+        if self._writing is None and self._batch:
+            batch, self._batch = self._batch, _Batch()
+            self._writing = self._loop.run_in_executor(self._thread, self._commit, batch)
+            self._writing.add_done_callback(lambda done: self._committed(batch, done))
+
+    def _committed(self, batch: _Batch, done: asyncio.Future[None]) -> None:
+        self._writing = None
+        error = done.exception()
+        if error is not None and not isinstance(error, HoldfastError):
+            raise error
+        kept = [(chat_id, cursor) for chat_id, cursor in batch.cursors.items() if cursor is not None]
+        self._written(batch.puts, kept, error)
+        self._write()
+
+    def _commit(self, batch: _Batch) -> None:
+        with _translated(self._path):
+            # Only an unsent message is lost for good if the power goes now; the rest would be repeated.
+            self._db.pragma("synchronous", "FULL" if batch.puts else "NORMAL")
+            with self._db:
+                for entry in batch.puts:
+                    self._db.execute(
+                        "INSERT OR IGNORE INTO outbox (client_message_id, chat_id, content, content_type)"
+                        " VALUES (?, ?, ?, ?)",
+                        (entry.client_message_id, entry.chat_id, entry.content, entry.content_type),
+                    )
+                for key in batch.removals:
+                    self._db.execute("DELETE FROM outbox WHERE chat_id = ? AND client_message_id = ?", key)
+                for chat_id, cursor in batch.cursors.items():
+                    if cursor is None:
+                        self._db.execute("DELETE FROM cursors WHERE chat_id = ?", (chat_id,))
+                    else:
+                        self._db.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", (chat_id, *cursor))
+                for name, value in batch.identity.items():
+                    self._db.execute("INSERT OR REPLACE INTO identity VALUES (?, ?)", (name, value))
+
+
+class _translated:
+    """SQLite's and the file system's errors as ours, with what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case apsw.BusyError() | apsw.LockedError():
+                raise StateDirectory(
+                    f"{self._path} is in use by another process; stop it, or give this one another state file"
+                ) from error
+            case apsw.NotADBError() | apsw.CorruptError():
+                raise StateCorrupted(
+                    f"{self._path} is damaged ({error}); move it away to start anew: unsent messages in it are lost"
+                ) from error
+            case apsw.Error() | OSError():
+                raise StateDirectory(
+                    f"cannot use {self._path}: {error}; is it writable, and the disk not full?"
+                ) from error
+            case _:
+                return
+
+
+def state_at(path: Path | None) -> ClientState:
+    return MemoryState() if path is None else FileState(path)

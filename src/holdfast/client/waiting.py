@@ -1,0 +1,50 @@
+"""Who waits for what became of a send. Each caller has a future of its own, so cancelling one disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, TypeVar
+
+from holdfast.client.events import Sent
+from holdfast.client.outbox import Entry
+
+T = TypeVar("T")
+
+
+class Waiters(Generic[T]):
+    """Callers that wait for one outcome."""
+
+    __slots__ = ("_futures",)
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[T]] = set()
+
+    async def wait(self) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        try:
+            return await future
+        finally:
+            self._futures.discard(future)
+
+    def tell(self, outcome: T | Exception) -> bool:
+        """Whether anybody waited."""
+        waiting = [future for future in self._futures if not future.done()]
+        for future in waiting:
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        return bool(waiting)
+
+
+class Unsettled:
+    """A message between the call and its ack or refusal; ``on_disk`` once the outbox file has it."""
+
+    __slots__ = ("entry", "on_disk", "sent", "stored")
+
+    def __init__(self, entry: Entry, on_disk: bool = False) -> None:
+        self.entry = entry
+        self.on_disk = on_disk
+        self.stored: Waiters[bool] = Waiters()
+        self.sent: Waiters[Sent] = Waiters()
