@@ -15,10 +15,16 @@ from holdfast.message import Message, User
 
 
 class Stretch(Struct, frozen=True):
-    """Consecutive messages of one chat of one tenant."""
+    """Consecutive messages of one chat of one tenant, for the members that this gateway holds.
+
+    ``users`` are members before the first message, or after it where it is an event that adds them; a gateway
+    follows the membership events inside the stretch itself. They are named because a chat's creation leaves no event:
+    its first message is how a gateway learns that its users are members.
+    """
 
     tenant: str
     messages: Sequence[Message]
+    users: Set[User]
 
 
 class Envelope(Struct, frozen=True):

@@ -109,8 +109,13 @@ class Session:
 
     @property
     def chats(self) -> Collection[str]:
-        """The chats this session is in."""
+        """The chats this session is in, or was in when it closed."""
         return self._deliveries.places.keys()
+
+    @property
+    def open_requests(self) -> int:
+        """Accepted requests that wait for their answer."""
+        return len(self._requests.open or ())
 
     @property
     def waiting_messages(self) -> int:
