@@ -64,6 +64,9 @@ PURE = [
     "client/refusals.py",
     "client/settings.py",
     "work/job.py",
+    "work/streams.py",
+    "work/sweep.py",
+    "work/balance.py",
     "limits/rules.py",
     "limits/algorithms.py",
 ]

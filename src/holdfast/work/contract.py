@@ -1,0 +1,320 @@
+"""What a store of jobs promises. Adapters: memory (the reference), sqlite, postgres.
+
+A worker takes a *seat*. ``Seat.process`` is the one round trip of its life: it reports what became of jobs and gets
+new ones, in one transaction. What a report says is durable when the call returns. A seat whose lease was lost gets
+``LeaseLost`` from every verb and has changed nothing.
+
+Order: jobs of one stream are handed out in ``seq`` order, and ``seq`` order is commit order within a stream. A job is
+handed out by one seat at a time. Claiming writes nothing, so what a dead seat held is simply read again.
+
+Cancel-safety: a cancelled or failed ``process`` may have happened. Reports are idempotent; call ``rewind`` and then
+``process`` with the same report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast.errors import HoldfastError
+from holdfast.work.job import Block, Draft, Failure, Job, Reason, State, Verdict
+
+
+class LeaseLost(HoldfastError):
+    """This worker was declared dead or its partition has moved; nothing of what it reported was applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A failed run: which attempt of which job, what was decided, what was completed before (the bits of stages)."""
+
+    seq: int
+    attempt: int
+    verdict: Verdict
+    failure: Failure
+    stages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A job enqueued by the success of another: stored exactly when its parent's completion is."""
+
+    parent: int
+    draft: Draft
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of the jobs a seat holds. ``running`` is the record of what is in flight, for crash counting."""
+
+    completed: list[int] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """How much the seat can take: jobs and bytes, how many of them start at once, and which backlogs to read on.
+
+    ``backlogs`` maps a stream to the sequence after which its held jobs are wanted, at most ``per_backlog`` of each.
+    """
+
+    jobs: int = 0
+    bytes_max: int = 8 << 20
+    starting: int = 0
+    backlogs: Mapping[str, int] = field(default_factory=dict)
+    per_backlog: int = 64
+    sleeping: bool = False
+
+
+@dataclass(slots=True)
+class Claimed:
+    """What ``process`` hands out. ``jobs`` rise by seq; the first ``Want.starting`` unsuspected ones are in flight.
+
+    ``backlog`` are held jobs of the wanted streams. ``busy`` are completed parents whose children's lane is taken by
+    an open transaction: they and their children were not stored and must be reported again. ``notice``: an
+    operator changed something; call ``rewind``. ``next_due_seconds``: when the next retry is due, None for never.
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    started: set[int] = field(default_factory=set)
+    backlog: list[Job] = field(default_factory=list)
+    busy: list[int] = field(default_factory=list)
+    notice: bool = False
+    next_due_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who is alive and who owns which partition (None: free)."""
+
+    alive: Sequence[int]
+    owners: Mapping[int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """How adapters differ. ``shared``: many processes may take a seat; then partitions, beats and takeover matter."""
+
+    shared: bool
+    transactions: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A job as people see it."""
+
+    seq: int
+    type: str
+    stream: str | None
+    state: State
+    attempt: int
+    strikes: int
+    crashes: int
+    stages: int
+    created_at: float
+    due_at: float | None = None
+    destination: str = ""
+    payload: bytes = b""
+    reason: Reason | None = None
+    error_type: str = ""
+    error: str = ""
+    trace: str = ""
+    fingerprint: str = ""
+    source: str = ""
+    source_id: str = ""
+    origin: int = 0
+    dead_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which jobs or dead letters are meant; every given condition must hold. All empty: all of them."""
+
+    seqs: Sequence[int] = ()
+    type: str | None = None
+    stream: str | None = None
+    reason: Reason | None = None
+    state: State | None = None
+    fingerprint: str | None = None
+
+    def matches(self, entry: Entry) -> bool:
+        return (
+            (not self.seqs or entry.seq in self.seqs)
+            and self.type in (None, entry.type)
+            and (self.stream is None or self.stream == entry.stream)
+            and self.reason in (None, entry.reason)
+            and self.state in (None, entry.state)
+            and self.fingerprint in (None, entry.fingerprint)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedStream:
+    """A stream that waits: its head, why it waits, and how many jobs stand behind it."""
+
+    block: Block
+    waiting: int
+    head_type: str
+    head_attempt: int
+    head_reason: Reason | None
+    head_error: str
+    head_due_at: float | None
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBreaker:
+    """A job type whose dependency fails; its jobs are not run before ``open_until``."""
+
+    type: str
+    open_until: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The numbers people look at first."""
+
+    by_state: Mapping[State, int]
+    by_reason: Mapping[Reason, int]
+    by_attempt: Mapping[int, int]
+    dead: int
+    poison_candidates: int
+    scheduled: int
+    next_due_at: float | None
+    last_due_at: float | None
+    oldest_age_seconds: float
+    blocked_streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One recorded act of an operator."""
+
+    at: float
+    verb: str
+    target: str
+    count: int
+    by: str
+    why: str
+
+
+class Seat(Protocol):
+    """One worker's place at the store. All verbs but ``beat`` are called from one event loop, one at a time."""
+
+    instance: int
+    epoch: int
+
+    async def process(self, report: Report, want: Want) -> Claimed:
+        """Report and claim, in one transaction; see the module's text for order and durability."""
+        ...
+
+    async def rewind(self) -> Sequence[Block]:
+        """Read everything again from the start with the next ``process``; returns the blocks of this seat's streams.
+
+        The caller drops what it has not started and ignores jobs it knows. Always safe.
+        """
+        ...
+
+    async def step(self, job: Job, stages: int) -> None:
+        """Add completed stages to a running job; durable on return."""
+        ...
+
+    def transaction(self, job: Job) -> AbstractAsyncContextManager[Any]:
+        """A transaction for the handler's effects that also completes the job: both or neither.
+
+        Leaving it deletes exactly this job's row under a valid lease, or raises LeaseLost and rolls back.
+        """
+        ...
+
+    async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
+        """Publish own breakers (seconds they stay open); returns every open type with its seconds left."""
+        ...
+
+    async def roster(self) -> Roster:
+        """Bury the dead (counting a crash for what they ran), then tell who is alive and who owns what."""
+        ...
+
+    async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        """Lease free partitions; returns those now owned with their fence. Call ``rewind`` after."""
+        ...
+
+    async def give(self, partitions: Sequence[int]) -> None:
+        """Give up partitions of which nothing runs and everything is reported."""
+        ...
+
+    async def wait(self, timeout_seconds: float) -> bool:
+        """Sleep until jobs may have come or the time is over; True if woken. Cancel-safe."""
+        ...
+
+    async def leave(self) -> None:
+        """Give up the seat; what it held is free at once."""
+        ...
+
+
+class WorkStore(Protocol):
+    """The jobs, the dead letters, the blocks and the acts upon them."""
+
+    capabilities: Capabilities
+
+    async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
+        """Store jobs in order, in one transaction; their sequences, 0 for one that the inbox has seen before."""
+        ...
+
+    async def join(self, name: str) -> Seat:
+        """Take a seat."""
+        ...
+
+    async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+        """Jobs by sequence."""
+        ...
+
+    async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+        """Dead letters, newest first."""
+        ...
+
+    async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
+        """Make waiting or parked jobs due now; ``reset`` forgets attempts and strikes. How many there were."""
+        ...
+
+    async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+        """Stop jobs, and the streams behind them, until an operator acts."""
+        ...
+
+    async def release(
+        self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
+    ) -> int:
+        """Let the named jobs pass every block of the stream; NotFound if the stream is not blocked."""
+        ...
+
+    async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+        """Move jobs to the dead letters and lift their blocks, in one act."""
+        ...
+
+    async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
+        """Enqueue dead letters again, oldest first, order per stream kept; NotFound if there are none."""
+        ...
+
+    async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
+        """Forget dead letters for good."""
+        ...
+
+    async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
+        """Blocked streams, longest waiting first."""
+        ...
+
+    async def stats(self) -> Stats: ...
+
+    async def open_breakers(self) -> Sequence[OpenBreaker]: ...
+
+    async def acts(self, limit: int = 100) -> Sequence[Act]:
+        """Recorded acts, newest first."""
+        ...
+
+    async def close(self) -> None: ...

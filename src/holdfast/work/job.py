@@ -1,0 +1,300 @@
+"""What a job is, and what is decided when it fails. (Pure: tables and values.)
+
+Progress and state are two things. *Progress* is a set of completed stages, bits that are only ever added.
+*State* is where the job stands now:
+
+    READY ──start──▶ (in a worker's memory) ──success──▶ gone
+      ▲                        │
+      │ due                    ├─ failure ─▶ RETRY (due_at)      its stream waits, or goes on
+      └────────────────────────┤            PARKED               until an operator acts
+    HELD  waits behind its     └─ failure ─▶ dead letter         the row moves to the dead table
+          stream's failed head
+
+``attempt`` counts the times a handler got the job and drives the delay; ``strikes`` are the attempts that count
+against the maximum. What happens after a failure is a policy, looked up by (job type, reason).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, IntFlag
+
+from holdfast.errors import InvalidMessage, MessageTooLarge
+
+PAYLOAD_BYTES_MAX = 1 << 20
+NAME_LENGTH_MAX = 200
+ERROR_BYTES_MAX = 4 << 10
+TRACE_BYTES_MAX = 16 << 10
+CRASHES_MAX = 3
+"""A job that was running when its process died this often is isolated as poison."""
+
+FAILED_BIT = 32768
+"""The seed's `Failed`; shown in the views, never stored: it is a state, not progress."""
+LANES = 1024
+PARTITIONS = 256
+
+
+class Stage(IntFlag):
+    """What a job has accomplished. Users may use the free bits from ``USER`` up to 16384 for their own stages."""
+
+    NONE = 0
+    STORED = 1
+    EVENT_STORED = 2
+    PUBLISHED = 4
+    USER = 8
+
+
+def known_stage(stage: int) -> int:
+    """The stage as one bit; refuses what is no stage (several bits, the failed bit, out of range)."""
+    if not 0 < stage < FAILED_BIT or stage & (stage - 1):
+        raise InvalidMessage(f"{stage} is no stage: one bit between 1 and {FAILED_BIT >> 1}", field="stage")
+    return int(stage)
+
+
+class State(IntEnum):
+    """Where a job stands; done and dead jobs have no row here."""
+
+    READY = 0
+    RETRY = 1
+    HELD = 2
+    PARKED = 3
+
+
+class Reason(IntEnum):
+    """Why a job failed; every report carries one."""
+
+    TRANSPORT_UNAVAILABLE = 1
+    HANDLER_EXCEPTION = 2
+    VALIDATION_FAILURE = 3
+    TIMEOUT_EXCEEDED = 4
+    SERIALIZATION_ERROR = 5
+    DEPENDENCY_FAILURE = 6
+    POISON_MESSAGE = 7
+    THROTTLED = 8
+    UNKNOWN = 99
+
+
+class OnFailure(IntEnum):
+    """What a stream does when its head fails and will be tried again."""
+
+    BLOCK = 0
+    SKIP = 1
+    PARK = 2
+
+
+class Action(IntEnum):
+    """What becomes of the failed job itself."""
+
+    RETRY = 1
+    PARK = 2
+    DEAD = 3
+    POSTPONE = 4
+    """Not run at all (its type's breaker is open): tried later, no attempt counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job to be enqueued. ``stream`` None: it keeps no order with anything.
+
+    ``delay_seconds`` > 0: it joins its stream when it is due. ``source`` and ``source_id`` together: it came from
+    outside (the inbox) and is stored once.
+    """
+
+    type: str
+    payload: bytes
+    stream: str | None = None
+    destination: str = ""
+    delay_seconds: float = 0.0
+    source: str = ""
+    source_id: str = ""
+
+    def __post_init__(self) -> None:
+        _name("type", self.type)
+        if self.stream is not None:
+            _name("stream", self.stream)
+        if self.destination:
+            _name("destination", self.destination, 2000)
+        if len(self.payload) > PAYLOAD_BYTES_MAX:
+            raise MessageTooLarge(f"a payload of {len(self.payload)} bytes; at most {PAYLOAD_BYTES_MAX}")
+        if not 0 <= self.delay_seconds <= 10 * 366 * 86400:
+            raise InvalidMessage("delay_seconds must be between 0 and ten years", field="delay_seconds")
+        if bool(self.source) != bool(self.source_id):
+            raise InvalidMessage("source and source_id go together", field="source")
+        if self.source:
+            _name("source", self.source)
+            _name("source_id", self.source_id)
+
+
+def _name(what: str, value: str, length_max: int = NAME_LENGTH_MAX) -> None:
+    if not 0 < len(value) <= length_max or "\x00" in value or not value.isprintable():
+        raise InvalidMessage(f"{what} must be 1 to {length_max} printable characters", field=what)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as a worker holds it. ``attempt`` is the number of this run: 1 for the first.
+
+    ``seq`` is its id and its place in its stream; ``key`` stays the same when it is replayed from the dead letters.
+    """
+
+    seq: int
+    type: str
+    payload: bytes
+    stream: str | None = None
+    destination: str = ""
+    partition: int = 0
+    attempt: int = 1
+    strikes: int = 0
+    crashes: int = 0
+    stages: int = int(Stage.STORED)
+    origin: int = 0
+
+    @property
+    def key(self) -> int:
+        return self.origin or self.seq
+
+    @property
+    def suspect(self) -> bool:
+        """Was running when a process died; such jobs run one at a time, so that the culprit is found."""
+        return self.crashes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong, as it is kept: bounded texts and a fingerprint that groups equal failures."""
+
+    reason: Reason
+    error_type: str = ""
+    error: str = ""
+    trace: str = ""
+    fingerprint: str = ""
+    retry_after_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What to do about one kind of failure. Delay after attempt n: min(cap, base × factor^n), ± jitter."""
+
+    retry: bool = True
+    base_seconds: float = 30.0
+    factor: float = 2.0
+    cap_seconds: float = 3600.0
+    jitter: float = 0.1
+    strikes_max: int = 10
+    strike: bool = True
+    feeds_breaker: bool = False
+    stream: OnFailure = OnFailure.BLOCK
+
+    def __post_init__(self) -> None:
+        if self.base_seconds <= 0 or self.factor < 1 or self.cap_seconds <= 0:
+            raise ValueError("base_seconds and cap_seconds must be greater than 0, factor at least 1")
+        if not 0 <= self.jitter < 1 or self.strikes_max < 1:
+            raise ValueError("jitter must be in [0, 1), strikes_max at least 1")
+
+    def delay(self, attempt: int, rng: random.Random) -> float:
+        """Seconds to wait after the attempt with this number."""
+        exponent = min(attempt, 1000)
+        try:
+            delay = min(self.cap_seconds, self.base_seconds * self.factor**exponent)
+        except OverflowError:
+            delay = self.cap_seconds
+        return delay * (1 + self.jitter * (2 * rng.random() - 1)) if self.jitter else delay
+
+
+_STRIKE = Policy()
+_AT_ONCE = Policy(retry=False)
+_INFRASTRUCTURE = Policy(strike=False, feeds_breaker=True)
+
+DEFAULTS: Mapping[Reason, Policy] = {
+    Reason.TRANSPORT_UNAVAILABLE: _INFRASTRUCTURE,
+    Reason.HANDLER_EXCEPTION: _STRIKE,
+    Reason.VALIDATION_FAILURE: _AT_ONCE,
+    Reason.TIMEOUT_EXCEEDED: _STRIKE,
+    Reason.SERIALIZATION_ERROR: _AT_ONCE,
+    Reason.DEPENDENCY_FAILURE: _INFRASTRUCTURE,
+    Reason.POISON_MESSAGE: _AT_ONCE,
+    Reason.THROTTLED: Policy(strike=False),
+    Reason.UNKNOWN: _STRIKE,
+}
+
+_SEED = Policy(cap_seconds=float("inf"), jitter=0.0)
+SEED: Mapping[Reason, Policy] = dict.fromkeys(Reason, _SEED)
+"""The seed's own behaviour: every reason retried, each a strike, no jitter, no cap, dead at ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policy for each (job type, reason): the type's own first, then the reason's."""
+
+    by_reason: Mapping[Reason, Policy] = field(default_factory=lambda: DEFAULTS)
+    by_type: Mapping[tuple[str, Reason | None], Policy] = field(default_factory=dict)
+
+    @classmethod
+    def preset(cls, name: str) -> Policies:
+        presets = {"default": DEFAULTS, "seed": SEED}
+        if name not in presets:
+            raise ValueError(f"no preset {name!r}; there are: {', '.join(presets)}")
+        return cls(presets[name])
+
+    def lookup(self, job_type: str, reason: Reason) -> Policy:
+        own = self.by_type.get((job_type, reason)) or self.by_type.get((job_type, None))
+        return own or self.by_reason[reason]
+
+    def with_type(self, job_type: str, reason: Reason | None = None, **changes: object) -> Policies:
+        """The same with changed values for one job type, for one reason or for all."""
+        reasons = [reason] if reason else list(Reason)
+        by_type = dict(self.by_type)
+        for each in reasons:
+            by_type[job_type, each] = replace(self.lookup(job_type, each), **changes)  # type: ignore[arg-type]
+        return Policies(self.by_reason, by_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a failed job and of its stream."""
+
+    action: Action
+    reason: Reason
+    delay_seconds: float = 0.0
+    strike: bool = False
+    stream: OnFailure = OnFailure.BLOCK
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the job's followers are held."""
+        return self.action is not Action.DEAD and self.stream is not OnFailure.SKIP
+
+
+def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> Verdict:
+    """The verdict on one failure: dead at once, dead as poison, parked, or tried again after a delay."""
+    if not policy.retry:
+        return Verdict(Action.DEAD, failure.reason, strike=policy.strike, stream=policy.stream)
+    if policy.strike and job.strikes + 1 >= policy.strikes_max:
+        return Verdict(Action.DEAD, Reason.POISON_MESSAGE, strike=True, stream=policy.stream)
+    if policy.stream is OnFailure.PARK:
+        return Verdict(Action.PARK, failure.reason, strike=policy.strike, stream=policy.stream)
+    delay = max(policy.delay(job.attempt, rng), failure.retry_after_seconds)
+    return Verdict(Action.RETRY, failure.reason, delay, policy.strike, policy.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The record that a stream waits behind its failed ``head``, and what was released past it, by whom and why.
+
+    A job behind the head may start only if it is released: by id, by type, or through a sequence.
+    """
+
+    stream: str
+    head: int
+    policy: OnFailure = OnFailure.BLOCK
+    released_through: int = 0
+    released_ids: frozenset[int] = frozenset()
+    released_types: frozenset[str] = frozenset()
+    by: str = ""
+    why: str = ""
+
+    def holds(self, seq: int, job_type: str) -> bool:
+        released = seq <= self.released_through or seq in self.released_ids or job_type in self.released_types
+        return seq > self.head and not released

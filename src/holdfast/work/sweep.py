@@ -1,0 +1,65 @@
+"""Reading a growing table without losing a row of a transaction that commits late. (Pure.)
+
+The theory. Every row carries its transaction's id, assigned before its ``seq`` is drawn, and sequences are drawn one
+by one. So when a row with ``seq`` R is visible, every row at or below R belongs to a transaction whose id was
+assigned before that moment: below any id that is assigned later. Three numbers follow:
+
+- ``through``: rows above it have not been read; the forward read starts there.
+- ``settled``: nothing at or below it can still appear, but for the transactions in ``late``.
+- the checkpoint (``through`` of one call, the id the *next* call takes): once a snapshot's xmax has passed that id,
+  every transaction that may own a row at or below the checkpoint is over or listed as running in that snapshot.
+  Then the checkpoint is settled, and those still running are remembered and looked up by id until they end.
+
+The bound must be the next call's id: a snapshot's xmax is only "latest completed + 1", and a transaction above it
+may already have drawn a lower sequence.
+
+Between ``settled`` and ``through`` every call looks again for rows that its predecessor's snapshot could not see.
+All of it is read in one statement, hence one snapshot: a stream's later row is never seen without its earlier one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A PostgreSQL snapshot, ``xmin:xmax:running``."""
+
+    xmax: int
+    running: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        _, xmax, running = text.split(":")
+        return cls(int(xmax), frozenset(map(int, running.split(","))) if running else frozenset())
+
+    def ended(self, xid: int) -> bool:
+        return xid < self.xmax and xid not in self.running
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Where one worker stands in the table. A new one reads everything."""
+
+    settled: int = 0
+    through: int = 0
+    snapshot: str | None = None
+    late: set[int] = field(default_factory=set)
+    _checkpoint: int | None = None
+    _bound: int | None = None
+
+    def advance(self, xid: int, snapshot_text: str, through: int) -> None:
+        """After a call that took ``xid``, then read in this snapshot up to ``through``."""
+        snapshot = Snapshot.parse(snapshot_text)
+        self.late = {late for late in self.late if not snapshot.ended(late)}
+        if self._checkpoint is not None and self._bound is None:
+            self._bound = xid
+        if self._checkpoint is not None and self._bound is not None and snapshot.xmax > self._bound:
+            self.late.update(running for running in snapshot.running if running < self._bound)
+            self.settled = self._checkpoint
+            self._checkpoint = self._bound = None
+        self.through = max(self.through, through)
+        self.snapshot = snapshot_text
+        if self._checkpoint is None and self.through > self.settled:
+            self._checkpoint = self.through

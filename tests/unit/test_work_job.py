@@ -1,0 +1,178 @@
+"""What is decided when a job fails: the tables, the seed's retry table and timeline, and the bounds of a draft."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import InvalidMessage, MessageTooLarge
+from holdfast.work.job import (
+    DEFAULTS,
+    PAYLOAD_BYTES_MAX,
+    Action,
+    Block,
+    Draft,
+    Failure,
+    Job,
+    OnFailure,
+    Policies,
+    Policy,
+    Reason,
+    Stage,
+    decide,
+    known_stage,
+)
+
+RNG = random.Random(7)
+
+
+def verdict(reason: Reason, *, attempt: int = 1, strikes: int = 0, policies: Policies | None = None):  # type: ignore[no-untyped-def]
+    job = Job(1, "order", b"{}", attempt=attempt, strikes=strikes)
+    return decide(job, Failure(reason), (policies or Policies()).lookup("order", reason), RNG)
+
+
+@pytest.mark.seed("003 retry table")
+def test_the_seed_preset_reproduces_the_retry_table() -> None:
+    policy = Policies.preset("seed").lookup("order", Reason.UNKNOWN)
+    minutes = [policy.delay(attempt, RNG) / 60 for attempt in range(1, 6)]
+    assert minutes == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.seed("003 retry timeline")
+def test_the_seed_preset_reproduces_the_timeline_of_two_failures_and_a_success() -> None:
+    policies, now = Policies.preset("seed"), 0.0
+    first = verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=1, strikes=0, policies=policies)
+    now += first.delay_seconds
+    assert now == 60
+    second = verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=2, strikes=1, policies=policies)
+    now += second.delay_seconds
+    assert now == 180
+    assert first.action is second.action is Action.RETRY
+
+
+@pytest.mark.seed("003 backoff cap")
+def test_the_default_delay_is_capped_at_an_hour_where_the_seed_would_wait_two_years() -> None:
+    seed = Policies.preset("seed").lookup("order", Reason.UNKNOWN)
+    assert seed.delay(21, RNG) / 86400 > 700
+    assert DEFAULTS[Reason.UNKNOWN].delay(21, RNG) <= 3600 * 1.1
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_the_seed_preset_retries_every_reason_nine_times_and_buries_it_at_the_tenth(reason: Reason) -> None:
+    policies = Policies.preset("seed")
+    assert [verdict(reason, attempt=n + 1, strikes=n, policies=policies).action for n in range(9)] == [Action.RETRY] * 9
+    last = verdict(reason, attempt=10, strikes=9, policies=policies)
+    assert (last.action, last.reason) == (Action.DEAD, Reason.POISON_MESSAGE)
+
+
+@pytest.mark.parametrize(
+    ("reason", "action", "strike", "breaker"),
+    [
+        (Reason.TRANSPORT_UNAVAILABLE, Action.RETRY, False, True),
+        (Reason.HANDLER_EXCEPTION, Action.RETRY, True, False),
+        (Reason.VALIDATION_FAILURE, Action.DEAD, True, False),
+        (Reason.TIMEOUT_EXCEEDED, Action.RETRY, True, False),
+        (Reason.SERIALIZATION_ERROR, Action.DEAD, True, False),
+        (Reason.DEPENDENCY_FAILURE, Action.RETRY, False, True),
+        (Reason.POISON_MESSAGE, Action.DEAD, True, False),
+        (Reason.THROTTLED, Action.RETRY, False, False),
+        (Reason.UNKNOWN, Action.RETRY, True, False),
+    ],
+)
+def test_the_default_for_each_reason(reason: Reason, action: Action, strike: bool, breaker: bool) -> None:
+    decided = verdict(reason)
+    assert (decided.action, decided.strike, DEFAULTS[reason].feeds_breaker) == (action, strike, breaker)
+
+
+def test_an_unavailable_transport_never_makes_poison() -> None:
+    assert verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=500, strikes=9).action is Action.RETRY
+
+
+def test_a_throttled_job_waits_at_least_as_long_as_it_was_told() -> None:
+    job = Job(1, "order", b"{}")
+    told = Failure(Reason.THROTTLED, retry_after_seconds=900)
+    assert decide(job, told, DEFAULTS[Reason.THROTTLED], RNG).delay_seconds == 900
+
+
+def test_a_type_may_have_a_policy_of_its_own_for_one_reason() -> None:
+    policies = Policies().with_type("order", Reason.UNKNOWN, stream=OnFailure.SKIP, base_seconds=1.0)
+    assert policies.lookup("order", Reason.UNKNOWN).stream is OnFailure.SKIP
+    assert policies.lookup("order", Reason.TIMEOUT_EXCEEDED) == DEFAULTS[Reason.TIMEOUT_EXCEEDED]
+    assert policies.lookup("other", Reason.UNKNOWN) == DEFAULTS[Reason.UNKNOWN]
+
+
+def test_a_type_may_have_one_policy_for_all_reasons() -> None:
+    policies = Policies().with_type("order", strikes_max=2)
+    assert {policies.lookup("order", reason).strikes_max for reason in Reason} == {2}
+
+
+def test_park_stops_the_stream_until_an_operator_acts() -> None:
+    policies = Policies().with_type("order", Reason.UNKNOWN, stream=OnFailure.PARK)
+    decided = verdict(Reason.UNKNOWN, policies=policies)
+    assert decided.action is Action.PARK
+    assert decided.blocks
+
+
+@given(st.integers(1, 10_000), st.sampled_from(list(Reason)), st.integers(0, 2**32))
+def test_a_delay_is_within_its_jitter_and_never_above_the_cap(attempt: int, reason: Reason, seed: int) -> None:
+    policy = DEFAULTS[reason]
+    delay = policy.delay(attempt, random.Random(seed))
+    expected = min(3600.0, 30.0 * 2.0 ** min(attempt, 60))
+    assert expected * 0.9 <= delay <= expected * 1.1
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(list(Reason)))
+def test_a_dead_verdict_lifts_the_block_and_a_retry_keeps_it(attempt: int, strikes: int, reason: Reason) -> None:
+    decided = verdict(reason, attempt=attempt, strikes=strikes)
+    assert decided.blocks is (decided.action is not Action.DEAD)
+
+
+@pytest.mark.parametrize("wrong", [0, 3, 32768, 65536, -1])
+def test_an_unknown_stage_is_refused(wrong: int) -> None:
+    with pytest.raises(InvalidMessage):
+        known_stage(wrong)
+
+
+def test_stages_are_the_seeds_bits_and_users_have_their_own() -> None:
+    assert [known_stage(stage) for stage in (1, 2, 4, 8, 16384)] == [1, 2, 4, 8, 16384]
+    assert Stage.STORED | Stage.EVENT_STORED | Stage.PUBLISHED == 7
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": ""},
+        {"type": "x" * 201},
+        {"stream": ""},
+        {"stream": "a\x00b"},
+        {"delay_seconds": -1},
+        {"delay_seconds": float("nan")},
+        {"source": "shop"},
+        {"source_id": "1"},
+    ],
+)
+def test_a_draft_with_a_bad_field_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidMessage):
+        Draft(**{"type": "order", "payload": b"{}", **wrong})  # type: ignore[arg-type]
+
+
+def test_a_payload_above_one_mebibyte_is_refused() -> None:
+    Draft("order", bytes(PAYLOAD_BYTES_MAX))
+    with pytest.raises(MessageTooLarge):
+        Draft("order", bytes(PAYLOAD_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize("wrong", [{"base_seconds": 0}, {"factor": 0.5}, {"jitter": 1}, {"strikes_max": 0}])
+def test_a_policy_that_makes_no_sense_cannot_be_built(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Policy(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_block_holds_what_is_behind_its_head_and_not_released() -> None:
+    block = Block("s", head=10, released_through=12, released_ids=frozenset({15}), released_types=frozenset({"mail"}))
+    held = [seq for seq in range(9, 18) if block.holds(seq, "order")]
+    assert held == [13, 14, 16, 17]
+    assert not block.holds(17, "mail")

@@ -1,0 +1,163 @@
+"""The sweep against a model of PostgreSQL's transactions: nothing is lost, and a stream's order is kept.
+
+The model knows what the theory needs: ids assigned before sequences are drawn, a snapshot whose xmax is only the
+latest completed id plus one, and lanes that are locked from the draw to the commit.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.work.sweep import Snapshot, Sweep
+
+
+@dataclass
+class Transaction:
+    xid: int
+    reader: bool = False
+    rows: list[int] = field(default_factory=list)
+    lanes: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Model:
+    """A table of rows (seq -> (xid, lane)), open transactions, and completed ids."""
+
+    next_xid: int = 1
+    next_seq: int = 1
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    open: dict[int, Transaction] = field(default_factory=dict)
+    committed: set[int] = field(default_factory=set)
+    latest_completed: int = 0
+
+    def begin(self, *, reader: bool = False) -> Transaction:
+        transaction = Transaction(self.next_xid, reader)
+        self.open[self.next_xid] = transaction
+        self.next_xid += 1
+        return transaction
+
+    def insert(self, transaction: Transaction, lane: int) -> None:
+        if any(lane in other.lanes for other in self.open.values() if other is not transaction):
+            return
+        transaction.lanes.add(lane)
+        self.rows[self.next_seq] = (transaction.xid, lane)
+        transaction.rows.append(self.next_seq)
+        self.next_seq += 1
+
+    def end(self, transaction: Transaction, *, commit: bool) -> None:
+        del self.open[transaction.xid]
+        self.latest_completed = max(self.latest_completed, transaction.xid)
+        if commit:
+            self.committed.add(transaction.xid)
+        else:
+            for seq in transaction.rows:
+                del self.rows[seq]
+
+    def snapshot(self) -> str:
+        xmax = self.latest_completed + 1
+        running = sorted(xid for xid in self.open if xid < xmax)
+        return f"{running[0] if running else xmax}:{xmax}:{','.join(map(str, running))}"
+
+    def visible(self, xid: int, snapshot: Snapshot) -> bool:
+        return xid in self.committed and snapshot.ended(xid)
+
+
+def call(model: Model, sweep: Sweep, want: int, race: random.Random | None = None) -> list[int]:
+    """One round of `process` as the SQL does it: take an id, (others may act), read in one snapshot, end."""
+    mine = model.begin(reader=True)
+    if race is not None:
+        act(model, race)
+    text = model.snapshot()
+    snapshot, previous = Snapshot.parse(text), Snapshot.parse(sweep.snapshot) if sweep.snapshot else None
+    seen = [seq for seq, (xid, _) in sorted(model.rows.items()) if model.visible(xid, snapshot)]
+    overdue = [
+        seq
+        for seq in seen
+        if (
+            previous is not None
+            and sweep.settled < seq <= sweep.through
+            and not model.visible(model.rows[seq][0], previous)
+        )
+        or (seq <= sweep.settled and model.rows[seq][0] in sweep.late)
+    ]
+    forward = [seq for seq in seen if seq > sweep.through][:want]
+    through = forward[-1] if len(forward) == want else max(seen, default=0)
+    sweep.advance(mine.xid, text, through)
+    model.end(mine, commit=True)
+    return sorted(overdue + forward)
+
+
+def act(model: Model, rng: random.Random) -> None:
+    """One random act of a producer: begin, insert (often twice in one transaction), commit or abort."""
+    choice = rng.random()
+    if choice < 0.3 and len(model.open) < 6:
+        model.begin()
+    elif writers := [transaction for transaction in model.open.values() if not transaction.reader]:
+        transaction = rng.choice(writers)
+        if choice < 0.75:
+            model.insert(transaction, rng.randrange(4))
+        else:
+            model.end(transaction, commit=rng.random() < 0.9)
+
+
+def run(seed: int, sweep: Sweep) -> tuple[list[int], Model]:
+    rng, model, delivered = random.Random(seed), Model(), list[int]()
+    for _ in range(300):
+        if rng.random() < 0.25:
+            for seq in call(model, sweep, want=rng.choice([1, 3, 100]), race=rng):
+                if seq not in delivered:
+                    delivered.append(seq)
+        else:
+            act(model, rng)
+    for transaction in list(model.open.values()):
+        model.end(transaction, commit=True)
+    for _ in range(60):
+        delivered.extend(seq for seq in call(model, sweep, want=5) if seq not in delivered)
+    return delivered, model
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_no_row_is_lost_and_every_lane_keeps_its_order(block: int) -> None:
+    for seed in range(block * 40, block * 40 + 40):
+        delivered, model = run(seed, Sweep())
+        assert set(delivered) == set(model.rows), f"seed {seed}"
+        for lane in range(4):
+            order = [seq for seq in delivered if model.rows[seq][1] == lane]
+            assert order == sorted(order), f"seed {seed}, lane {lane}"
+
+
+class BoundIsXmax(Sweep):
+    """The rule that lost jobs: settle as soon as a snapshot is taken, with its own xmax as the bound."""
+
+    def advance(self, xid: int, snapshot_text: str, through: int) -> None:
+        snapshot = Snapshot.parse(snapshot_text)
+        self.late = {late for late in self.late if not snapshot.ended(late)} | set(snapshot.running)
+        self.settled = self.through = max(self.through, through)
+        self.snapshot = snapshot_text
+
+
+def test_the_snapshots_own_xmax_as_the_bound_loses_rows() -> None:
+    lost = 0
+    for seed in range(60):
+        delivered, model = run(seed, BoundIsXmax())
+        lost += len(set(model.rows) - set(delivered))
+    assert lost > 0
+
+
+def test_a_held_transaction_is_remembered_once_and_everything_else_settles() -> None:
+    model, sweep = Model(), Sweep()
+    held = model.begin()
+    model.insert(held, 0)
+    for _ in range(20):
+        other = model.begin()
+        model.insert(other, 1)
+        model.end(other, commit=True)
+        assert call(model, sweep, want=10)
+    assert sweep.late == {held.xid}
+    assert sweep.settled >= model.next_seq - 4
+    model.end(held, commit=True)
+    assert call(model, sweep, want=10) == held.rows
+    assert not sweep.late
