@@ -75,7 +75,7 @@ class Store(Protocol):
         ...
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
-        """Merge watermarks; those of unknown chats, non-members and older epochs are ignored."""
+        """Merge watermarks; those of unknown chats, non-members and other epochs than the chat's are ignored."""
         ...
 
     async def read_after(
@@ -83,6 +83,8 @@ class Store(Protocol):
     ) -> Page:
         """The messages with sequence > ``after``, ascending; at least one if there is one, however large.
 
+        A message weighs its content and 256 bytes against ``bytes_max``. A page that meets the reader's deadline
+        ends there, with ``has_more``; Unavailable if it has nothing yet.
         With a ``reader``: NotAMember unless a member at this moment, NotFound for another tenant's chat.
         ``through`` is the last sequence the page settles: the last message's, or the head if nothing is left.
         """
@@ -103,7 +105,10 @@ class Store(Protocol):
         ...
 
     async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
-        """The user's chats, newest activity first; ``after`` is the last chat_id of the page before."""
+        """The user's chats, newest activity first; ``after`` is the last chat_id of the page before.
+
+        ``unread`` counts the sequences past the furthest of the user's read watermarks, own messages included.
+        """
         ...
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
@@ -132,6 +137,9 @@ class Store(Protocol):
 
 
 class Committed(Protocol):
-    """Called by a store after each commit, on the event loop, with what the commit added to the log."""
+    """Called by a store after each commit, on the event loop, with what the commit added to the log.
+
+    Called with nothing when stored messages lost their content (redaction, retention): copies are out of date.
+    """
 
     def __call__(self, entries: Sequence[Entry]) -> None: ...

@@ -36,7 +36,7 @@ from holdfast.store.plan import (
     Seen,
     decide,
     direct_pair,
-    event_content,
+    event_message,
     halted_chat,
     joining,
     not_a_member,
@@ -130,10 +130,8 @@ class MemoryStore:
         if act.key is not None and (earlier := self._answers.get((act.actor, act.key))) is not None:
             return same_request(act, *earlier)
         plan = decide(command, self._seen(command), self._limits)
-        if plan.event is not None and self._chats[plan.chat.chat_id].counter is None:
-            telemetry.counter_corruption(plan.chat.chat_id)
-            self._halt(plan.chat.chat_id, NO_COUNTER)
-            raise halted_chat(plan.chat.chat_id, NO_COUNTER)
+        if plan.event is not None:
+            self._check_numbering(plan.chat.chat_id)
         existing = isinstance(command, CreateChat) and not plan.create
         event = self._apply(plan, act)
         changed = Changed(self._chats[plan.chat.chat_id].now(), event, repeated=existing)
@@ -276,23 +274,14 @@ class MemoryStore:
             del held.members[user_id]
             held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user_id}
         held.gaps.extend(gap for gap in plan.gaps if gap not in held.gaps)
-        self._forget(held, plan)
+        if plan.forgets:
+            self._forget(held, plan)
+            self._tell([])
         if plan.record is not None:
             self._note(act, plan.record)
-        if plan.event is None:
-            return None
-        message = Message(
-            message_id=act.message_id,
-            chat_id=chat_id,
-            sequence=held.head + 1,
-            kind="event",
-            sender_id=act.actor.user_id,
-            client_message_id=None,
-            content=event_content(plan.event),
-            content_type="application/json",
-            created_at=act.at,
-        )
-        self._commit([self._put(message, None)])
+        message = event_message(plan, act, held.head + 1)
+        if message is not None:
+            self._commit([self._put(message, None)])
         return message
 
     def _forget(self, held: _Chat, plan: Plan) -> None:
@@ -302,7 +291,7 @@ class MemoryStore:
             for key, stored in held.keys.items():
                 if stored.message.sequence == plan.redact:
                     held.keys[key] = replace(stored, message=redacted)
-        for sequence in [s for s in held.messages if s < plan.chat.first_sequence]:
+        for sequence in [s for s in held.messages if plan.retain and s < plan.chat.first_sequence]:
             gone = held.messages.pop(sequence)
             if gone.client_message_id is not None:
                 del held.keys[gone.chat_id, gone.sender_id, gone.client_message_id]
@@ -320,8 +309,23 @@ class MemoryStore:
 
     def _commit(self, entries: Sequence[Entry]) -> None:
         if entries:
-            for listener in self._listeners:
-                listener(entries)
+            self._tell(entries)
+
+    def _tell(self, entries: Sequence[Entry]) -> None:
+        for listener in self._listeners:
+            listener(entries)
+
+    def _check_numbering(self, chat_id: str) -> None:
+        """Halt the chat if its next sequence cannot be given."""
+        held = self._chats[chat_id]
+        if held.counter is None:
+            telemetry.counter_corruption(chat_id)
+            self._halt(chat_id, NO_COUNTER)
+            raise halted_chat(chat_id, NO_COUNTER)
+        if held.counter + 1 in held.messages:
+            telemetry.duplicate_sequence(chat_id)
+            self._halt(chat_id, TAKEN)
+            raise halted_chat(chat_id, TAKEN)
 
     def _halt(self, chat_id: str, why: str) -> None:
         held = self._chats[chat_id]

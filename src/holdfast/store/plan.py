@@ -90,8 +90,15 @@ class Plan(Struct, frozen=True):
     event: MembershipEvent | None = None
     counter: int | None = None
     redact: int | None = None
+    retain: bool = False
+    """Delete what is before the chat's ``first_sequence``."""
     gaps: Sequence[tuple[int, int]] = ()
     record: Record | None = None
+
+    @property
+    def forgets(self) -> bool:
+        """Whether stored messages lose their content."""
+        return self.retain or self.redact is not None
 
 
 def decide(command: Command, seen: Seen, limits: ChatLimits) -> Plan:
@@ -133,9 +140,21 @@ def same_request(act: Act, fingerprint: str, earlier: Changed) -> Changed:
     return replace(earlier, repeated=True)
 
 
-def event_content(event: MembershipEvent) -> str:
-    """An event as the content of its message."""
-    return msgspec.json.encode(event).decode()
+def event_message(plan: Plan, act: Act, sequence: int) -> Message | None:
+    """The message that the plan's event becomes at ``sequence``; None if it leaves none."""
+    if plan.event is None:
+        return None
+    return Message(
+        message_id=act.message_id,
+        chat_id=plan.chat.chat_id,
+        sequence=sequence,
+        kind="event",
+        sender_id=act.actor.user_id,
+        client_message_id=None,
+        content=msgspec.json.encode(plan.event).decode(),
+        content_type="application/json",
+        created_at=act.at,
+    )
 
 
 def unknown_chat(chat_id: str) -> NotFound:
@@ -318,7 +337,7 @@ def _retain(command: Retain, chat: Chat) -> Plan:
     if first <= chat.first_sequence:
         return Plan(chat)
     record = Record("chat.retain", chat.chat_id, {"from": chat.first_sequence, "to": first})
-    return Plan(replace(chat, first_sequence=first), record=record)
+    return Plan(replace(chat, first_sequence=first), retain=True, record=record)
 
 
 def _halt(command: HaltChat, chat: Chat) -> Plan:

@@ -1,0 +1,98 @@
+"""The embedded event log: the store's message table in commit order.
+
+What was just committed is kept in memory too, the *tail*, so that a reader that keeps up reads nothing from disk;
+one that has fallen behind reads the table. A redaction empties the tail: nothing redacted is read from memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
+
+from holdfast.message import Entry
+
+_position = attrgetter("position")
+
+
+class Listener(Protocol):
+    """Told of each commit; see ``holdfast.store.contract.Committed``."""
+
+    def __call__(self, entries: Sequence[Entry]) -> None: ...
+
+
+class Source(Protocol):
+    """What the log needs of its store."""
+
+    def on_commit(self, listener: Listener) -> None: ...
+
+    async def log_end(self) -> int: ...
+
+    async def log_after(self, after: int, limit: int) -> Sequence[Entry]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TailSettings:
+    """How much of the log stays in memory; beyond either bound the oldest half goes."""
+
+    entries_max: int = 4_096
+    content_bytes_max: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.entries_max < 1 or self.content_bytes_max < 1:
+            raise ValueError("entries_max and content_bytes_max must be at least 1")
+
+
+class SqliteEventLog:
+    """See ``holdfast.eventlog.contract.EventLog``. There is nothing to publish: a commit is its own entry."""
+
+    def __init__(self, source: Source, settings: TailSettings | None = None) -> None:
+        self._source = source
+        self._settings = settings or TailSettings()
+        self._tail: list[Entry] = []
+        self._tail_bytes = 0
+        self._floor: int | None = None
+        """Every entry past this position is in the tail; None before the first commit."""
+        self._end: int | None = None
+        self._grown = asyncio.Event()
+        source.on_commit(self._committed)
+
+    async def end(self) -> int:
+        if self._end is None:
+            end = await self._source.log_end()
+            self._end = max(end, self._end or 0)
+        return self._end
+
+    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+        if self._floor is None or after < self._floor:
+            return await self._source.log_after(after, limit)
+        first = bisect_right(self._tail, after, key=_position)
+        return self._tail[first : first + limit]
+
+    async def wait(self, after: int) -> None:
+        while await self.end() <= after:
+            await self._grown.wait()
+
+    def _committed(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            self._forget(len(self._tail))
+            return
+        if self._floor is None:
+            self._floor = entries[0].position - 1
+        self._tail.extend(entries)
+        self._tail_bytes += sum(len(entry.message.content) for entry in entries)
+        self._end = entries[-1].position
+        if len(self._tail) > self._settings.entries_max or self._tail_bytes > self._settings.content_bytes_max:
+            self._forget(max(len(self._tail) // 2, len(self._tail) - self._settings.entries_max))
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+    def _forget(self, count: int) -> None:
+        """Drop the oldest ``count`` entries of the tail."""
+        if count:
+            self._floor = self._tail[count - 1].position
+            del self._tail[:count]
+            self._tail_bytes = sum(len(entry.message.content) for entry in self._tail)

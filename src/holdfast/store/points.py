@@ -1,0 +1,29 @@
+"""Named points of a commit at which a test may end the process.
+
+``commit.before``  everything is written, nothing is durable: a kill here must lose the group and its answer
+``commit.after``   the group is durable, nobody knows yet: a kill here must lose only the answer
+
+They cost one call each. Nothing but a test harness installs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def _go_on(name: str) -> None:
+    return
+
+
+_reached: Callable[[str], None] = _go_on
+
+
+def install(reached: Callable[[str], None] | None) -> None:
+    """Call ``reached`` with the name of each point, on the thread that is there; None removes it."""
+    global _reached
+    _reached = reached or _go_on
+
+
+def checkpoint(name: str) -> None:
+    """The writer is at this point now."""
+    _reached(name)

@@ -1,0 +1,16 @@
+"""The embedded store: one SQLite file, one writer thread, a few readers.
+
+``store``       the verbs: what goes to the writer, what to the readers
+``append``      a group of sends in one commit
+``change``      a command in one commit
+``reads``       what the readers answer
+``threads``     threads that own a connection each and take bounded work
+``database``    opening, transactions, and what SQLite's errors mean here
+``migrations``  the schema, one file per version; ``statements.sql`` every statement by name
+``backup``      copies while serving; restoring raises all epochs
+"""
+
+from holdfast.store.sqlite.database import SqliteSettings
+from holdfast.store.sqlite.store import SqliteStore
+
+__all__ = ["SqliteSettings", "SqliteStore"]

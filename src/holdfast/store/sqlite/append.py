@@ -1,0 +1,144 @@
+"""A group of sends in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import apsw
+from msgspec import Struct
+from msgspec.json import Decoder, encode
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError, InternalError, InvalidMessage
+from holdfast.message import Draft, Entry, Message, Outcome
+from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Numbered, Stored, number
+from holdfast.store.plan import halted_chat
+from holdfast.store.sqlite.database import Handle
+from holdfast.store.sqlite.statements import SQL
+
+T = TypeVar("T")
+
+_known = Decoder(list[tuple[str, str, int, str, str | None, int | None, bool | int]])
+_keys = Decoder(list[tuple[str, Message]])
+
+
+class Written(Struct, Generic[T], frozen=True):
+    """What a commit answers, what it added to the log, and whether it took content out of it."""
+
+    answer: T
+    entries: Sequence[Entry] = ()
+    forgets: bool = False
+
+
+def append(handle: Handle, group: Sequence[Draft]) -> Written[list[Outcome]]:
+    """Commit the group. If the whole of it cannot be written, each send is tried by itself in a second commit."""
+    try:
+        with handle.transaction() as connection:
+            return _write(connection, group)
+    except (apsw.ConstraintError, UnicodeEncodeError):
+        with handle.transaction() as connection:
+            return _write_one_by_one(connection, group)
+
+
+def _write(connection: apsw.Connection, group: Sequence[Draft]) -> Written[list[Outcome]]:
+    known, numbers, end = _read(connection, group)
+    numbered = number(group, known)
+    entries = _put(connection, numbered, known, numbers, end)
+    for chat_id in numbered.without_counter:
+        telemetry.counter_corruption(chat_id)
+        connection.execute(SQL["halt"], {"chat_id": chat_id, "why": NO_COUNTER})
+    return Written(numbered.outcomes, entries)
+
+
+def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, dict[str, int], int]:
+    """What is known of the group, the numbers of its chats in this file, and the end of the log."""
+    senders = list({(draft.chat_id, draft.sender.user_id) for draft in group})
+    rows, end = connection.execute(SQL["known"], {"senders": encode(senders).decode()}).get
+    chats: dict[str, ChatState] = {}
+    numbers: dict[str, int] = {}
+    members: set[tuple[str, str]] = set()
+    for chat_id, user_id, chat, tenant, halted, counter, is_member in _known.decode(rows):
+        if chat_id not in chats:
+            chats[chat_id] = ChatState(tenant, halted, counter)
+            numbers[chat_id] = chat
+        if is_member:
+            members.add((chat_id, user_id))
+    keys = [(numbers[d.chat_id], d.sender.user_id, d.client_message_id) for d in group if d.chat_id in numbers]
+    found = _keys.decode(connection.execute(SQL["stored_keys"], {"keys": encode(keys).decode()}).get)
+    stored = {
+        (message.chat_id, message.sender_id, message.client_message_id or ""): Stored(message, bytes.fromhex(digest))
+        for digest, message in found
+    }
+    return Known(chats, members, stored), numbers, end
+
+
+def _put(
+    connection: apsw.Connection, numbered: Numbered, known: Known, numbers: dict[str, int], end: int
+) -> list[Entry]:
+    if not numbered.fresh:
+        return []
+    entries: list[Entry] = []
+    rows = []
+    last: dict[str, int] = {}
+    for position, stored in enumerate(numbered.fresh, end + 1):
+        message = stored.message
+        entries.append(Entry(position, known.chats[message.chat_id].tenant, message))
+        rows.append(message_row(position, numbers[message.chat_id], message, stored.content_hash))
+        last[message.chat_id] = position
+    put_messages(connection, rows, [(numbers[c], n, last[c]) for c, n in numbered.counters.items()])
+    return entries
+
+
+def message_row(position: int, chat: int, message: Message, content_hash: bytes | None) -> tuple[object, ...]:
+    """A message as the statement ``put_messages`` takes it."""
+    return (
+        position,
+        chat,
+        message.sequence,
+        message.kind,
+        message.sender_id,
+        message.client_message_id,
+        content_hash.hex() if content_hash is not None else None,
+        message.message_id,
+        message.content,
+        message.content_type,
+        message.created_at,
+    )
+
+
+def put_messages(
+    connection: apsw.Connection, rows: Sequence[tuple[object, ...]], counters: Sequence[tuple[int, int, int]]
+) -> None:
+    """Write messages and move their chats' counters; ``counters`` are (chat, sequence, last position)."""
+    connection.execute(SQL["put_messages"], {"messages": encode(rows).decode()})
+    connection.execute(SQL["advance_counters"], {"counters": encode(counters).decode()})
+
+
+def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> Written[list[Outcome]]:
+    """Each send behind a savepoint of its own, all in one commit: what cannot be written fails alone."""
+    outcomes: list[Outcome] = []
+    entries: list[Entry] = []
+    for draft in group:
+        connection.execute("SAVEPOINT send")
+        try:
+            written = _write(connection, [draft])
+            outcomes += written.answer
+            entries += written.entries
+        except (apsw.ConstraintError, UnicodeEncodeError) as error:
+            connection.execute("ROLLBACK TO send")
+            outcomes.append(_why(connection, draft, error))
+        connection.execute("RELEASE send")
+    return Written(outcomes, entries)
+
+
+def _why(connection: apsw.Connection, draft: Draft, error: Exception) -> HoldfastError:
+    """Why a send could not be written. A taken sequence halts its chat, in the same commit as the others."""
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidMessage("a field is not valid Unicode text")
+    if connection.execute(SQL["taken"], {"chat_id": draft.chat_id}).get is None:
+        telemetry.log.error("store.send_not_writable", chat_id=draft.chat_id, error=str(error))
+        return InternalError(f"the message could not be stored: {error}")
+    telemetry.duplicate_sequence(draft.chat_id)
+    connection.execute(SQL["halt"], {"chat_id": draft.chat_id, "why": TAKEN})
+    return halted_chat(draft.chat_id, TAKEN)

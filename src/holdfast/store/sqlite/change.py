@@ -1,0 +1,194 @@
+"""A command in one commit: read what the decision looks at, decide, write what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import apsw
+import msgspec
+from msgspec.json import Decoder, encode
+from msgspec.structs import asdict, replace
+
+from holdfast import telemetry
+from holdfast.errors import InternalError
+from holdfast.message import Chat, Entry, Member, Message, User, Watermark
+from holdfast.store.changes import Act, Changed, Command, CreateChat, RecoverChat, Redact
+from holdfast.store.numbering import NO_COUNTER, TAKEN
+from holdfast.store.plan import (
+    ChatLimits,
+    Plan,
+    Seen,
+    decide,
+    direct_pair,
+    event_message,
+    halted_chat,
+    joining,
+    same_request,
+    target_of,
+)
+from holdfast.store.sqlite.append import Written, message_row, put_messages
+from holdfast.store.sqlite.database import Handle
+from holdfast.store.sqlite.statements import SQL
+
+_chat = Decoder(Chat)
+_member = Decoder(Member)
+_message = Decoder(Message)
+_changed = Decoder(Changed)
+_counts = Decoder(dict[str, int])
+_pairs = Decoder(list[tuple[int, int]])
+
+
+class _Damaged(Exception):
+    """The chat's numbering does not allow the event; it must be halted instead."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def change(handle: Handle, command: Command, limits: ChatLimits) -> Written[Changed]:
+    """Commit the command. A chat whose numbering turns out to be damaged is halted."""
+    try:
+        with handle.transaction() as connection:
+            return _change(connection, command, limits)
+    except apsw.ConstraintError as error:
+        raise InternalError(f"the change could not be stored: {error}") from error
+    except _Damaged as damage:
+        with handle.transaction() as connection:
+            connection.execute(SQL["halt"], {"chat_id": command.chat_id, "why": damage.why})
+        raise halted_chat(command.chat_id, damage.why) from None
+
+
+def mark(handle: Handle, watermarks: Sequence[Watermark]) -> Written[None]:
+    """Merge watermarks."""
+    rows = [(w.user.tenant, w.user.user_id, w.device_id, w.chat_id, w.epoch, w.delivered, w.read) for w in watermarks]
+    with handle.transaction() as connection:
+        connection.execute(SQL["mark"], {"watermarks": encode(rows).decode()})
+    return Written(None)
+
+
+def record(handle: Handle, act: Act, action: str, target: str, details: str) -> Written[None]:
+    """Add to the audit log."""
+    with handle.transaction() as connection:
+        _put_audit(connection, act, action, target, details)
+    return Written(None)
+
+
+def _change(connection: apsw.Connection, command: Command, limits: ChatLimits) -> Written[Changed]:
+    act = command.act
+    if act.key is not None:
+        earlier = connection.execute(SQL["answer"], _key(act.actor, act.key)).get
+        if earlier is not None:
+            return Written(same_request(act, earlier[0], _changed.decode(earlier[1])))
+    chat, seen = _see(connection, command)
+    plan = decide(command, seen, limits)
+    chat = _apply(connection, chat, plan, act)
+    event, entries = _put_event(connection, chat, seen.counter, plan, act)
+    after = plan.chat if event is None else replace(plan.chat, head=event.sequence)
+    existing = isinstance(command, CreateChat) and not plan.create
+    changed = Changed(after, event, repeated=existing)
+    if act.key is not None:
+        answer = {"fingerprint": act.fingerprint, "answer": encode(changed).decode()}
+        connection.execute(SQL["put_answer"], {**_key(act.actor, act.key), **answer})
+    return Written(changed, entries, plan.forgets)
+
+
+def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
+    """The chat's number in this file (0 for none), and what the decision looks at."""
+    act = command.act
+    row = connection.execute(SQL["chat_state"], {"chat_id": command.chat_id}).get
+    users = {"tenant": act.actor.tenant, "users": encode(joining(command)).decode()}
+    chats = _counts.decode(connection.execute(SQL["chat_counts"], users).get)
+    if isinstance(command, CreateChat):
+        pair = connection.execute(SQL["chat_of_pair"], {"tenant": act.actor.tenant, "pair": direct_pair(command)}).get
+        return 0, Seen(_chat.decode(row[1]) if row else None, pair=_chat.decode(pair) if pair else None, chats=chats)
+    if row is None:
+        return 0, Seen(None)
+    chat, value, counter, members = row
+    seen = Seen(
+        _chat.decode(value),
+        actor=_find_member(connection, chat, act.actor.user_id),
+        target=_find_member(connection, chat, target_of(command)),
+        members=members,
+        owners=connection.execute(SQL["owners"], {"chat": chat}).get,
+        chats=chats,
+        counter=counter,
+    )
+    if isinstance(command, Redact):
+        found = connection.execute(SQL["message_at"], {"chat": chat, "sequence": command.sequence}).get
+        return chat, replace(seen, message=_message.decode(found) if found else None)
+    if isinstance(command, RecoverChat) and seen.chat is not None:
+        highest, _, gaps = numbering(connection, chat, seen.chat, counter)
+        return chat, replace(seen, highest=highest, gaps=gaps)
+    return chat, seen
+
+
+def numbering(
+    connection: apsw.Connection, chat: int, value: Chat, counter: int | None
+) -> tuple[int, int, list[tuple[int, int]]]:
+    """The highest stored sequence of a chat, how many are stored, and the holes."""
+    highest, count = connection.execute(SQL["numbering"], {"chat": chat}).get
+    last = max(highest, counter or 0, value.first_sequence - 1)
+    stretch = {"chat": chat, "first": value.first_sequence, "last": last}
+    return highest, count, _pairs.decode(connection.execute(SQL["holes"], stretch).get)
+
+
+def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
+    """Write everything of the plan but its event; returns the chat's number in this file."""
+    if plan.create:
+        chat = connection.execute(SQL["create_chat"], {**asdict(plan.chat), "pair": plan.pair}).get
+    elif plan.record is not None or plan.event is not None:
+        connection.execute(SQL["update_chat"], {**asdict(plan.chat), "chat": chat})
+    if plan.counter is not None:
+        connection.execute(SQL["create_counter"], {"chat": chat, "counter": plan.counter})
+    if plan.put:
+        rows = encode([(m.user_id, m.role, m.joined_at) for m in plan.put]).decode()
+        connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": rows})
+    for user_id in plan.drop:
+        connection.execute(SQL["drop_member"], {"chat": chat, "user_id": user_id})
+        connection.execute(SQL["drop_watermarks"], {"chat": chat, "user_id": user_id})
+    if plan.put or plan.drop:
+        connection.execute(SQL["count_members"], {"chat": chat})
+    if plan.redact is not None:
+        connection.execute(SQL["redact"], {"chat": chat, "sequence": plan.redact})
+    if plan.retain:
+        connection.execute(SQL["retain"], {"chat": chat, "first_sequence": plan.chat.first_sequence})
+    if plan.gaps:
+        connection.execute(SQL["put_gaps"], {"chat": chat, "gaps": encode(plan.gaps).decode()})
+    if plan.record is not None:
+        details = msgspec.json.encode(plan.record.details).decode()
+        _put_audit(connection, act, plan.record.action, plan.record.target, details)
+    return chat
+
+
+def _put_event(
+    connection: apsw.Connection, chat: int, counter: int | None, plan: Plan, act: Act
+) -> tuple[Message | None, list[Entry]]:
+    message = event_message(plan, act, (counter or 0) + 1)
+    if message is None:
+        return None, []
+    chat_id = plan.chat.chat_id
+    if counter is None:
+        telemetry.counter_corruption(chat_id)
+        raise _Damaged(NO_COUNTER)
+    if connection.execute(SQL["taken"], {"chat_id": chat_id}).get is not None:
+        telemetry.duplicate_sequence(chat_id)
+        raise _Damaged(TAKEN)
+    position = connection.execute(SQL["log_end"]).get + 1
+    row = message_row(position, chat, message, None)
+    put_messages(connection, [row], [(chat, message.sequence, position)])
+    return message, [Entry(position, plan.chat.tenant, message)]
+
+
+def _find_member(connection: apsw.Connection, chat: int, user_id: str | None) -> Member | None:
+    found = connection.execute(SQL["member"], {"chat": chat, "user_id": user_id}).get if user_id else None
+    return _member.decode(found) if found else None
+
+
+def _key(actor: User, key: str) -> Mapping[str, str]:
+    return {"tenant": actor.tenant, "user_id": actor.user_id, "key": key}
+
+
+def _put_audit(connection: apsw.Connection, act: Act, action: str, target: str, details: str) -> None:
+    fields = {"at": act.at, "actor": act.actor.user_id, "reason": act.reason}
+    connection.execute(SQL["put_audit"], {**fields, "action": action, "target": target, "details": details})

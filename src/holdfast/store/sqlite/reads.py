@@ -1,0 +1,201 @@
+"""What the readers answer. Every read has a deadline; a page that meets it holds what was read until then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import apsw
+from msgspec.json import Decoder, encode
+
+from holdfast.errors import Unavailable
+from holdfast.message import Chat, Cursor, Entry, Member, Message, Page, User, Watermark
+from holdfast.store.contract import AuditRecord, ChatSummary, Inspection
+from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before
+from holdfast.store.plan import not_a_member, unknown_chat
+from holdfast.store.sqlite.change import numbering
+from holdfast.store.sqlite.database import Handle
+from holdfast.store.sqlite.statements import SQL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SLICE_MESSAGES = 64
+"""A page is read in slices of this many messages: what a deadline cannot take away any more."""
+OPERATIONS_BETWEEN_LOOKS = 5_000
+"""SQLite's virtual machine looks at the deadline this often; an ordinary page takes fewer operations."""
+
+_chat = Decoder(Chat)
+_messages = Decoder(list[Message])
+_cursors = Decoder(dict[str, Cursor])
+_members = Decoder(list[Member])
+_watermarks = Decoder(list[tuple[User, str, str, int, int, int]])
+_summaries = Decoder(list[tuple[Chat, str, str, int, int, Message | None]])
+_pairs = Decoder(list[tuple[int, int]])
+_audit = Decoder(list[AuditRecord])
+_entries = Decoder(list[Entry])
+
+
+class Deadline:
+    """Ends a read: ``is_over`` is asked while SQLite works."""
+
+    def __init__(self, monotonic: Callable[[], float], seconds: float) -> None:
+        self._monotonic = monotonic
+        self._at = monotonic() + seconds
+
+    def is_over(self) -> bool:
+        return self._monotonic() >= self._at
+
+    @contextmanager
+    def over(self, handle: Handle) -> Iterator[apsw.Connection]:
+        """One state of the file, until the deadline. Unavailable if it has passed already."""
+        if self.is_over():
+            raise Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)
+        connection = handle.connection()
+        connection.set_progress_handler(self.is_over, OPERATIONS_BETWEEN_LOOKS)
+        try:
+            with handle.snapshot() as snapshot:
+                yield snapshot
+        finally:
+            connection.set_progress_handler(None)
+
+
+def read_after(
+    handle: Handle, deadline: Deadline, chat_id: str, after: int, bounds: tuple[int, int], reader: User | None
+) -> Page:
+    """``bounds``: messages and bytes."""
+    with deadline.over(handle) as connection:
+        chat, value = readable(connection, chat_id, reader)
+        messages, is_whole = _slices(connection, chat, "messages_after", after, bounds)
+        last = messages[-1].sequence if messages else after
+        has_more = not is_whole or _any(connection, "any_after", chat, last)
+        return page_after(value, messages, has_more)
+
+
+def read_before(
+    handle: Handle, deadline: Deadline, chat_id: str, before: int, bounds: tuple[int, int], reader: User | None
+) -> Page:
+    """``bounds``: messages and bytes."""
+    with deadline.over(handle) as connection:
+        chat, value = readable(connection, chat_id, reader)
+        messages, is_whole = _slices(connection, chat, "messages_before", before, bounds)
+        first = messages[0].sequence if messages else before
+        has_more = not is_whole or _any(connection, "any_before", chat, first)
+        return page_before(value, before, messages, has_more)
+
+
+def _slices(
+    connection: apsw.Connection, chat: int, name: str, edge: int, bounds: tuple[int, int]
+) -> tuple[list[Message], bool]:
+    """Messages from ``edge`` on, in slices; and False if the deadline came between two of them."""
+    upward = name == "messages_after"
+    limit, bytes_left = max(bounds[0], 1), bounds[1]
+    messages: list[Message] = []
+    while len(messages) < limit:
+        wanted = min(SLICE_MESSAGES, limit - len(messages))
+        fields = {"chat": chat, "after": edge, "before": edge, "limit": wanted, "one": 0 if messages else 1}
+        try:
+            text, used, count = connection.execute(
+                SQL[name], {**fields, "bytes_max": bytes_left, "envelope": ENVELOPE_BYTES}
+            ).get
+        except apsw.InterruptError:
+            if not messages:
+                raise
+            return messages, False
+        found = _messages.decode(text)
+        messages = messages + found if upward else found + messages
+        if count < wanted:
+            break
+        bytes_left -= used
+        edge = found[-1].sequence if upward else found[0].sequence
+    return messages, True
+
+
+def _any(connection: apsw.Connection, name: str, chat: int, sequence: int) -> bool:
+    return bool(connection.execute(SQL[name], {"chat": chat, "sequence": sequence}).get)
+
+
+def readable(connection: apsw.Connection, chat_id: str, reader: User | None) -> tuple[int, Chat]:
+    """A chat's number in this file and itself. NotFound, or NotAMember for a reader who is none."""
+    user_id = reader.user_id if reader else None
+    row = connection.execute(SQL["readable"], {"chat_id": chat_id, "user_id": user_id}).get
+    value = _chat.decode(row[1]) if row else None
+    if value is None or (reader is not None and reader.tenant != value.tenant):
+        raise unknown_chat(chat_id)
+    if reader is not None and not row[2]:
+        raise not_a_member(chat_id)
+    return row[0], value
+
+
+def chat(handle: Handle, deadline: Deadline, chat_id: str, reader: User | None) -> Chat:
+    with deadline.over(handle) as connection:
+        return readable(connection, chat_id, reader)[1]
+
+
+def heads(handle: Handle, deadline: Deadline, chat_ids: Sequence[str]) -> dict[str, Cursor]:
+    with deadline.over(handle) as connection:
+        return _cursors.decode(connection.execute(SQL["heads"], {"chat_ids": encode(chat_ids).decode()}).get)
+
+
+def memberships(handle: Handle, deadline: Deadline, user: User) -> dict[str, Cursor]:
+    with deadline.over(handle) as connection:
+        return _cursors.decode(connection.execute(SQL["memberships"], user._asdict()).get)
+
+
+def chats_of(handle: Handle, deadline: Deadline, user: User, limit: int, after: str | None) -> list[ChatSummary]:
+    with deadline.over(handle) as connection:
+        edge: tuple[int | None, int | None] = (None, None)
+        if after is not None:
+            edge = connection.execute(SQL["list_edge"], {"chat_id": after}).get
+            if edge is None:
+                raise unknown_chat(after)
+        fields = {**user._asdict(), "limit": limit, "edge_position": edge[0], "edge_chat": edge[1]}
+        rows = _summaries.decode(connection.execute(SQL["chats_of"], fields).get)
+    return [
+        ChatSummary(
+            chat=chat,
+            role=role,
+            title=title,
+            members=members,
+            unread=max(chat.head - max(read, chat.first_sequence - 1), 0),
+            read=read,
+            last_message=last,
+        )
+        for chat, role, title, members, read, last in rows
+    ]
+
+
+def members(handle: Handle, deadline: Deadline, chat_id: str) -> list[Member]:
+    with deadline.over(handle) as connection:
+        return _members.decode(connection.execute(SQL["members_of"], {"chat_id": chat_id}).get)
+
+
+def watermarks(handle: Handle, deadline: Deadline, chat_id: str) -> list[Watermark]:
+    with deadline.over(handle) as connection:
+        rows = _watermarks.decode(connection.execute(SQL["watermarks_of"], {"chat_id": chat_id}).get)
+    return [Watermark(*row) for row in rows]
+
+
+def inspect(handle: Handle, deadline: Deadline, chat_id: str) -> Inspection:
+    with deadline.over(handle) as connection:
+        chat, value = readable(connection, chat_id, None)
+        counter = connection.execute(SQL["chat_state"], {"chat_id": chat_id}).get[2]
+        highest, count, holes = numbering(connection, chat, value, counter)
+        recorded = _pairs.decode(connection.execute(SQL["recorded_gaps"], {"chat": chat}).get)
+    return Inspection(value, counter, highest, count, holes, recorded)
+
+
+def audit(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[AuditRecord]:
+    with deadline.over(handle) as connection:
+        return _audit.decode(connection.execute(SQL["audit_after"], {"after": after, "limit": limit}).get)
+
+
+def log_end(handle: Handle, deadline: Deadline) -> int:
+    with deadline.over(handle) as connection:
+        return int(connection.execute(SQL["log_end"]).get)
+
+
+def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[Entry]:
+    with deadline.over(handle) as connection:
+        return _entries.decode(connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get)

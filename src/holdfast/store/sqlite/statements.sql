@@ -1,0 +1,247 @@
+-- Every statement of the SQLite store. Each takes its batch as JSON and answers in one row of JSON: every row
+-- that is stepped costs a hand-over of the interpreter lock, which a busy event loop gives back late.
+
+-- name: known
+-- What is known of the senders of a group: [[chat_id, user_id], ...] and the end of the log.
+SELECT json_group_array(json_array(
+         c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, m.chat IS NOT NULL)),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0)
+FROM json_each(:senders) AS s
+CROSS JOIN chats AS c ON c.chat_id = s.value ->> 0
+LEFT JOIN counters AS k ON k.chat = c.chat
+LEFT JOIN members AS m ON m.chat = c.chat AND m.user_id = s.value ->> 1;
+
+-- name: stored_keys
+-- The messages stored under keys: [[chat, sender_id, client_message_id], ...].
+SELECT json_group_array(json_array(lower(hex(m.content_hash)), json(v.value)))
+FROM json_each(:keys) AS k
+CROSS JOIN messages AS m INDEXED BY messages_by_key
+  ON m.chat = k.value ->> 0 AND m.sender_id = k.value ->> 1 AND m.client_message_id = k.value ->> 2
+JOIN message_values AS v ON v.position = m.position;
+
+-- name: put_messages
+-- Put only if absent: a taken sequence, key or position violates its index and fails the statement.
+INSERT INTO messages (position, chat, sequence, kind, sender_id, client_message_id, content_hash, message_id, content,
+                      content_type, created_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, unhex(value ->> 6), value ->> 7,
+       value ->> 8, value ->> 9, value ->> 10
+FROM json_each(:messages);
+
+-- name: advance_counters
+-- [[chat, sequence_counter, last_position], ...]. A counter is only ever created with its chat, or by recovery.
+UPDATE counters SET sequence_counter = n.value ->> 1, last_position = n.value ->> 2
+FROM json_each(:counters) AS n WHERE counters.chat = n.value ->> 0;
+
+-- name: halt
+UPDATE chats SET halted = :why WHERE chat_id = :chat_id;
+
+-- name: taken
+-- Whether a chat's next sequence is already there: its counter is behind.
+SELECT 1 FROM chats AS c JOIN counters AS k ON k.chat = c.chat
+JOIN messages AS m ON m.chat = c.chat AND m.sequence = k.sequence_counter + 1
+WHERE c.chat_id = :chat_id;
+
+-- name: answer
+SELECT fingerprint, answer FROM answers WHERE tenant = :tenant AND user_id = :user_id AND key = :key;
+
+-- name: put_answer
+INSERT INTO answers (tenant, user_id, key, fingerprint, answer) VALUES (:tenant, :user_id, :key, :fingerprint, :answer);
+
+-- name: chat_state
+-- A chat with its number, counter and number of members.
+SELECT c.chat, v.value, k.sequence_counter, c.members
+FROM chats AS c JOIN chat_values AS v ON v.chat = c.chat LEFT JOIN counters AS k ON k.chat = c.chat
+WHERE c.chat_id = :chat_id;
+
+-- name: chat_of_pair
+SELECT v.value FROM chats AS c JOIN chat_values AS v ON v.chat = c.chat
+WHERE c.tenant = :tenant AND c.pair = :pair;
+
+-- name: member
+SELECT json_object('user_id', user_id, 'role', role, 'joined_at', joined_at)
+FROM members WHERE chat = :chat AND user_id = :user_id;
+
+-- name: owners
+SELECT count(*) FROM members WHERE chat = :chat AND role = 'owner';
+
+-- name: chat_counts
+-- In how many chats each of some users is.
+SELECT json_group_object(u.value, (
+         SELECT count(*) FROM members AS m WHERE m.tenant = :tenant AND m.user_id = u.value))
+FROM json_each(:users) AS u;
+
+-- name: message_at
+SELECT value FROM message_values WHERE chat = :chat AND sequence = :sequence;
+
+-- name: create_chat
+INSERT INTO chats (chat_id, tenant, kind, name, pair, epoch, first_sequence, halted, members, created_by, created_at)
+VALUES (:chat_id, :tenant, :kind, :name, :pair, :epoch, :first_sequence, :halted, 0, :created_by, :created_at)
+RETURNING chat;
+
+-- name: create_counter
+-- With its chat (at 0), or by recovery. `last_position` puts a new chat at the top of lists.
+INSERT INTO counters (chat, sequence_counter, last_position)
+VALUES (:chat, :counter, coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0))
+ON CONFLICT (chat) DO UPDATE SET sequence_counter = excluded.sequence_counter;
+
+-- name: update_chat
+UPDATE chats SET name = :name, epoch = :epoch, first_sequence = :first_sequence, halted = :halted WHERE chat = :chat;
+
+-- name: put_members
+-- [[user_id, role, joined_at], ...]
+INSERT INTO members (chat, user_id, tenant, role, joined_at)
+SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2 FROM json_each(:members) WHERE true
+ON CONFLICT (chat, user_id) DO UPDATE SET role = excluded.role;
+
+-- name: drop_member
+DELETE FROM members WHERE chat = :chat AND user_id = :user_id;
+
+-- name: drop_watermarks
+DELETE FROM watermarks WHERE chat = :chat AND user_id = :user_id;
+
+-- name: count_members
+UPDATE chats SET members = (SELECT count(*) FROM members WHERE chat = :chat) WHERE chat = :chat;
+
+-- name: redact
+UPDATE messages SET content = '' WHERE chat = :chat AND sequence = :sequence;
+
+-- name: retain
+DELETE FROM messages WHERE chat = :chat AND sequence < :first_sequence;
+
+-- name: put_gaps
+-- [[first, last], ...]
+INSERT OR IGNORE INTO gaps (chat, first_sequence, last_sequence)
+SELECT :chat, value ->> 0, value ->> 1 FROM json_each(:gaps);
+
+-- name: put_audit
+INSERT INTO audit (at, actor, action, target, reason, details)
+VALUES (:at, :actor, :action, :target, :reason, :details);
+
+-- name: mark
+-- [[tenant, user_id, device_id, chat_id, epoch, delivered, read], ...]; what is not of a member's present epoch is
+-- left out.
+INSERT INTO watermarks (chat, user_id, device_id, epoch, delivered, read)
+SELECT c.chat, m.user_id, w.value ->> 2, c.epoch, w.value ->> 5, w.value ->> 6
+FROM json_each(:watermarks) AS w
+CROSS JOIN chats AS c ON c.chat_id = w.value ->> 3 AND c.tenant = w.value ->> 0 AND c.epoch = w.value ->> 4
+CROSS JOIN members AS m ON m.chat = c.chat AND m.user_id = w.value ->> 1
+WHERE true
+ON CONFLICT (chat, user_id, device_id) DO UPDATE SET
+  delivered = CASE WHEN epoch = excluded.epoch THEN max(delivered, excluded.delivered) ELSE excluded.delivered END,
+  read = CASE WHEN epoch = excluded.epoch THEN max(read, excluded.read) ELSE excluded.read END,
+  epoch = excluded.epoch;
+
+-- name: readable
+-- A chat for somebody who wants to read it: its number, itself, and whether :user_id is a member.
+SELECT v.chat, v.value, EXISTS (SELECT 1 FROM members AS m WHERE m.chat = v.chat AND m.user_id = :user_id)
+FROM chat_values AS v WHERE v.chat_id = :chat_id;
+
+-- name: messages_after
+-- Up to :limit messages past :after, as long as they weigh no more than :bytes_max with :envelope each; the first one
+-- always. Weighing reads no content.
+WITH next AS (
+  SELECT position, sequence, octet_length(content) + :envelope AS bytes
+  FROM messages WHERE chat = :chat AND sequence > :after ORDER BY sequence LIMIT :limit),
+weighed AS (
+  SELECT position, row_number() OVER upward AS n, sum(bytes) OVER upward AS bytes
+  FROM next WINDOW upward AS (ORDER BY sequence ROWS UNBOUNDED PRECEDING))
+SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']',
+       coalesce(max(w.bytes), 0), count(*)
+FROM weighed AS w CROSS JOIN message_values AS v ON v.position = w.position
+WHERE w.n <= :one OR w.bytes <= :bytes_max;
+
+-- name: messages_before
+-- As messages_after, downwards from :before; the answer ascends all the same.
+WITH next AS (
+  SELECT position, sequence, octet_length(content) + :envelope AS bytes
+  FROM messages WHERE chat = :chat AND sequence < :before ORDER BY sequence DESC LIMIT :limit),
+weighed AS (
+  SELECT position, row_number() OVER downward AS n, sum(bytes) OVER downward AS bytes
+  FROM next WINDOW downward AS (ORDER BY sequence DESC ROWS UNBOUNDED PRECEDING))
+SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']',
+       coalesce(max(w.bytes), 0), count(*)
+FROM weighed AS w CROSS JOIN message_values AS v ON v.position = w.position
+WHERE w.n <= :one OR w.bytes <= :bytes_max;
+
+-- name: any_after
+SELECT EXISTS (SELECT 1 FROM messages WHERE chat = :chat AND sequence > :sequence);
+
+-- name: any_before
+SELECT EXISTS (SELECT 1 FROM messages WHERE chat = :chat AND sequence < :sequence);
+
+-- name: heads
+SELECT json_group_object(v.chat_id, json_array(v.epoch, v.head))
+FROM json_each(:chat_ids) AS c CROSS JOIN chat_values AS v ON v.chat_id = c.value;
+
+-- name: memberships
+SELECT json_group_object(v.chat_id, json_array(v.epoch, v.head))
+FROM members AS m CROSS JOIN chat_values AS v ON v.chat = m.chat
+WHERE m.tenant = :tenant AND m.user_id = :user_id;
+
+-- name: list_edge
+-- Where a page of a list of chats ended.
+SELECT coalesce(k.last_position, 0), c.chat
+FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :chat_id;
+
+-- name: chats_of
+-- A page of a user's chats, newest activity first. It looks at all chats of the user, and at the messages and
+-- watermarks of those on the page only.
+WITH page AS MATERIALIZED (
+  SELECT m.chat, m.role, coalesce(k.last_position, 0) AS activity
+  FROM members AS m INDEXED BY members_by_user LEFT JOIN counters AS k ON k.chat = m.chat
+  WHERE m.tenant = :tenant AND m.user_id = :user_id
+    AND (:edge_position IS NULL OR (coalesce(k.last_position, 0), m.chat) < (:edge_position, :edge_chat))
+  ORDER BY activity DESC, m.chat DESC LIMIT :limit)
+SELECT json_group_array(json_array(
+         json(v.value), p.role,
+         CASE c.kind WHEN 'direct' THEN (
+           SELECT group_concat(o.user_id, ', ' ORDER BY o.user_id) FROM members AS o
+           WHERE o.chat = p.chat AND o.user_id <> :user_id) ELSE c.name END,
+         c.members,
+         (SELECT coalesce(max(w.read), 0) FROM watermarks AS w
+          WHERE w.chat = p.chat AND w.user_id = :user_id AND w.epoch = c.epoch),
+         json((SELECT l.value FROM message_values AS l WHERE l.chat = p.chat AND l.sequence = v.head)))
+       ORDER BY p.activity DESC, p.chat DESC)
+FROM page AS p CROSS JOIN chats AS c ON c.chat = p.chat CROSS JOIN chat_values AS v ON v.chat = p.chat;
+
+-- name: members_of
+SELECT json_group_array(json_object('user_id', m.user_id, 'role', m.role, 'joined_at', m.joined_at)
+                        ORDER BY m.user_id)
+FROM chats AS c CROSS JOIN members AS m ON m.chat = c.chat WHERE c.chat_id = :chat_id;
+
+-- name: watermarks_of
+SELECT json_group_array(json_array(json_array(c.tenant, w.user_id), w.device_id, c.chat_id, w.epoch, w.delivered, w.read)
+                        ORDER BY w.user_id, w.device_id)
+FROM chats AS c CROSS JOIN watermarks AS w ON w.chat = c.chat AND w.epoch = c.epoch WHERE c.chat_id = :chat_id;
+
+-- name: numbering
+-- The highest stored sequence of a chat and how many are stored.
+SELECT coalesce(max(sequence), 0), count(*) FROM messages WHERE chat = :chat;
+
+-- name: holes
+-- The stretches between :first and :last where no message is stored.
+WITH known (sequence) AS (
+  SELECT :first - 1 UNION ALL SELECT sequence FROM messages WHERE chat = :chat UNION ALL SELECT :last + 1)
+SELECT json_group_array(json_array(sequence + 1, next - 1) ORDER BY sequence)
+FROM (SELECT sequence, lead(sequence) OVER (ORDER BY sequence) AS next FROM known) WHERE next > sequence + 1;
+
+-- name: recorded_gaps
+SELECT json_group_array(json_array(first_sequence, last_sequence) ORDER BY first_sequence, last_sequence)
+FROM gaps WHERE chat = :chat;
+
+-- name: audit_after
+SELECT json_group_array(json_object('number', number, 'at', at, 'actor', actor, 'action', action, 'target', target,
+                                    'reason', reason, 'details', details) ORDER BY number)
+FROM (SELECT * FROM audit WHERE number > :after ORDER BY number LIMIT :limit);
+
+-- name: log_end
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0);
+
+-- name: log_after
+SELECT '[' || coalesce(group_concat(
+         json_object('position', position, 'tenant', tenant, 'message', json(value)), ',' ORDER BY position), '') || ']'
+FROM (SELECT * FROM message_values WHERE position > :after ORDER BY position LIMIT :limit);
+
+-- name: raise_all_epochs
+-- After a restore: what clients have may be newer than what is stored.
+UPDATE chats SET epoch = epoch + 1;

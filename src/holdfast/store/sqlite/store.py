@@ -1,0 +1,156 @@
+"""The verbs of the contract: what goes to the writer, what to the readers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import HoldfastError, ServerBusy, Unavailable
+from holdfast.message import Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
+from holdfast.store.changes import Act, Changed, Command
+from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
+from holdfast.store.plan import ChatLimits
+from holdfast.store.sqlite import append, change, reads
+from holdfast.store.sqlite.backup import copy_database
+from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.store.sqlite.threads import Crew
+
+T = TypeVar("T")
+
+HEADS_AT_ONCE = 1_000
+"""``heads`` of more chats is split, so that no reader is kept from others for long."""
+
+
+class SqliteStore:
+    """See ``holdfast.store.contract.Store``; also the event log's source: ``log_end``, ``log_after``, ``on_commit``.
+
+    ``async with`` opens the file (OperatorErrors say why it cannot be used) and closes it when all writes taken are
+    done. One process at a time: hold the state directory's lock around it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: SqliteSettings | None = None,
+        limits: ChatLimits | None = None,
+        clock: Clock | None = None,
+        vfs: str | None = None,
+    ) -> None:
+        self._path = path
+        self._settings = settings or SqliteSettings()
+        self._limits = limits or ChatLimits()
+        self._clock = clock or SystemClock()
+        self._vfs = vfs
+        self._listeners: list[Committed] = []
+
+    async def __aenter__(self) -> Self:
+        connection = await asyncio.to_thread(open_and_migrate, self._path, self._settings, self._vfs)
+        writer = self._handle(write=True)
+        writer.adopt(connection)
+        readers = [self._handle(write=False) for _ in range(self._settings.readers)]
+        self._writer = Crew("store-writer", [writer], self._settings.writes_waiting_max, _busy, self._tell)
+        self._readers = Crew("store-reader", readers, self._settings.reads_waiting_max, _too_many_reads)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._readers.close()
+        await self._writer.close()
+
+    def on_commit(self, listener: Committed) -> None:
+        """Call ``listener`` after each commit that added to the log."""
+        self._listeners.append(listener)
+
+    async def append(self, group: Sequence[Draft]) -> list[Outcome]:
+        return (await self._writer.do(partial(append.append, group=group))).answer
+
+    async def change(self, command: Command) -> Changed:
+        return (await self._writer.do(partial(change.change, command=command, limits=self._limits))).answer
+
+    async def mark(self, watermarks: Sequence[Watermark]) -> None:
+        await self._writer.do(partial(change.mark, watermarks=watermarks))
+
+    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+        await self._writer.do(partial(change.record, act=act, action=action, target=target, details=details))
+
+    async def read_after(
+        self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
+    ) -> Page:
+        return await self._read(reads.read_after, chat_id, after, (limit, bytes_max), reader)
+
+    async def read_before(
+        self, chat_id: str, before: int, limit: int, bytes_max: int, reader: User | None = None
+    ) -> Page:
+        return await self._read(reads.read_before, chat_id, before, (limit, bytes_max), reader)
+
+    async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
+        wanted = list(chat_ids)
+        found: dict[str, Cursor] = {}
+        for start in range(0, len(wanted), HEADS_AT_ONCE):
+            found.update(await self._read(reads.heads, wanted[start : start + HEADS_AT_ONCE]))
+        return found
+
+    async def memberships(self, user: User) -> Mapping[str, Cursor]:
+        return await self._read(reads.memberships, user)
+
+    async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
+        return await self._read(reads.chats_of, user, limit, after)
+
+    async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
+        return await self._read(reads.chat, chat_id, reader)
+
+    async def members(self, chat_id: str) -> Sequence[Member]:
+        return await self._read(reads.members, chat_id)
+
+    async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
+        return await self._read(reads.watermarks, chat_id)
+
+    async def inspect(self, chat_id: str) -> Inspection:
+        deadline = self._deadline(self._settings.inspect_deadline_seconds)
+        return await self._readers.do(lambda handle: reads.inspect(handle, deadline, chat_id))
+
+    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
+        return await self._read(reads.audit, after, limit)
+
+    async def log_end(self) -> int:
+        """The position of the newest entry ever committed."""
+        return await self._read(reads.log_end)
+
+    async def log_after(self, after: int, limit: int) -> Sequence[Entry]:
+        """Up to ``limit`` entries past a position, in commit order."""
+        return await self._read(reads.log_after, after, limit)
+
+    async def backup(self, target: Path, progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the store as it is now into a new file, while serving; ``progress`` gets (pages done, pages in all)."""
+        await asyncio.to_thread(copy_database, self._path, target, progress)
+
+    async def _read(self, read: Callable[..., T], *args: object) -> T:
+        deadline = self._deadline(self._settings.read_deadline_seconds)
+        return await self._readers.do(lambda handle: read(handle, deadline, *args))
+
+    def _deadline(self, seconds: float) -> reads.Deadline:
+        return reads.Deadline(self._clock.monotonic, seconds)
+
+    def _handle(self, *, write: bool) -> Handle:
+        settings = self._settings if write else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
+        return Handle(self._path, settings, self._vfs, write=write)
+
+    def _tell(self, written: object) -> None:
+        if isinstance(written, append.Written) and (written.entries or written.forgets):
+            for listener in self._listeners:
+                listener(written.entries)
+
+
+def _busy() -> HoldfastError:
+    return ServerBusy("too many writes are waiting; try again", retry_after_seconds=1.0)
+
+
+def _too_many_reads() -> HoldfastError:
+    return Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)

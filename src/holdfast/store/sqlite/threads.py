@@ -1,0 +1,104 @@
+"""Threads that own a connection each and do bounded work for one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError, InternalError
+from holdfast.store.sqlite.database import Handle, unavailable_while_closing
+
+T = TypeVar("T")
+
+
+class _Unit(Generic[T]):
+    """A piece of work and the future of its answer."""
+
+    __slots__ = ("answer", "error", "future", "work")
+
+    def __init__(self, work: Callable[[Handle], T], future: asyncio.Future[T]) -> None:
+        self.work = work
+        self.future = future
+        self.answer: T | None = None
+        self.error: HoldfastError | None = None
+
+
+class Crew:
+    """Takes work while fewer than ``waiting_max`` pieces wait; the next gets ``refusal``.
+
+    A piece that was taken is done, whether or not its caller still waits. ``on_answer`` runs on the event loop for
+    each answer, before the caller sees it. The pieces of a crew of one are done in order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handles: list[Handle],
+        waiting_max: int,
+        refusal: Callable[[], HoldfastError],
+        on_answer: Callable[[object], None] | None = None,
+    ) -> None:
+        self._queue: SimpleQueue[_Unit[object] | None] = SimpleQueue()
+        self._handles = handles
+        self._waiting = 0
+        self._waiting_max = waiting_max
+        self._refusal = refusal
+        self._on_answer = on_answer
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
+        self._threads = [
+            threading.Thread(target=self._run, args=(handle,), name=f"{name}-{n}", daemon=True)
+            for n, handle in enumerate(handles)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def do(self, work: Callable[[Handle], T]) -> T:
+        """Have ``work`` done by one of the threads. Cancelling does not undo it."""
+        if self._closing:
+            raise unavailable_while_closing()
+        if self._waiting >= self._waiting_max:
+            raise self._refusal()
+        self._waiting += 1
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(_Unit(work, future))  # type: ignore[arg-type]
+        return await future
+
+    async def close(self) -> None:
+        """Do what was taken, then end the threads and close their connections."""
+        self._closing = True
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+
+    def _run(self, handle: Handle) -> None:
+        while (unit := self._queue.get()) is not None:
+            try:
+                unit.answer = unit.work(handle)
+            except HoldfastError as error:
+                unit.error = error
+            except Exception as error:
+                telemetry.log.exception("store.defect")
+                unit.error = InternalError(f"{type(error).__name__}: {error}")
+                unit.error.__cause__ = error
+            try:
+                self._loop.call_soon_threadsafe(self._settle, unit)
+            except RuntimeError:
+                break  # the loop is gone, and with it everybody who could be told
+        handle.close()
+
+    def _settle(self, unit: _Unit[object]) -> None:
+        self._waiting -= 1
+        if unit.error is None and self._on_answer is not None:
+            self._on_answer(unit.answer)
+        if unit.future.cancelled():
+            return
+        if unit.error is not None:
+            unit.future.set_exception(unit.error)
+        else:
+            unit.future.set_result(unit.answer)
