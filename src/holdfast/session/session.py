@@ -127,11 +127,6 @@ class Session:
         """Bytes that wait to be taken, in all lanes."""
         return self._deliveries.lanes.waiting_bytes
 
-    @property
-    def open_requests(self) -> int:
-        """Requests that are not answered yet."""
-        return len(self._requests.open or ())
-
     def established(self, memberships: Mapping[str, Cursor], server_time: str, now: float) -> Effects:
         """The user's chats are known: say hello. Call it once, before ``receive``; deliveries may come before it."""
         if self.closed:

@@ -1,19 +1,21 @@
 """Whether a frame makes sense by itself: the first of the refusals. (Pure.)
 
-Only shape is judged here. Membership is decided in the commit or the read itself, by the store.
+Only shape is judged here, and of that what the types of the frames leave open. Membership is decided in the
+commit or the read itself, by the store.
 """
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import assert_never, get_args
 
 from holdfast.errors import HoldfastError, InvalidContentType, InvalidMessage, MessageTooLarge
-from holdfast.message import SEQUENCE_MAX, check_id
+from holdfast.message import check_id
 from holdfast.session.limits import SessionLimits
 from holdfast.wire.frames import (
     Ack,
     AnyClientFrame,
     Authenticate,
+    ContentType,
     HeartbeatAck,
     Read,
     Resume,
@@ -25,7 +27,7 @@ from holdfast.wire.frames import (
     TypingStop,
 )
 
-CONTENT_TYPES = ("text/plain", "text/markdown")
+CONTENT_TYPES = get_args(ContentType)
 _BYTES_PER_CHARACTER_MAX = 4
 
 
@@ -35,21 +37,8 @@ def refusal_of(frame: AnyClientFrame, limits: SessionLimits) -> HoldfastError | 
         case SendMessage(payload=body):
             return _bad_send(body, limits.backpressure.inbound.max_message_size_bytes)
         case SyncRequest(payload=body):
-            return (
-                _bad_id(body.chat_id, "chat_id")
-                or _bad_number(body.epoch, "epoch")
-                or _bad_number(body.after_sequence, "after_sequence")
-                or (None if body.limit is None else _bad_limit(body.limit, limits.pages.max_messages))
-            )
-        case Ack(payload=body):
-            return (
-                _bad_id(body.chat_id, "chat_id")
-                or _bad_number(body.epoch, "epoch")
-                or _bad_number(body.sequence, "sequence")
-            )
-        case Read(payload=body):
-            return _bad_id(body.chat_id, "chat_id") or _bad_number(body.sequence, "sequence")
-        case TypingStart(payload=body) | TypingStop(payload=body):
+            return _bad_id(body.chat_id, "chat_id") or _bad_limit(body.limit, limits.pages.max_messages)
+        case Ack(payload=body) | Read(payload=body) | TypingStart(payload=body) | TypingStop(payload=body):
             return _bad_id(body.chat_id, "chat_id")
         case Resume(payload=body):
             return _bad_resume(body, limits.pages.resume_chats_per_frame)
@@ -84,10 +73,7 @@ def _bad_resume(body: ResumeBody, chats_max: int) -> HoldfastError | None:
             field="cursors",
             limit=chats_max,
         )
-    for chat_id, (epoch, sequence) in body.cursors.items():
-        if bad := _bad_id(chat_id, "cursors") or _bad_number(epoch, "epoch") or _bad_number(sequence, "sequence"):
-            return bad
-    return None
+    return next((bad for chat_id in body.cursors if (bad := _bad_id(chat_id, "cursors"))), None)
 
 
 def _bad_id(value: str, name: str) -> HoldfastError | None:
@@ -95,13 +81,7 @@ def _bad_id(value: str, name: str) -> HoldfastError | None:
     return None if reason is None else InvalidMessage(reason, field=name)
 
 
-def _bad_number(value: int, name: str) -> HoldfastError | None:
-    if 0 <= value <= SEQUENCE_MAX:
+def _bad_limit(value: int | None, limit_max: int) -> HoldfastError | None:
+    if value is None or value <= limit_max:
         return None
-    return InvalidMessage(f"{name} must be between 0 and 2^53 - 1", field=name)
-
-
-def _bad_limit(value: int, limit_max: int) -> HoldfastError | None:
-    if 1 <= value <= limit_max:
-        return None
-    return InvalidMessage(f"limit must be between 1 and {limit_max}", field="limit", limit=limit_max)
+    return InvalidMessage(f"limit is at most {limit_max}", field="limit", limit=limit_max)

@@ -3,6 +3,9 @@
 Decoding goes straight into typed structs, so a JSON bomb has nowhere to unfold: nesting too deep, lone
 surrogates, bad UTF-8 and wrong types all end as ``InvalidMessage``.
 
+A client's frames are strict; of a server's, unknown types and fields are passed over, because a newer server may
+say more than its reader knows.
+
 ``encode_frame`` returns a whole WebSocket text frame. A server's frames are not masked, so the same bytes
 serve every connection; that is what makes fanout cheap.
 """
@@ -12,11 +15,13 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidMessage
-from holdfast.message import Message, Page
-from holdfast.wire.frames import AnyClientFrame, Error, Sendable
+from holdfast.wire.frames import SERVER_PAYLOADS, AnyClientFrame, Error, Sendable
 
 _client_frame: msgspec.json.Decoder[AnyClientFrame] = msgspec.json.Decoder(AnyClientFrame)
 _encoder = msgspec.json.Encoder()
+_openings: dict[type[Sendable], bytes] = {
+    payload: b'{"type":"%b","payload":' % kind.encode() for kind, payload in SERVER_PAYLOADS.items()
+}
 
 
 class _Label(msgspec.Struct):
@@ -49,17 +54,10 @@ def request_id_of(data: bytes | memoryview) -> str | None:
 
 def encode_payload(payload: Sendable, request_id: str | None = None) -> bytes:
     """A server frame as JSON."""
-    match payload:
-        case Message():
-            kind = "message"
-        case Page():
-            kind = "sync_response"
-        case _:
-            kind = payload.type
-    frame: dict[str, object] = {"type": kind, "payload": payload}
-    if request_id is not None:
-        frame["request_id"] = request_id
-    return _encoder.encode(frame)
+    opening = _openings[type(payload)]
+    if request_id is None:
+        return opening + _encoder.encode(payload) + b"}"
+    return b"".join((opening, _encoder.encode(payload), b',"request_id":', _encoder.encode(request_id), b"}"))
 
 
 def encode_frame(payload: Sendable, request_id: str | None = None) -> bytes:
@@ -88,3 +86,36 @@ def error_payload(error: HoldfastError, *, of_send: bool = False, client_message
         retry_after_seconds=error.retry_after_seconds,
         details=details or None,
     )
+
+
+class ServerFrame(msgspec.Struct, frozen=True):
+    """A frame from a server, as its reader sees it; a reply carries the ``request_id`` of its request."""
+
+    payload: Sendable
+    request_id: str | None = None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    type: str
+    request_id: str | None = None
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+_payloads = {kind: msgspec.json.Decoder(payload) for kind, payload in SERVER_PAYLOADS.items()}
+
+
+def decode_server_frame(data: bytes | memoryview) -> ServerFrame | None:
+    """The frame in ``data``; None for a type that is not known here; InvalidMessage if it is none at all."""
+    try:
+        envelope = _envelope.decode(data)
+        if (payload := _payloads.get(envelope.type)) is None:
+            return None
+        return ServerFrame(payload.decode(envelope.payload), envelope.request_id)
+    except _BAD_JSON as error:
+        raise InvalidMessage(f"the server's frame is malformed: {error}") from None
+
+
+def encode_client_frame(frame: AnyClientFrame) -> bytes:
+    """A client frame as JSON."""
+    return _encoder.encode(frame)

@@ -7,17 +7,19 @@ Client frames are strict: unknown types, unknown fields and wrong types are refu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
-from holdfast.message import Message, Page
+from holdfast.message import SEQUENCE_MAX, Message, Page
 
 PROTOCOL_VERSION = 1
 SUBPROTOCOL = "holdfast.v1"
 BEARER_SUBPROTOCOL = "bearer."
 
 ContentType = Literal["text/plain", "text/markdown"]
+Number = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+"""An epoch or a sequence."""
 
 
 class Body(Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,20 +47,20 @@ class SendBody(Body, frozen=True):
 
 class AckBody(Body, frozen=True):
     chat_id: str
-    epoch: int
-    sequence: int
+    epoch: Number
+    sequence: Number
 
 
 class ResumeBody(Body, frozen=True):
-    cursors: dict[str, tuple[int, int]]
+    cursors: dict[str, tuple[Number, Number]]
     more: bool = False
 
 
 class SyncBody(Body, frozen=True):
     chat_id: str
-    epoch: int
-    after_sequence: int
-    limit: int | None = None
+    epoch: Number
+    after_sequence: Number
+    limit: Annotated[int, Meta(ge=1)] | None = None
 
 
 class ChatBody(Body, frozen=True):
@@ -67,7 +69,7 @@ class ChatBody(Body, frozen=True):
 
 class ReadBody(Body, frozen=True):
     chat_id: str
-    sequence: int
+    sequence: Number
 
 
 class ClientFrame(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True):
@@ -247,3 +249,15 @@ ServerPayload = (
 """All but ``message`` (its payload is a ``Message``) and ``sync_response`` (its payload is a ``Page``)."""
 
 Sendable = ServerPayload | Message | Page
+
+CLIENT_FRAMES: Mapping[str, type[ClientFrame]] = {
+    str(frame.__struct_config__.tag): frame for frame in get_args(AnyClientFrame)
+}
+"""Every frame of a client by its ``type``."""
+
+SERVER_PAYLOADS: Mapping[str, type[Sendable]] = {
+    "message": Message,
+    "sync_response": Page,
+    **{payload.type: payload for payload in get_args(ServerPayload)},
+}
+"""The payload of every frame of the server by its ``type``."""

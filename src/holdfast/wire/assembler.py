@@ -1,0 +1,88 @@
+"""Fragments to whole messages, by the rules of RFC 6455 and our bounds. (Pure.)
+
+A message is text, of at most ``bytes_max`` in all and ``fragments_max`` fragments. Control frames may come
+between the fragments. What breaks a rule breaks the connection: there is no telling where the next message begins.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import InvalidMessage
+
+CONTINUATION = 0x0
+TEXT = 0x1
+BINARY = 0x2
+CLOSE = 0x8
+PING = 0x9
+PONG = 0xA
+
+_CONTROL = (CLOSE, PING, PONG)
+_CONTROL_BYTES_MAX = 125
+
+
+class BrokenProtocol(InvalidMessage):
+    """The peer does not speak WebSocket as agreed; close with ``Closing.PROTOCOL_ERROR``."""
+
+
+class Assembler:
+    """Gathers the fragments of one connection. After it raised it must not be fed again."""
+
+    __slots__ = ("_bytes_max", "_fragments", "_fragments_max", "_size")
+
+    def __init__(self, bytes_max: int, fragments_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._fragments_max = fragments_max
+        self._fragments: list[bytes] | None = None
+        self._size = 0
+
+    def feed(self, opcode: int, final: bool, reserved: bool, payload: bytes) -> bytes | None:
+        """Take one frame; returns the message it completes. Control frames are checked and otherwise passed over."""
+        if reserved:
+            raise BrokenProtocol("a reserved bit is set, and no extension was agreed on")
+        if opcode in _CONTROL:
+            self._check_control(final, payload)
+            return None
+        self._check_place(opcode)
+        self._size += len(payload)
+        if self._size > self._bytes_max:
+            raise BrokenProtocol(f"a message is larger than {self._bytes_max} bytes", limit=self._bytes_max)
+        if final and self._fragments is None:
+            self._size = 0
+            return _text(payload)
+        return self._gather(final, payload)
+
+    def _check_control(self, final: bool, payload: bytes) -> None:
+        if not final:
+            raise BrokenProtocol("a control frame is fragmented")
+        if len(payload) > _CONTROL_BYTES_MAX:
+            raise BrokenProtocol(f"a control frame is larger than {_CONTROL_BYTES_MAX} bytes")
+
+    def _check_place(self, opcode: int) -> None:
+        """Whether a data frame of this kind may come now."""
+        if opcode == BINARY:
+            raise BrokenProtocol("binary messages are not part of the protocol")
+        if opcode not in (TEXT, CONTINUATION):
+            raise BrokenProtocol(f"unknown frame opcode {opcode}")
+        if opcode == CONTINUATION and self._fragments is None:
+            raise BrokenProtocol("a continuation without a beginning")
+        if opcode == TEXT and self._fragments is not None:
+            raise BrokenProtocol("a new message before the last one ended")
+
+    def _gather(self, final: bool, payload: bytes) -> bytes | None:
+        fragments = self._fragments = self._fragments or []
+        fragments.append(payload)
+        if len(fragments) > self._fragments_max:
+            raise BrokenProtocol(f"a message has more than {self._fragments_max} fragments", limit=self._fragments_max)
+        if not final:
+            return None
+        self._fragments = None
+        self._size = 0
+        return _text(b"".join(fragments))
+
+
+def _text(payload: bytes) -> bytes:
+    if not payload.isascii():
+        try:
+            payload.decode()
+        except UnicodeDecodeError:
+            raise BrokenProtocol("a text message is not valid UTF-8") from None
+    return payload

@@ -1,0 +1,263 @@
+"""Bytes to frames and back: strict towards clients, tolerant of newer servers, and never any other error."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import InvalidMessage, OutcomeUnknown, RateLimited
+from holdfast.message import Message, Page
+from holdfast.wire.codec import (
+    decode_client_frame,
+    decode_server_frame,
+    encode_client_frame,
+    encode_frame,
+    encode_payload,
+    error_payload,
+    request_id_of,
+    text_header,
+)
+from holdfast.wire.frames import (
+    CLIENT_FRAMES,
+    SERVER_PAYLOADS,
+    Ack,
+    AckBody,
+    AnyClientFrame,
+    Authenticate,
+    AuthenticateBody,
+    Authenticated,
+    ChatBody,
+    ChatHead,
+    ConnectionClosing,
+    ConnectionEstablished,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    MessageAck,
+    Presence,
+    Read,
+    ReadBody,
+    Receipt,
+    Resume,
+    ResumeBody,
+    Resumed,
+    ResumedChat,
+    Resync,
+    Sendable,
+    SendBody,
+    SendMessage,
+    SyncBody,
+    SyncRequest,
+    Typing,
+    TypingStart,
+    TypingStop,
+)
+from holdfast.wire.run import Run
+
+AT = "2026-01-01T00:00:00.000Z"
+
+
+def message(sequence: int = 1, content: str = "hé\u2028llo") -> Message:
+    return Message("msg_1", "chat_1", sequence, "text", "ann", "c1", content, "text/plain", AT)
+
+
+CLIENT: list[AnyClientFrame] = [
+    Authenticate(payload=AuthenticateBody("t", "phone")),
+    SendMessage(request_id="r1", payload=SendBody("c1", "chat_1", "hello", "text/markdown")),
+    Ack(payload=AckBody("chat_1", 1, 7)),
+    Resume(request_id="r2", payload=ResumeBody({"chat_1": (1, 7)}, more=True)),
+    SyncRequest(request_id="r3", payload=SyncBody("chat_1", 1, 7, 50)),
+    HeartbeatAck(),
+    TypingStart(payload=ChatBody("chat_1")),
+    TypingStop(payload=ChatBody("chat_1")),
+    Read(payload=ReadBody("chat_1", 7)),
+]
+SERVER: list[Sendable] = [
+    message(),
+    Page("chat_1", 1, [message()], 1, False, 1),
+    ConnectionEstablished("conn_1", "ann", "phone", AT, 30000, 1, {"max_frame_bytes": 65536}),
+    Authenticated(1000),
+    MessageAck("c1", "msg_1", "chat_1", 1, AT, False),
+    Resumed([ResumedChat("chat_1", 1, 1, [message()], 1, False, False)], ["chat_2"], ["chat_3"]),
+    Resync([ChatHead("chat_1", 9)]),
+    Heartbeat({"chat_1": (1, 9)}),
+    Typing("chat_1", "ann", True),
+    Presence("ann", "online", AT),
+    Receipt("chat_1", "ann", 4, 3),
+    error_payload(RateLimited("slower", retry_after_seconds=1.5)),
+    ConnectionClosing("rotation", "old", True, 0, {"chat_1": 4}),
+]
+
+
+def name_of(value: object) -> str:
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("frame", CLIENT, ids=name_of)
+def test_a_client_frame_survives_the_way(frame: AnyClientFrame) -> None:
+    assert decode_client_frame(encode_client_frame(frame)) == frame
+
+
+@pytest.mark.parametrize("payload", SERVER, ids=name_of)
+def test_a_server_frame_survives_the_way_with_and_without_a_request(payload: Sendable) -> None:
+    for request_id in (None, 'r"1'):
+        frame = decode_server_frame(encode_payload(payload, request_id))
+        assert frame is not None
+        assert frame.payload == payload
+        assert frame.request_id == request_id
+
+
+def test_these_are_all_frames() -> None:
+    assert {type(frame) for frame in CLIENT} == set(CLIENT_FRAMES.values())
+    assert {type(payload) for payload in SERVER} == set(SERVER_PAYLOADS.values())
+
+
+def test_a_frame_is_an_envelope_of_type_request_and_payload() -> None:
+    assert json.loads(encode_payload(Typing("chat_1", "ann", True), "r1")) == {
+        "type": "typing",
+        "request_id": "r1",
+        "payload": {"chat_id": "chat_1", "user_id": "ann", "active": True},
+    }
+    assert "request_id" not in json.loads(encode_payload(message()))
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 65535, 65536])
+def test_the_header_of_a_text_frame_tells_its_size(size: int) -> None:
+    header = text_header(size)
+    assert header[0] == 0x81
+    if size < 126:
+        assert header[1:] == bytes([size])
+    elif size < 65536:
+        assert header[1:] == b"\x7e" + size.to_bytes(2, "big")
+    else:
+        assert header[1:] == b"\x7f" + size.to_bytes(8, "big")
+
+
+def test_a_run_is_the_frames_of_its_messages_one_after_the_other() -> None:
+    run = Run([message(4), message(5), message(6)])
+    assert (run.chat_id, run.first, run.last, run.count, run.size) == ("chat_1", 4, 6, 3, len(run.data))
+    assert run.data == encode_frame(message(4)) + encode_frame(message(5)) + encode_frame(message(6))
+    rest = run.after(4)
+    assert (rest.first, rest.last, rest.data) == (5, 6, encode_frame(message(5)) + encode_frame(message(6)))
+
+
+def test_an_unknown_type_or_field_of_a_newer_server_is_passed_over() -> None:
+    assert decode_server_frame(b'{"type":"reply_delta","payload":{"x":[1]}}') is None
+    frame = decode_server_frame(b'{"type":"heartbeat","new":1,"payload":{"heads":{},"mood":"fine"}}')
+    assert frame is not None
+    assert frame.payload == Heartbeat({})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"type":"nonsense","payload":{}}',
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":1,"sequence":1,"extra":1}}',
+        b'{"type":"ack","extra":1,"payload":{"chat_id":"c","epoch":1,"sequence":1}}',
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":1,"sequence":"1"}}',
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":1,"sequence":1.5}}',
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":1,"sequence":1e999}}',
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":1}}',
+        b'{"type":"ack"}',
+        b'{"payload":{}}',
+        b"[]",
+        b"",
+        b"null",
+        b'{"type":"typing_start","payload":{"chat_id":"\\ud800"}}',
+        b'{"type":"typing_start","payload":{"chat_id":"\xff"}}',
+        b'{"type":"typing_start","payload":{"chat_id":"\xed\xa0\x80"}}',
+        b'{"type":"typing_start","payload":{"chat_id":"c"}} trailing',
+    ],
+)
+def test_a_client_frame_that_is_not_exactly_right_is_invalid(data: bytes) -> None:
+    with pytest.raises(InvalidMessage) as caught:
+        decode_client_frame(data)
+    encode_payload(error_payload(caught.value))
+
+
+def test_the_request_of_a_bad_frame_is_still_named() -> None:
+    assert request_id_of(b'{"type":"nonsense","request_id":"r7","payload":[1,2]}') == "r7"
+    assert request_id_of(b'{"type":"nonsense","request_id":7}') is None
+    assert request_id_of(b"nonsense") is None
+
+
+def test_an_error_of_a_send_says_which_send_and_whether_it_may_have_happened() -> None:
+    error = error_payload(OutcomeUnknown("no answer", stored=True), of_send=True, client_message_id="c1")
+    assert (error.code, error.retryable, error.outcome) == ("SERVICE_UNAVAILABLE", True, "unknown")
+    assert error.details == {"stored": True, "client_message_id": "c1"}
+    assert error_payload(RateLimited("x"), of_send=True).outcome == "rejected"
+    assert error_payload(RateLimited("x")).outcome is None
+    assert isinstance(error, Error)
+
+
+def only_invalid(data: bytes) -> None:
+    """Decoding ends in a frame or an InvalidMessage whose error can be sent; naming the request never fails."""
+    for decode in (decode_client_frame, decode_server_frame):
+        try:
+            decode(data)
+        except InvalidMessage as error:
+            encode_payload(error_payload(error))
+    request_id = request_id_of(data)
+    assert request_id is None or isinstance(request_id, str)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_never_raise_anything_else(data: bytes) -> None:
+    only_invalid(data)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20)
+trees = st.recursive(
+    scalars | st.just(10**400) | st.just(-(2**63) - 1) | st.just(2**64),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.sampled_from([*CLIENT_FRAMES, *SERVER_PAYLOADS, "other"]), trees, trees)
+def test_random_json_never_raises_anything_else(kind: str, request_id: object, payload: object) -> None:
+    only_invalid(json.dumps({"type": kind, "request_id": request_id, "payload": payload}).encode())
+
+
+@given(st.sampled_from([*CLIENT, *SERVER]), st.randoms(use_true_random=False))
+def test_a_damaged_frame_never_raises_anything_else(frame: AnyClientFrame | Sendable, rng: random.Random) -> None:
+    whole = encode_client_frame(frame) if type(frame) in CLIENT_FRAMES.values() else encode_payload(frame)  # type: ignore[arg-type]
+    data = bytearray(whole)
+    for _ in range(rng.randint(1, 4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    only_invalid(bytes(data[: rng.randint(1, len(data))]))
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"[" * 60_000,
+        b'{"a":' * 12_000,
+        b'{"type":"send_message","payload":' + b"[" * 60_000,
+        b'{"type":"resume","payload":{"cursors":' + b'{"a":' * 10_000,
+        b'{"request_id":' + b"[" * 60_000,
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":' + b"9" * 60_000 + b',"sequence":1}}',
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":1,"sequence":1' + b"0" * 4_200 + b"}}",
+        b'{"type":"ack","payload":{"chat_id":"c","epoch":1,"sequence":1e' + b"9" * 60_000 + b"}}",
+        b'{"type":"send_message","payload":{"content":"' + b"\\ud800" * 10_000 + b'"}}',
+    ],
+    ids=lambda bomb: bomb[:24].decode(),
+)
+def test_a_json_bomb_is_an_invalid_message(bomb: bytes) -> None:
+    with pytest.raises(InvalidMessage):
+        decode_client_frame(bomb)
+    only_invalid(bomb)
+
+
+@pytest.mark.parametrize("number", [-1, 2**53, 2**64, 10**300])
+def test_an_epoch_or_sequence_stays_below_two_to_the_53rd(number: int) -> None:
+    def frame(number: int) -> bytes:
+        return b'{"type":"ack","payload":{"chat_id":"c","epoch":1,"sequence":%d}}' % number
+
+    assert decode_client_frame(frame(2**53 - 1)) is not None
+    with pytest.raises(InvalidMessage):
+        decode_client_frame(frame(number))
