@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.limits.rules import MEMO_MAX, Rule, RuleName, RuleSet, Snapshot, Stamp
+from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot, Stamp
 
 
 def rule(tenant: str, resource: str, limit: int = 100, epoch: int = 1, version: int = 1, deleted: bool = False) -> Rule:
@@ -52,13 +52,6 @@ def test_a_change_leaves_the_old_set_as_it_was() -> None:
     before, after = old.lookup("acme", "a"), new.lookup("acme", "a")
     assert before is not None and after is not None
     assert (before.limit, after.limit) == (1, 2)
-
-
-def test_lookups_are_remembered_within_a_bound() -> None:
-    rules = RuleSet.of([rule("*", "*")])
-    for number in range(MEMO_MAX + 10):
-        rules.lookup("acme", str(number))
-    assert len(rules._memo) <= MEMO_MAX
 
 
 def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:

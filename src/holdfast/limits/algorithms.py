@@ -39,6 +39,9 @@ def terms_of(rule: Rule) -> Terms:
     return Terms(rule.algorithm, rule.stamp, rule.limit, rule.window_seconds * 1000, rule.capacity)
 
 
+_new = tuple.__new__
+
+
 def begin(now: float, window_ms: float) -> float:
     """When the window that holds ``now`` began; written so that Lua computes the same bits."""
     return math.floor(now / window_ms) * window_ms
@@ -89,6 +92,10 @@ class Counter:
         """Use ``cost``, also beyond the room: that is how a debt is charged."""
         raise NotImplementedError
 
+    def admit(self, terms: Terms, now: float, cost: int) -> Reading:
+        """``take`` for one cost, where there is a shorter way to say it."""
+        return take(self, terms, now, cost)
+
     def give(self, now: float, amount: int, taken_at: float) -> None:
         """Give back ``amount`` of what was taken at ``taken_at``, but never what has drained since."""
         raise NotImplementedError
@@ -120,6 +127,26 @@ class TokenBucket(Counter):
 
     def take(self, now: float, cost: int) -> None:
         self.used += cost
+
+    def admit(self, terms: Terms, now: float, cost: int) -> Reading:
+        """The steps above in one: embedded servers ask this for every frame."""
+        if terms is not self.terms:
+            self.agree(terms)
+            terms = self.terms
+        limit, window_ms, capacity = terms[2], terms[3], terms[4]
+        used = self.used
+        if now > self.at:
+            used -= (now - self.at) * limit / window_ms
+            if used < 0.0:
+                used = 0.0
+            self.at = now
+        room = capacity - used + EPSILON
+        if cost > room:
+            self.used = used
+            return reading(self, now, 0, cost)
+        self.used = used = used + cost
+        left = capacity - used + EPSILON
+        return _new(Reading, (1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms[1]))
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
         drained = max(0.0, now - taken_at) * self.terms.limit / self.terms.window_ms

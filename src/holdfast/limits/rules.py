@@ -28,8 +28,6 @@ Mode = Literal["enforce", "shadow", "off"]
 DecidedBy = Literal["no_rule", "denial_cache", "lease", "counters", "local_share", "open", "closed"]
 
 ANY = "*"
-MEMO_MAX = 65_536
-"""Remembered lookups of one RuleSet; when full they are forgotten all at once, which costs one lookup each."""
 
 _DIGEST_MODULUS = 1 << 128
 
@@ -99,7 +97,7 @@ class Check(NamedTuple):
     cost: int = 1
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """The answer to one check. Durations are seconds from now.
 
     ``allowed`` is what to do; ``exceeded`` is what the rule says, which differs in shadow mode and when another
@@ -154,7 +152,7 @@ class RuleSet:
     after the same final snapshot every node holds the same set, whatever it saw before, twice, or never.
     """
 
-    __slots__ = ("_memo", "_rules", "_tenants", "digest_value", "epoch")
+    __slots__ = ("_rules", "_tenants", "digest_value", "epoch")
 
     def __init__(self, rules: Mapping[RuleName, Rule] | None = None, epoch: int = 0) -> None:
         self._rules: dict[RuleName, Rule] = dict(rules or {})
@@ -164,7 +162,6 @@ class RuleSet:
         for rule in self._rules.values():
             by_tenant.setdefault(rule.tenant, []).append(rule)
         self._tenants = {tenant: _arrange(rules) for tenant, rules in by_tenant.items()}
-        self._memo: dict[tuple[str, str], Rule | None] = {}
 
     @classmethod
     def of(cls, rules: Iterable[Rule], epoch: int = 0) -> RuleSet:
@@ -172,10 +169,12 @@ class RuleSet:
 
     def lookup(self, tenant: str, resource: str) -> Rule | None:
         """The rule that answers for this tenant and resource, or None."""
-        try:
-            return self._memo[tenant, resource]
-        except KeyError:
-            return self._resolve(tenant, resource)
+        for level in (tenant, ANY):
+            rules = self._tenants.get(level)
+            rule = rules.find(resource) if rules is not None else None
+            if rule is not None:
+                return rule
+        return None
 
     def get(self, name: RuleName) -> Rule | None:
         """The rule of exactly this name, tombstones included."""
@@ -232,20 +231,7 @@ class RuleSet:
         new.digest_value = next_digest(self.digest_value, self._rules.get(rule.name), rule)
         theirs = [other for other in new._rules.values() if other.tenant == rule.tenant]
         new._tenants = {**self._tenants, rule.tenant: _arrange(theirs)}
-        new._memo = {}
         return new
-
-    def _resolve(self, tenant: str, resource: str) -> Rule | None:
-        rule = None
-        for level in (tenant, ANY):
-            rules = self._tenants.get(level)
-            rule = rules.find(resource) if rules is not None else None
-            if rule is not None:
-                break
-        if len(self._memo) >= MEMO_MAX:
-            self._memo.clear()
-        self._memo[tenant, resource] = rule
-        return rule
 
 
 def _arrange(rules: list[Rule]) -> _Tenant:

@@ -15,8 +15,17 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from holdfast.limits.algorithms import Reading, Terms
+from holdfast.limits.rules import Rule
 
 KEYS_PER_CALL_MAX = 256
+
+Key = tuple[str, str]
+"""A counter: (tenant, algorithm and rule, as ``key_prefix`` writes them; subject)."""
+
+
+def key_prefix(tenant: str, rule: Rule) -> str:
+    """All counters of a tenant share a slot of a Redis cluster; a rule for all tenants counts each apart."""
+    return f"{{{tenant}}}:{rule.algorithm}:{rule.label}:"
 
 
 class Ask(NamedTuple):
@@ -25,7 +34,7 @@ class Ask(NamedTuple):
     ``hold`` names the holder where the terms are concurrency; ``cost`` and ``times`` are 1 there.
     """
 
-    key: str
+    key: Key
     terms: Terms
     cost: int = 1
     times: int = 1
@@ -40,7 +49,7 @@ class Adjustment(NamedTuple):
     beyond the limit; ``released`` ends a hold.
     """
 
-    key: str
+    key: Key
     terms: Terms
     given: int = 0
     taken_at: float = 0.0
@@ -58,8 +67,8 @@ class Taken(NamedTuple):
 class Counters(Protocol):
     """Where what is used is counted."""
 
-    def take_now(self, ask: Ask) -> Reading | None:
-        """The answer to a single ask if it needs no I/O; None means: use ``take``."""
+    def take_now(self, key: Key, terms: Terms, cost: int) -> Reading | None:
+        """The answer to one cost without a hold, if it needs no I/O; None means: use ``take``."""
         ...
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:

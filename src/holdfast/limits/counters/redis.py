@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.algorithms import CODES, Reading, Terms
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Taken
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Key, Taken
 from holdfast.limits.rules import Stamp
 
 _NUMBERS_PER_READING = 8
@@ -67,7 +67,7 @@ class RedisCounters:
             retry=Retry(NoBackoff(), 0),
         )
 
-    def take_now(self, ask: Ask) -> Reading | None:
+    def take_now(self, key: Key, terms: Terms, cost: int) -> Reading | None:
         return None
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
@@ -93,9 +93,14 @@ class RedisCounters:
         keys = list(request.keys)
         assert len(keys) <= KEYS_PER_CALL_MAX
         blob = msgspec.msgpack.encode((list(request.terms), entries, adjustments))
-        answer = await self._run(DECIDE, [f"{self._settings.prefix}:{key}" for key in keys], blob)
+        answer = await self._run(DECIDE, [self._name(key) for key in keys], blob)
         decoded: list[Any] = msgspec.msgpack.decode(answer)
         return decoded
+
+    def _name(self, key: Key) -> str:
+        """Subjects are hashed: of any length, and no address or user id is to be read in Redis."""
+        subject = hashlib.blake2b(key[1].encode(), digest_size=12).hexdigest()
+        return f"{self._settings.prefix}:{key[0]}{subject}"
 
     async def _run(self, script: Script, keys: list[str], *arguments: Any) -> Any:
         try:
@@ -132,7 +137,7 @@ class _Request:
     """Numbers each key and each rule once, from 1 as Lua does."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, int] = {}
+        self.keys: dict[Key, int] = {}
         self.terms: dict[tuple[int, int, int, int, float, int], int] = {}
 
     def entry(self, entry: Sequence[Ask]) -> list[Any]:
@@ -144,7 +149,7 @@ class _Request:
     def adjustment(self, each: Adjustment) -> list[Any]:
         return [self._key(each.key), self._terms(each.terms), *each[2:]]
 
-    def _key(self, key: str) -> int:
+    def _key(self, key: Key) -> int:
         return self.keys.setdefault(key, len(self.keys) + 1)
 
     def _terms(self, terms: Terms) -> int:

@@ -1,0 +1,226 @@
+"""The checks of one event-loop turn as one call to the counters.
+
+Equal costs on one key are merged and asked for at once; the counters admit as many as fit, and they go to the
+askers in the order in which they asked. A group of several rules stays one entry of its own. While all calls are
+under way the next ones gather. Whoever has no answer within the deadline is told so (None): the call may have
+been counted, is not cancelled and never made again; its late answer only frees its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError
+from holdfast.limits.algorithms import Reading
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Counters, Key, Taken
+from holdfast.resilience import Breaker, BreakerSettings, BreakerState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """``waiting_max`` keys wait for a call; who comes after that is answered without the counters."""
+
+    deadline_seconds: float = 0.05
+    calls_max: int = 4
+    waiting_max: int = 16_384
+    breaker: BreakerSettings = field(
+        default_factory=lambda: BreakerSettings(
+            failure_threshold=3, failure_window_seconds=5, open_duration_seconds=1, min_failure_ratio=0.5
+        )
+    )
+
+    def __post_init__(self) -> None:
+        if self.deadline_seconds <= 0 or self.calls_max < 1 or self.waiting_max < 1:
+            raise ValueError("deadline_seconds, calls_max and waiting_max must be greater than 0")
+
+
+class Answer(NamedTuple):
+    """The readings of an entry. ``place`` is the asker's place among those who asked for the same."""
+
+    readings: tuple[Reading, ...]
+    place: int
+    sent_at: float
+    counted_at: float
+
+
+class _Waiting:
+    """One entry that waits for a call, and who waits for it."""
+
+    __slots__ = ("asks", "waiters")
+
+    def __init__(self, asks: tuple[Ask, ...]) -> None:
+        self.asks = asks
+        self.waiters: list[asyncio.Future[Answer | None]] = []
+
+    def entry(self) -> tuple[Ask, ...]:
+        return self.asks if len(self.waiters) == 1 else (self.asks[0]._replace(times=len(self.waiters)),)
+
+    def answer(self, readings: tuple[Reading, ...], sent_at: float, counted_at: float) -> None:
+        for place, waiter in enumerate(self.waiters):
+            if not waiter.done():
+                waiter.set_result(Answer(readings, place, sent_at, counted_at))
+
+    def give_up(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Batch:
+    """What one call asks, since when, and whether its askers went away without an answer."""
+
+    __slots__ = ("entries", "given_up", "sent_at")
+
+    def __init__(self, entries: list[_Waiting], sent_at: float) -> None:
+        self.entries = entries
+        self.sent_at = sent_at
+        self.given_up = False
+
+    def answer(self, taken: Taken) -> None:
+        for waiting, readings in zip(self.entries, taken.readings, strict=True):
+            waiting.answer(readings, self.sent_at, taken.now)
+
+    def give_up(self) -> None:
+        self.given_up = True
+        for waiting in self.entries:
+            waiting.give_up()
+
+
+class Batcher:
+    """See the module. ``on_success`` is called after every answered call."""
+
+    def __init__(
+        self, counters: Counters, clock: Clock, settings: BatchSettings, on_success: Callable[[], None]
+    ) -> None:
+        self._counters = counters
+        self._monotonic = clock.monotonic
+        self._settings = settings
+        self._on_success = on_success
+        self.breaker = Breaker(settings.breaker)
+        self._merged: dict[tuple[Key, int, object], _Waiting] = {}
+        self._waiting: list[_Waiting] = []
+        self._keys_waiting = 0
+        self._expiry: asyncio.TimerHandle | None = None
+        self._flush_due = False
+        self._calls: set[asyncio.Task[None]] = set()
+        self.keys_per_call = 0
+
+    def ask(self, ask: Ask) -> asyncio.Future[Answer | None] | None:
+        """Ask for one key; None if the counters are not to be asked now."""
+        like = (ask.key, ask.cost, ask.hold or ask.terms.stamp)
+        waiting = self._merged.get(like)
+        if waiting is None:
+            waiting = self._enqueue((ask,))
+            if waiting is None:
+                return None
+            self._merged[like] = waiting
+        return self._join(waiting)
+
+    def ask_all(self, asks: Sequence[Ask]) -> asyncio.Future[Answer | None] | None:
+        """Ask for several keys, all or none."""
+        waiting = self._enqueue(tuple(asks))
+        return self._join(waiting) if waiting is not None else None
+
+    @property
+    def healthy(self) -> bool:
+        return self.breaker.state(self._monotonic()) is BreakerState.CLOSED
+
+    async def aclose(self) -> None:
+        """Everybody who waits is given up."""
+        self._expire()
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _join(self, waiting: _Waiting) -> asyncio.Future[Answer | None]:
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        waiting.waiters.append(future)
+        return future
+
+    def _enqueue(self, asks: tuple[Ask, ...]) -> _Waiting | None:
+        if self._keys_waiting + len(asks) > self._settings.waiting_max:
+            return None
+        if self.breaker.state(self._monotonic()) is BreakerState.OPEN:
+            return None
+        loop = asyncio.get_running_loop()
+        if not self._flush_due:
+            self._flush_due = True
+            loop.call_soon(self._flush)
+        if self._expiry is None:
+            self._expiry = loop.call_later(self._settings.deadline_seconds, self._expire)
+        waiting = _Waiting(asks)
+        self._waiting.append(waiting)
+        self._keys_waiting += len(asks)
+        return waiting
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        while self._waiting and len(self._calls) < self._settings.calls_max:
+            if not self._breaker_admits():
+                return
+            call = asyncio.get_running_loop().create_task(self._call(self._next_batch()))
+            self._calls.add(call)
+            call.add_done_callback(self._ended)
+        if not self._waiting and self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _breaker_admits(self) -> bool:
+        if self.breaker.admit(self._monotonic()):
+            return True
+        self._expire()
+        return False
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if self._waiting:
+            self._flush()
+
+    def _next_batch(self) -> _Batch:
+        self._merged.clear()
+        keys = count = 0
+        for waiting in self._waiting:
+            if keys + len(waiting.asks) > KEYS_PER_CALL_MAX:
+                break
+            keys += len(waiting.asks)
+            count += 1
+        entries, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._keys_waiting -= keys
+        self.keys_per_call = keys
+        return _Batch(entries, self._monotonic())
+
+    def _expire(self) -> None:
+        """Who still waits was never sent, and is answered without the counters."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        waiting, self._waiting, self._keys_waiting = self._waiting, [], 0
+        self._merged.clear()
+        for each in waiting:
+            each.give_up()
+
+    async def _call(self, batch: _Batch) -> None:
+        timer = asyncio.get_running_loop().call_later(self._settings.deadline_seconds, self._overdue, batch)
+        try:
+            taken = await self._counters.take([waiting.entry() for waiting in batch.entries])
+        except HoldfastError:
+            self._overdue(batch)
+            return
+        except BaseException:
+            self.breaker.neither()
+            raise
+        finally:
+            timer.cancel()
+        if not batch.given_up:
+            self.breaker.success(self._monotonic())
+            batch.answer(taken)
+            self._on_success()
+
+    def _overdue(self, batch: _Batch) -> None:
+        if not batch.given_up:
+            self.breaker.failure(self._monotonic())
+            batch.give_up()

@@ -1,0 +1,107 @@
+"""Counters in a dict, decided at a moment the caller brings: the core of memory counters and of the local share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Reading, Terms, hold, peek, reading, take
+from holdfast.limits.counters.contract import Adjustment, Ask, Key
+
+SUBJECTS_MAX = 1_000_000
+"""Counters kept. The oldest is forgotten for a new one, idle ones first: a forgotten subject starts afresh."""
+
+_LOOKED_AT_PER_NEW = 2
+
+
+class CounterTable:
+    """See ``contract`` for what an entry, an ask and an adjustment are."""
+
+    __slots__ = ("_counters", "_subjects_max")
+
+    def __init__(self, subjects_max: int = SUBJECTS_MAX) -> None:
+        self._subjects_max = subjects_max
+        self._counters: dict[Key, Counter] = {}
+
+    def decide(self, entry: Sequence[Ask], now: float) -> tuple[Reading, ...]:
+        """One entry: of one ask as many costs as fit, of several all or none."""
+        if len(entry) == 1:
+            return (self.take(entry[0], now),)
+        if all(self._fits(ask, now) for ask in entry):
+            return tuple(self.take(ask, now) for ask in entry)
+        return tuple(self._refuse(ask, now) for ask in entry)
+
+    def take(self, ask: Ask, now: float) -> Reading:
+        counter = self._counters.get(ask.key) or self._counter(ask.key, ask.terms, now)
+        if ask.hold:
+            assert isinstance(counter, Concurrency)
+            return hold(counter, ask.terms, now, ask.hold)
+        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want)
+
+    def admit(self, key: Key, terms: Terms, cost: int, now: float) -> Reading:
+        """``take`` of one cost, without a hold, in fewer words."""
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counter(key, terms, now)
+        return counter.admit(terms, now, cost)
+
+    def adjust(self, adjustment: Adjustment, now: float) -> None:
+        counter = self._counters.get(adjustment.key)
+        if counter is None and adjustment.charged:
+            counter = self._counter(adjustment.key, adjustment.terms, now)
+        if counter is not None:
+            counter.settle(now)
+            _apply(adjustment, counter, now)
+
+    def used(self, key: Key, now: float) -> float:
+        """What is used of the counter now; 0 if there is none."""
+        counter = self._counters.get(key)
+        if counter is None:
+            return 0.0
+        counter.settle(now)
+        return counter.terms.capacity - counter.room(now)
+
+    def clear(self) -> None:
+        self._counters.clear()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._counters
+
+    def __len__(self) -> int:
+        return len(self._counters)
+
+    def _fits(self, ask: Ask, now: float) -> bool:
+        counter = self._counter(ask.key, ask.terms, now)
+        held = isinstance(counter, Concurrency) and ask.hold in counter.holders
+        return peek(counter, ask.terms, now, ask.cost) or held
+
+    def _refuse(self, ask: Ask, now: float) -> Reading:
+        fits = self._fits(ask, now)
+        return reading(self._counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
+
+    def _counter(self, key: Key, terms: Terms, now: float) -> Counter:
+        counter = self._counters.get(key)
+        if counter is None:
+            self._make_room(now)
+            counter = self._counters[key] = COUNTERS[terms.algorithm](terms)
+        return counter
+
+    def _make_room(self, now: float) -> None:
+        """Forget what is idle, a little with each new subject; what is in use goes to the end of the line."""
+        for _ in range(min(_LOOKED_AT_PER_NEW, len(self._counters))):
+            key = next(iter(self._counters))
+            counter = self._counters.pop(key)
+            counter.settle(now)
+            if counter.reset(now) > 0:
+                self._counters[key] = counter
+        while len(self._counters) >= self._subjects_max:
+            del self._counters[next(iter(self._counters))]
+
+
+def _apply(adjustment: Adjustment, counter: Counter, now: float) -> None:
+    """Put one settled counter right; a gift of another version stays charged."""
+    if adjustment.released and isinstance(counter, Concurrency):
+        counter.release(adjustment.released)
+    elif adjustment.given and counter.terms.stamp == adjustment.terms.stamp:
+        counter.give(now, adjustment.given, adjustment.taken_at)
+    elif adjustment.charged:
+        counter.take(now, adjustment.charged)

@@ -1,0 +1,427 @@
+"""One check, step by step: snapshot, denial cache, lease, batch, breaker, local share. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import virtual
+from msgspec import structs
+
+from holdfast.errors import InvalidMessage, OutcomeUnknown, Unavailable
+from holdfast.limits.algorithms import Reading, Terms
+from holdfast.limits.batch import BatchSettings
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Key, Taken
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.limiter import Limiter, LimiterSettings
+from holdfast.limits.rules import Check, Decision, Rule, RuleSet
+
+
+class Shared(MemoryCounters):
+    """Counters that need a round trip, and can be away (refuse), lost (count, then no answer) or silent (hang)."""
+
+    def __init__(self) -> None:
+        super().__init__(virtual.LoopClock())
+        self.mood = "well"
+        self.delay = 0.001
+        self.calls: list[Sequence[Sequence[Ask]]] = []
+        self.adjustments: list[Adjustment] = []
+        self.nodes = 1
+
+    def take_now(self, key: Key, terms: Terms, cost: int) -> Reading | None:  # type: ignore[override]
+        return None
+
+    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+        self.calls.append(entries)
+        await asyncio.sleep(self.delay)
+        if self.mood == "away":
+            raise Unavailable("away")
+        taken = await super().take(entries)
+        if self.mood == "lost":
+            raise OutcomeUnknown("lost")
+        if self.mood == "silent":
+            await asyncio.sleep(3600)
+        return taken
+
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
+        if self.mood != "well":
+            raise Unavailable("away")
+        self.adjustments += adjustments
+        await super().adjust(adjustments)
+
+    async def announce(self, node: str, ttl_seconds: float) -> int:
+        if self.mood != "well":
+            raise Unavailable("away")
+        return self.nodes
+
+
+def rule(limit: int = 10, resource: str = "send", **changes: Any) -> Rule:
+    made = Rule("acme", resource, "fixed_window", limit, 3600.0)
+    return structs.replace(made, **changes)
+
+
+def limiter(counters: MemoryCounters, *rules: Rule, **settings: Any) -> Limiter:
+    return Limiter(counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of(rules))
+
+
+async def ask(limits: Limiter, times: int, subject: str = "ann", cost: int = 1) -> list[Decision]:
+    return list(await asyncio.gather(*[limits.check("acme", "send", subject, cost) for _ in range(times)]))
+
+
+def allowed(decisions: list[Decision]) -> int:
+    return sum(decision.allowed for decision in decisions)
+
+
+def test_without_a_rule_everything_is_allowed_and_said_so() -> None:
+    async def main() -> None:
+        decision = await limiter(Shared()).check("acme", "send", "ann")
+        assert (decision.allowed, decision.decided_by, decision.rule) == (True, "no_rule", "")
+        off = await limiter(Shared(), rule(1, mode="off")).check("acme", "send", "ann")
+        assert off.decided_by == "no_rule"
+
+    virtual.run(main())
+
+
+def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(10))
+        decisions = await ask(limits, 15)
+        assert [d.allowed for d in decisions] == [True] * 10 + [False] * 5, "in the order in which they asked"
+        assert len(counters.calls) == 1
+        assert [len(entry) for entry in counters.calls[0]] == [1]
+        assert counters.calls[0][0][0].times == 15
+        refused = decisions[-1]
+        assert (refused.remaining, refused.limit, refused.exceeded) == (0, 10, True)
+        assert 0 < refused.retry_after <= 3600
+
+    virtual.run(main())
+
+
+def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(10))
+        big, small = await asyncio.gather(
+            limits.check("acme", "send", "ann", 8), limits.check("acme", "send", "ann", 2)
+        )
+        assert big.allowed and small.allowed
+        first, second = await asyncio.gather(
+            limits.check("acme", "send", "bob", 9), limits.check("acme", "send", "bob", 2)
+        )
+        assert (first.allowed, second.allowed) == (True, False)
+
+    virtual.run(main())
+
+
+def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(10), batch=BatchSettings(calls_max=2))
+        checks = [limits.check("acme", "send", f"u{n}") for n in range(3 * KEYS_PER_CALL_MAX)]
+        decisions = await asyncio.gather(*checks)
+        assert allowed(list(decisions)) == 3 * KEYS_PER_CALL_MAX
+        assert [len(call) for call in counters.calls] == [KEYS_PER_CALL_MAX] * 3
+
+    virtual.run(main())
+
+
+def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.delay = 0.02
+        limits = limiter(counters, rule(10, algorithm="token_bucket", window_seconds=10.0))
+        assert allowed(await ask(limits, 1, cost=8)) == 1
+        first = (await ask(limits, 1, cost=5))[0]
+        assert (first.allowed, first.decided_by) == (False, "counters")
+        calls = len(counters.calls)
+        again = (await ask(limits, 1, cost=6))[0]
+        assert (again.allowed, again.decided_by) == (False, "denial_cache")
+        assert again.retry_after < first.retry_after, "counted from the send"
+        assert len(counters.calls) == calls
+        assert (await ask(limits, 1, cost=2))[0].allowed, "a smaller cost is not covered by the denial"
+        limits.rules = limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2))
+        assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
+
+    virtual.run(main())
+
+
+def test_a_denial_ends_when_it_said() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(10, algorithm="token_bucket", window_seconds=10.0))
+        await ask(limits, 10)
+        refused = (await ask(limits, 1))[0]
+        await asyncio.sleep(refused.retry_after)
+        assert (await ask(limits, 1))[0].allowed
+
+    virtual.run(main())
+
+
+def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(1, algorithm="concurrency", window_seconds=60.0))
+        held = (await ask(limits, 1))[0]
+        assert held.allowed and held.hold
+        assert not (await ask(limits, 1))[0].allowed
+        await limits.release(Check("acme", "send", "ann"), held)
+        assert (await ask(limits, 1))[0].allowed
+
+    virtual.run(main())
+
+
+def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(1000, precision="leased"), rule(1000, "strict"), lease_percent=1.0)
+        for _ in range(30):
+            assert (await limits.check("acme", "send", "ann")).allowed
+        leased_calls = len(counters.calls)
+        assert leased_calls <= 5
+        for _ in range(30):
+            assert (await limits.check("acme", "strict", "ann")).decided_by == "counters"
+        assert len(counters.calls) == leased_calls + 30
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("lease", [1.0, 10.0])
+def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(nodes: int, lease: float) -> None:
+    async def main() -> None:
+        counters = Shared()
+        crowd = [limiter(counters, rule(1000, precision="leased"), lease_percent=lease) for _ in range(nodes)]
+        total = 0
+        for _ in range(500):
+            decisions = await asyncio.gather(*[limits.check("acme", "send", "ann") for limits in crowd])
+            total += allowed(list(decisions))
+        for _ in range(100):
+            total += allowed(await ask(crowd[0], 10))
+        assert total <= 1000
+        assert total >= 1000 - nodes * 1000 * lease / 100, "what is held back is at most one lease a node"
+
+    virtual.run(main())
+
+
+def test_what_is_left_of_a_lease_is_given_back() -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with limiter(counters, rule(1000, precision="leased"), heartbeat_seconds=1.0) as limits:
+            for _ in range(3):
+                await limits.check("acme", "send", "ann")
+            await asyncio.sleep(3)
+            assert sum(each.given for each in counters.adjustments) == 9
+        decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
+        assert decision.remaining == 1000 - 3 - 1
+
+    virtual.run(main())
+
+
+def test_a_lease_of_an_old_version_is_not_spent() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(1000, precision="leased"))
+        for _ in range(3):
+            await limits.check("acme", "send", "ann")
+        assert limits.lease_stock > 0
+        limits.rules = limits.rules.merge(rule(2, precision="leased", version=2))
+        decision = await limits.check("acme", "send", "ann")
+        assert (decision.allowed, decision.rule_version) == (False, 2)
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("mood", ["away", "lost", "silent"])
+def test_without_an_answer_the_local_share_decides_in_time(mood: str) -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.nodes = 4
+        async with limiter(counters, rule(100)) as limits:
+            counters.mood = mood
+            start = asyncio.get_running_loop().time()
+            decisions = await ask(limits, 200)
+            assert asyncio.get_running_loop().time() - start <= 0.051
+            assert allowed(decisions) == 25, "limit ÷ live nodes"
+            assert {(d.decided_by, d.degraded) for d in decisions} == {("local_share", True)}
+            assert len(counters.calls) == 1, "what may have been counted is never sent again"
+
+    virtual.run(main())
+
+
+def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(1000), batch=BatchSettings(calls_max=8))
+        counters.mood = "silent"
+        for _ in range(3):
+            await ask(limits, 1)
+        assert not limits.healthy
+        loop, calls = asyncio.get_running_loop(), len(counters.calls)
+        start = loop.time()
+        assert (await ask(limits, 1))[0].decided_by == "local_share"
+        assert loop.time() == start, "nobody waits while it is open"
+        assert len(counters.calls) == calls
+        counters.mood = "well"
+        await asyncio.sleep(1.1)
+        assert (await ask(limits, 1))[0].decided_by == "counters"
+        assert limits.healthy
+
+    virtual.run(main())
+
+
+def test_the_share_begins_with_what_was_left_and_is_charged_after() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.nodes = 2
+        async with limiter(counters, rule(100)) as limits:
+            await ask(limits, 1, cost=80)
+            counters.mood = "away"
+            assert allowed(await ask(limits, 100)) == 10, "half of the 20 that were left"
+            counters.mood = "well"
+            await asyncio.sleep(1.2)
+            await ask(limits, 1, "probe")
+            await asyncio.sleep(0.01)
+            assert [each.charged for each in counters.adjustments] == [10]
+            assert (await ask(limits, 1))[0].remaining == 100 - 80 - 10 - 1
+
+    virtual.run(main())
+
+
+def test_counters_that_come_and_go_do_not_give_a_new_share_each_time() -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with limiter(counters, rule(100)) as limits:
+            total = 0
+            for _ in range(10):
+                counters.mood = "away"
+                total += allowed(await ask(limits, 100))
+                counters.mood = "well"
+                await asyncio.sleep(1.2)
+                await ask(limits, 1, "probe")
+                await asyncio.sleep(0.01)
+            assert total <= 100
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize(("policy", "admitted"), [("open", 1000), ("closed", 0)])
+def test_a_rule_says_what_happens_without_counters(policy: str, admitted: int) -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.mood = "away"
+        limits = limiter(counters, rule(100, on_store_failure=policy))
+        decisions = await ask(limits, 2000)
+        assert allowed(decisions) == admitted, "open is bounded too"
+        assert {d.decided_by for d in decisions} == {policy}
+
+    virtual.run(main())
+
+
+def test_a_changed_rule_applies_to_the_share_at_once() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.mood = "away"
+        limits = limiter(counters, rule(100))
+        assert allowed(await ask(limits, 10)) == 10
+        limits.rules = limits.rules.merge(rule(5, version=2))
+        assert allowed(await ask(limits, 10)) == 0
+        limits.rules = limits.rules.merge(rule(12, version=3))
+        assert allowed(await ask(limits, 10)) == 2
+
+    virtual.run(main())
+
+
+def test_live_nodes_are_frozen_while_nobody_answers() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.nodes = 5
+        async with limiter(counters, rule(100)) as limits:
+            assert limits.nodes == 5
+            counters.mood = "away"
+            await asyncio.sleep(60)
+            assert limits.nodes == 5
+            counters.mood, counters.nodes = "well", 3
+            await asyncio.sleep(2)
+            assert limits.nodes == 3
+
+    virtual.run(main())
+
+
+def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(10), rule(1, "connect"), rule(1, "shadow", mode="shadow"))
+        group = [Check("acme", name, "ann") for name in ("send", "connect", "shadow", "free")]
+        assert all(d.allowed for d in await limits.check_many(group))
+        second = await limits.check_many(group)
+        assert [d.allowed for d in second] == [False, False, True, True]
+        assert [d.exceeded for d in second] == [False, True, True, False]
+        alone = await limits.check("acme", "send", "ann")
+        assert alone.remaining == 8, "a refused group counts nothing"
+        twice = [Check("acme", "send", "bob", 5), Check("acme", "send", "bob", 4)]
+        assert [d.remaining for d in await limits.check_many(twice)] == [1, 1], "the same rule twice is one sum"
+
+    virtual.run(main())
+
+
+def test_shadow_counts_and_says_but_stops_nobody() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(1, mode="shadow"))
+        decisions = await ask(limits, 3)
+        assert [d.allowed for d in decisions] == [True] * 3
+        assert [d.exceeded for d in decisions] == [False, True, True]
+
+    virtual.run(main())
+
+
+def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
+    async def main() -> None:
+        counters, told = Shared(), []
+        ahead = limiter(counters, rule(5, version=8))
+        behind = Limiter(
+            counters, virtual.LoopClock(), rules=RuleSet.of([rule(100, version=7)]), on_behind=lambda: told.append(1)
+        )
+        await ask(ahead, 1)
+        decisions = await ask(behind, 20)
+        assert allowed(decisions) == 4
+        assert {(d.limit, d.rule_version) for d in decisions} == {(5, 8)}
+        assert told
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("immediate", [True, False])
+@pytest.mark.parametrize(
+    ("subject", "cost", "field"),
+    [("ann", 0, "cost"), ("ann", -1, "cost"), ("ann", 11, "cost"), ("", 1, "subject"), ("x" * 1025, 1, "subject")],
+)
+def test_a_check_that_can_never_be_right_is_an_error(immediate: bool, subject: str, cost: int, field: str) -> None:
+    async def main() -> None:
+        counters = MemoryCounters(virtual.LoopClock()) if immediate else Shared()
+        limits = limiter(counters, rule(10))
+        with pytest.raises(InvalidMessage) as raised:
+            await limits.check("acme", "send", subject, cost)
+        assert raised.value.details["field"] == field
+
+    virtual.run(main())
+
+
+def test_memories_are_bounded() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(1), keys_max=10)
+        for n in range(50):
+            await ask(limits, 2, f"u{n}")
+        assert len(limits._denials) <= 10
+        assert len(limits._seen) <= 10
+
+    virtual.run(main())
+
+
+def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(10), batch=BatchSettings(waiting_max=100, calls_max=1))
+        decisions = await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(150)])
+        assert sum(d.decided_by == "local_share" for d in decisions) == 50
+        assert all(d.allowed for d in decisions)
+
+    virtual.run(main())
