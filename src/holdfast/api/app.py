@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import msgspec
 from starlette.applications import Starlette
@@ -83,15 +84,21 @@ def _route(path: str, views: Mapping[str, View]) -> Route:
 
 
 def _pages(endpoints: Sequence[Endpoint]) -> list[Route]:
-    """The description for machines and for people, made once."""
-    description = msgspec.json.encode(describe(endpoints))
-    page = html_page(GROUPS)
+    """The description for machines and for people, made when first asked for."""
+
+    @cache
+    def description() -> bytes:
+        return msgspec.json.encode(describe(endpoints))
+
+    @cache
+    def page() -> bytes:
+        return html_page(GROUPS)
 
     async def openapi(request: Request) -> Response:
-        return Response(description, media_type="application/json")
+        return Response(description(), media_type="application/json")
 
     async def docs(request: Request) -> Response:
-        return Response(page, media_type="text/html", headers={"Content-Security-Policy": _DOCS_POLICY})
+        return Response(page(), media_type="text/html", headers={"Content-Security-Policy": _DOCS_POLICY})
 
     async def style(request: Request) -> Response:
         return Response(STYLE, media_type="text/css")

@@ -32,8 +32,8 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
         return Answer(_page(chat, older, newer, query.around - 1))
     if query.after is not None:
         return Answer(_page(chat, None, await _after(deps, call, query.after, query.limit), query.after))
-    older = await _before(deps, call, query.before or SEQUENCE_MAX, query.limit)
-    return Answer(_page(chat, older, None, older.head))
+    before = query.before or SEQUENCE_MAX
+    return Answer(_page(chat, await _before(deps, call, before, query.limit), None, before - 1))
 
 
 async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, inspect
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.access import Buckets, Principal, bearer, client_ip, is_api_key, require_scope
@@ -155,8 +155,11 @@ def _fingerprint(endpoint: Endpoint, path: Mapping[str, str], body: object) -> s
 
 @cache
 def _integers(shape: type[Struct]) -> frozenset[str]:
-    """The fields of a query that are numbers."""
-    return frozenset(f.name for f in msgspec.structs.fields(shape) if "int" in str(f.type))
+    """The fields of a query that are numbers, or are left out."""
+    description = inspect.type_info(shape)
+    assert isinstance(description, inspect.StructType)
+    choices = {f.name: getattr(f.type, "types", (f.type,)) for f in description.fields}
+    return frozenset(name for name, types in choices.items() if any(isinstance(t, inspect.IntType) for t in types))
 
 
 def _query(shape: type[Struct] | None, request: Request) -> Any:

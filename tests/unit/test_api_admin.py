@@ -1,0 +1,190 @@
+"""What operators do: with a key, a scope and a reason, and never without a record."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from rest import Rest, error_of, with_rest
+
+from holdfast.access import load_keys
+from holdfast.api import Backup
+from holdfast.errors import Unavailable
+from holdfast.message import User
+from holdfast.store.changes import Act
+from holdfast.store.memory import MemoryStore
+
+
+async def actions(rest: Rest) -> list[tuple[str, str]]:
+    return [(record.action, record.reason) for record in await rest.store.audit(0, 100)]
+
+
+def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat, admin = await rest.chat(), rest.admin_key()
+        await rest.send(chat, "before", "k1")
+        assert (await rest.ask("POST", f"/admin/chats/{chat}/halt", admin, {"reason": "looks odd"})).status_code == 200
+        assert error_of(await rest.send(chat, "during", "k2")) == (503, "CHAT_HALTED")
+        recovered = await rest.ask("POST", f"/admin/chats/{chat}/recover", admin, {"reason": "was fine"})
+        assert recovered.json()["chat"]["epoch"] == 2
+        assert (await rest.send(chat, "after", "k3")).status_code == 201
+        records = (await rest.ask("GET", "/admin/audit", admin)).json()["records"]
+        assert [(r["action"], r["target"], r["reason"]) for r in records] == [
+            ("chat.halt", chat, "looks odd"),
+            ("chat.recover", chat, "was fine"),
+        ]
+        assert {r["actor"] for r in records} == {rest.deps.keys.list()[0].key_id}
+        later = await rest.ask("GET", "/admin/audit?after=1&limit=1", admin)
+        assert [r["number"] for r in later.json()["records"]] == [2]
+
+    with_rest(scenario)
+
+
+def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat, admin = await rest.chat("carl", tenant="other"), rest.admin_key()
+        await rest.send(chat, "private words", "k1", rest.token("carl", "other"))
+        answer = await rest.ask("GET", f"/admin/chats/{chat}", admin)
+        body = answer.json()
+        assert (body["counter"], body["highest"], body["count"], body["gaps"]) == (1, 1, 1, [])
+        assert "private words" not in answer.text
+        assert error_of(await rest.ask("GET", f"/v1/chats/{chat}/messages", admin)) == (403, "FORBIDDEN")
+        assert error_of(await rest.ask("GET", "/admin/chats/chat_none", admin)) == (404, "NOT_FOUND")
+
+    with_rest(scenario)
+
+
+def test_an_operator_redacts_a_message_by_a_recorded_act() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat = await rest.chat()
+        await rest.send(chat, "a secret", "k1")
+        body = {"sequence": 1, "reason": "ticket 42"}
+        assert (await rest.ask("POST", f"/admin/chats/{chat}/redact", rest.admin_key(), body)).status_code == 200
+        page = await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))
+        assert "a secret" not in page.text
+        assert await actions(rest) == [("message.redact", "ticket 42")]
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize("body", [{}, {"reason": ""}, {"reason": "x" * 501}, {"reason": 1}])
+@pytest.mark.parametrize("path", ["/admin/chats/{chat}/halt", "/admin/chats/{chat}/recover", "/admin/backup"])
+def test_an_act_without_a_reason_is_refused(path: str, body: object) -> None:
+    async def scenario(rest: Rest) -> None:
+        chat = await rest.chat()
+        answer = await rest.ask("POST", path.format(chat=chat), rest.admin_key(), body)
+        assert error_of(answer) == (400, "INVALID_MESSAGE")
+        assert await actions(rest) == []
+
+    with_rest(scenario)
+
+
+def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "new shop"}
+        issued = (await rest.ask("POST", "/admin/keys", admin, body)).json()
+        assert (await rest.ask("GET", "/v1/chats", issued["secret"], X_Act_As="alice")).status_code == 200
+        listed = await rest.ask("GET", "/admin/keys", admin)
+        assert issued["secret"] not in listed.text and "digest" not in listed.text
+        assert issued["key"] in listed.json()["keys"]
+        key_id = issued["key"]["key_id"]
+        gone = await rest.ask("DELETE", f"/admin/keys/{key_id}?reason=leaked", admin)
+        assert gone.json() == issued["key"]
+        assert error_of(await rest.ask("GET", "/v1/chats", issued["secret"], X_Act_As="alice"))[0] == 401
+        assert error_of(await rest.ask("DELETE", f"/admin/keys/{key_id}?reason=again", admin)) == (404, "NOT_FOUND")
+        assert error_of(await rest.ask("DELETE", f"/admin/keys/{key_id}", admin)) == (400, "INVALID_MESSAGE")
+        assert await actions(rest) == [("key_issued", "new shop"), ("key_revoked", "leaked")]
+        assert issued["secret"] not in repr(await rest.store.audit(0, 10))
+
+    with_rest(scenario)
+
+
+def test_a_key_hands_out_only_scopes_it_carries() -> None:
+    async def scenario(rest: Rest) -> None:
+        clerk = rest.admin_key("keys:write", "status:read")
+        body = {"kind": "admin", "label": "x", "reason": "test"}
+        refused = await rest.ask("POST", "/admin/keys", clerk, {**body, "scopes": ["backup"]})
+        assert error_of(refused) == (403, "FORBIDDEN")
+        granted = await rest.ask("POST", "/admin/keys", clerk, body)
+        assert granted.json()["key"]["scopes"] == ["keys:write", "status:read"]
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"kind": "root"}, {"tenant": ""}, {"tenant": "a b"}, {"scopes": []}, {"scopes": ["backup"]}, {"label": ""},
+     {"label": "a\nb"}, {"scopes": ["everything"]}, {"secret": "hf_tenant_mine"}],
+)  # fmt: skip
+def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
+    async def scenario(rest: Rest) -> None:
+        body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test", **changed}
+        admin = rest.admin_key()
+        assert error_of(await rest.ask("POST", "/admin/keys", admin, body)) == (400, "INVALID_MESSAGE")
+        assert len(rest.deps.keys.list()) == 1 and await actions(rest) == []
+
+    with_rest(scenario)
+
+
+class Unrecording(MemoryStore):
+    """A store whose audit log is away."""
+
+    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+        raise Unavailable("the audit log is away")
+
+
+def test_without_a_record_there_is_no_key_no_revocation_and_no_backup() -> None:
+    taken: list[int] = []
+
+    async def backup() -> Backup:
+        taken.append(1)
+        return Backup("x", 1)
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
+        for method, path, sent in (
+            ("POST", "/admin/keys", body),
+            ("DELETE", f"/admin/keys/{rest.deps.keys.list()[0].key_id}?reason=x", None),
+            ("POST", "/admin/backup", {"reason": "nightly"}),
+        ):
+            assert error_of(await rest.ask(method, path, admin, sent)) == (503, "SERVICE_UNAVAILABLE")
+        assert len(rest.deps.keys.list()) == 1 and not taken
+        assert (await rest.ask("GET", "/admin/status", admin)).status_code == 200
+
+    with_rest(scenario, store=Unrecording(), backup=backup)
+
+
+def test_a_backup_is_recorded_and_says_where_it_lies() -> None:
+    async def scenario(rest: Rest) -> None:
+        answer = await rest.ask("POST", "/admin/backup", rest.admin_key("backup"), {"reason": "nightly"})
+        assert answer.json() == {"path": "backups/one", "size_bytes": 1}
+        assert await actions(rest) == [("backup", "nightly")]
+
+    with_rest(scenario)
+
+
+def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
+        answers = await asyncio.gather(*(rest.ask("POST", "/admin/keys", admin, body) for _ in range(10)))
+        again = load_keys(tmp_path / "keys.json")
+        for answer in answers:
+            assert again.find(answer.json()["secret"]).principal("alice").user == User("acme", "alice")
+
+    with_rest(scenario, keys=load_keys(tmp_path / "keys.json"))
+
+
+def test_a_keyed_halt_is_done_once() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat, admin = await rest.chat(), rest.admin_key()
+        path = f"/admin/chats/{chat}/recover"
+        first = await rest.ask("POST", path, admin, {"reason": "x"}, Idempotency_Key="r1")
+        again = await rest.ask("POST", path, admin, {"reason": "x"}, Idempotency_Key="r1")
+        assert first.json() == again.json() and first.json()["chat"]["epoch"] == 2
+        assert (await rest.store.chat(chat)).epoch == 2
+
+    with_rest(scenario)

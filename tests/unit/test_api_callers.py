@@ -1,0 +1,195 @@
+"""Every endpoint × every kind of caller: one matrix, written out.
+
+The world: tenant acme has a group of alice (owner), adam (admin), mia (member) and once had eve, who was removed;
+nobody knows nora there. Tenant evil has users of the same names. Messages 1 (alice), 2 (mia) and 3 (eve's
+removal) are in the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from rest import Rest, error_of, with_rest
+
+from holdfast.api.routes import ENDPOINTS
+from holdfast.message import User
+
+OK = "ok"
+ANONYMOUS = {
+    "nobody": "UNAUTHORIZED",
+    "garbage": "UNAUTHORIZED",
+    "expired": "UNAUTHORIZED",
+    "unknown key": "UNAUTHORIZED",
+}
+NO_USER = {
+    **ANONYMOUS,
+    "tenant key": "FORBIDDEN",
+    "admin key": "FORBIDDEN",
+    "admin key acting as alice": "FORBIDDEN",
+    "alice acting as adam": "FORBIDDEN",
+}
+OUTSIDERS = {
+    **NO_USER,
+    "evil's alice": "NOT_FOUND",
+    "evil's key as alice": "NOT_FOUND",
+    "nora": "NOT_A_MEMBER",
+    "eve": "NOT_A_MEMBER",
+}  # fmt: skip
+MEMBERS = {"alice": OK, "adam": OK, "mia": OK, "key as alice": OK, "key as mia": OK}
+STAFF = {**MEMBERS, "mia": "FORBIDDEN", "key as mia": "FORBIDDEN"}
+OWNER = {**STAFF, "adam": "FORBIDDEN"}
+OPERATOR = {
+    **ANONYMOUS,
+    "alice": "FORBIDDEN",
+    "tenant key": "FORBIDDEN",
+    "key as alice": "FORBIDDEN",
+    "admin key acting as alice": "FORBIDDEN",
+    "admin key without scopes for it": "FORBIDDEN",
+    "admin key": OK,
+}
+READ_ONLY = {"read-only key as alice": "FORBIDDEN"}
+EVERYBODY = dict.fromkeys([*ANONYMOUS, "alice", "nora", "evil's alice", "tenant key", "admin key"], OK)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One endpoint, a request that is right, and what becomes of it by caller."""
+
+    name: str
+    method: str
+    path: str
+    callers: dict[str, str]
+    body: Any = None
+    key: str | None = None
+    answers: frozenset[int] = field(default=frozenset({200, 201}))
+
+
+C = "/v1/chats/{chat}"
+WHY = {"reason": "a test"}
+ROWS = [
+    Row("create_chat", "POST", "/v1/chats", {**NO_USER, **READ_ONLY, "alice": OK, "nora": OK, "key as mia": OK},
+        {"name": "New"}),
+    Row("list_chats", "GET", "/v1/chats", {**NO_USER, "alice": OK, "nora": OK, "evil's alice": OK, "key as mia": OK}),
+    Row("get_chat", "GET", C, {**OUTSIDERS, **MEMBERS, "read-only key as alice": OK}),
+    Row("rename_chat", "PATCH", C, {**OUTSIDERS, **STAFF, **READ_ONLY}, {"name": "Renamed"}),
+    Row("list_members", "GET", C + "/members", {**OUTSIDERS, **MEMBERS}),
+    Row("add_member", "POST", C + "/members", {**OUTSIDERS, **STAFF, **READ_ONLY}, {"user_id": "zoe"}),
+    Row("add_member", "POST", C + "/members", {**OUTSIDERS, **OWNER}, {"user_id": "zoe", "role": "admin"}),
+    Row("change_role", "PATCH", C + "/members/mia", {**OUTSIDERS, **OWNER, **READ_ONLY}, {"role": "admin"}),
+    Row("remove_member", "DELETE", C + "/members/max", {**OUTSIDERS, **STAFF, **READ_ONLY}),
+    Row("remove_member", "DELETE", C + "/members/adam", {**OUTSIDERS, "alice": OK, "adam": OK, "mia": "FORBIDDEN"}),
+    Row("remove_member", "DELETE", C + "/members/mia", {"mia": OK, "adam": OK, "max": "FORBIDDEN"}),
+    Row("get_presence", "GET", C + "/presence", {**OUTSIDERS, **MEMBERS}),
+    Row("list_messages", "GET", C + "/messages", {**OUTSIDERS, **MEMBERS, "read-only key as alice": OK}),
+    Row("list_messages", "GET", C + "/messages?around=2", {**OUTSIDERS, **MEMBERS}),
+    Row("send_message", "POST", C + "/messages", {**OUTSIDERS, **MEMBERS, **READ_ONLY}, {"content": "hi"}, "k9"),
+    Row("redact_message", "DELETE", C + "/messages/1", {**OUTSIDERS, **STAFF, **READ_ONLY}),
+    Row("redact_message", "DELETE", C + "/messages/2", {**OUTSIDERS, **MEMBERS, "max": "FORBIDDEN"}),
+    Row("get_status", "GET", C + "/messages/1/status",
+        {**OUTSIDERS, **dict.fromkeys(["adam", "mia", "key as mia"], "FORBIDDEN"), "alice": OK, "key as alice": OK}),
+    Row("mint_token", "POST", "/v1/tokens",
+        {**ANONYMOUS, **READ_ONLY, **dict.fromkeys(["alice", "admin key"], "FORBIDDEN"), "tenant key": OK},
+        {"user_id": "zoe"}),
+    Row("upgrade_needed", "GET", "/v1/ws", EVERYBODY, answers=frozenset({426})),
+    Row("inspect_chat", "GET", "/admin/chats/{chat}", OPERATOR),
+    Row("halt_chat", "POST", "/admin/chats/{chat}/halt", OPERATOR, WHY),
+    Row("recover_chat", "POST", "/admin/chats/{chat}/recover", OPERATOR, WHY),
+    Row("redact_any", "POST", "/admin/chats/{chat}/redact", OPERATOR, {**WHY, "sequence": 1}),
+    Row("read_audit", "GET", "/admin/audit", OPERATOR),
+    Row("list_keys", "GET", "/admin/keys", OPERATOR),
+    Row("issue_key", "POST", "/admin/keys", OPERATOR, {**WHY, "kind": "tenant", "tenant": "acme", "label": "x"}),
+    Row("revoke_key", "DELETE", "/admin/keys/{key}?reason=test", OPERATOR),
+    Row("take_backup", "POST", "/admin/backup", OPERATOR, WHY),
+    Row("get_operator_status", "GET", "/admin/status", OPERATOR),
+    Row("get_live", "GET", "/health/live", EVERYBODY),
+    Row("get_ready", "GET", "/health/ready", EVERYBODY),
+    Row("get_metrics", "GET", "/metrics", OPERATOR),
+]  # fmt: skip
+
+
+def test_the_matrix_has_every_endpoint() -> None:
+    assert {row.name for row in ROWS} == {endpoint.name for endpoint in ENDPOINTS}
+
+
+async def world(rest: Rest) -> dict[str, str]:
+    chat = await rest.chat("alice", ["adam", "mia", "max", "eve"])
+    alice = rest.token("alice")
+    assert (await rest.send(chat, "one", "k1")).status_code == 201
+    assert (await rest.send(chat, "two", "k2", rest.token("mia"))).status_code == 201
+    answer = await rest.ask("PATCH", f"/v1/chats/{chat}/members/adam", alice, {"role": "admin"})
+    assert answer.status_code == 200
+    assert (await rest.ask("DELETE", f"/v1/chats/{chat}/members/eve", alice)).status_code == 200
+    key, _ = rest.deps.keys.issue("tenant", "spare", "2026-01-01T00:00:00.000Z", tenant="acme")
+    return {"chat": chat, "key": key.key_id}
+
+
+def credential(rest: Rest, caller: str, row: Row) -> tuple[str | None, dict[str, str]]:
+    """The bearer and the other headers of a caller of the matrix."""
+    name, _, acted = caller.partition(" acting as ")
+    if not acted:
+        name, _, acted = caller.partition(" as ")
+    headers = {"X_Act_As": acted} if acted else {}
+    match name:
+        case "nobody":
+            return None, headers
+        case "garbage":
+            return "garbage", headers
+        case "unknown key":
+            return "hf_admin_" + "A" * 43, headers
+        case "expired":
+            token = rest.token("alice", ttl_seconds=1)
+            rest.clock.advance(60)
+            return token, headers
+        case "tenant key" | "key":
+            return rest.tenant_key(), headers
+        case "read-only key":
+            return rest.tenant_key(scopes=["chats:read"]), headers
+        case "evil's key":
+            return rest.tenant_key("evil"), headers
+        case "admin key":
+            return rest.admin_key(), headers
+        case "admin key without scopes for it":
+            wanted = next(e.scope for e in ENDPOINTS if e.name == row.name)
+            return rest.admin_key("backup" if wanted != "backup" else "status:read"), headers
+        case "evil's alice":
+            return rest.token("alice", "evil"), headers
+        case _:
+            return rest.token(name), headers
+
+
+CASES = [(row, caller) for row in ROWS for caller in row.callers]
+
+
+@pytest.mark.parametrize(
+    ("row", "caller"), CASES, ids=[f"{i}-{row.name}-{caller}" for i, (row, caller) in enumerate(CASES)]
+)
+def test_each_caller_gets_what_the_matrix_says(row: Row, caller: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        names = await world(rest)
+        bearer, headers = credential(rest, caller, row)
+        if row.key:
+            headers["Idempotency_Key"] = row.key
+        before = await everything(rest)
+        answer = await rest.ask(row.method, row.path.format(**names), bearer, row.body, **headers)
+        expected = row.callers[caller]
+        if expected == OK:
+            assert answer.status_code in row.answers, answer.text
+        else:
+            status, code = error_of(answer)
+            assert code == expected and 400 <= status < 500, answer.text
+            assert await everything(rest) == before, "a refusal changes nothing"
+
+    with_rest(scenario)
+
+
+async def everything(rest: Rest) -> list[object]:
+    """All the state there is, to see that a refusal left it alone."""
+    users = [User("acme", "alice"), User("acme", "mia")]
+    chats = [summary.chat.chat_id for user in users for summary in await rest.store.chats_of(user, 100)]
+    state: list[object] = [await rest.store.audit(0, 1000), list(rest.deps.keys.list())[:3]]
+    for chat in sorted(set(chats)):
+        state += [await rest.store.inspect(chat), await rest.store.members(chat)]
+        state += [await rest.store.read_after(chat, 0, 100, 1 << 20)]
+    return state

@@ -1,0 +1,356 @@
+"""What comes in from strangers: bodies, headers, methods, floods; and what never goes out."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_network
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rest import SECRET, Rest, error_of, serving, with_rest
+
+from holdfast import telemetry
+from holdfast.api import ApiSettings
+from holdfast.api.envelope import SECURITY_HEADERS
+from holdfast.api.routes import ENDPOINTS
+
+JSON = {"Content-Type": "application/json"}
+
+BAD_BODIES: dict[str, tuple[bytes, tuple[int, str]]] = {
+    "empty": (b"", (400, "INVALID_MESSAGE")),
+    "not JSON": (b"name=x", (400, "INVALID_MESSAGE")),
+    "cut off": (b'{"name": "x', (400, "INVALID_MESSAGE")),
+    "two values": (b"{}{}", (400, "INVALID_MESSAGE")),
+    "null": (b"null", (400, "INVALID_MESSAGE")),
+    "a list": (b"[]", (400, "INVALID_MESSAGE")),
+    "wrong type": (b'{"name": 1}', (400, "INVALID_MESSAGE")),
+    "unknown field": (b'{"name": "x", "role": "owner"}', (400, "INVALID_MESSAGE")),
+    "a tenant of its own choice": (b'{"name": "x", "tenant": "evil"}', (400, "INVALID_MESSAGE")),
+    "bad UTF-8": (b'{"name": "\xff"}', (400, "INVALID_MESSAGE")),
+    "an encoded surrogate": (b'{"name": "\xed\xa0\x80"}', (400, "INVALID_MESSAGE")),
+    "a lone surrogate": (b'{"name": "\\ud800"}', (400, "INVALID_MESSAGE")),
+    "a lone surrogate before text": (b'{"name": "\\ud800abcdefgh"}', (400, "INVALID_MESSAGE")),
+    "a lone low surrogate": (b'{"name": "\\udc00abcdefgh"}', (400, "INVALID_MESSAGE")),
+    "a depth bomb of lists": (b'{"members": ' + b"[" * 30_000, (400, "INVALID_MESSAGE")),
+    "a depth bomb in an unknown field": (b'{"x": ' + b'{"x":' * 10_000, (400, "INVALID_MESSAGE")),
+    "a number bomb": (b'{"name": ' + b"9" * 60_000 + b"}", (400, "INVALID_MESSAGE")),
+    "NaN": (b'{"name": NaN}', (400, "INVALID_MESSAGE")),
+    "one byte too many": (b" " * (64 * 1024 + 1), (413, "MESSAGE_TOO_LARGE")),
+    "an id with a line break": (b'{"name": "x", "members": ["a\\n"]}', (400, "INVALID_MESSAGE")),
+    "an empty id": (b'{"name": "x", "members": [""]}', (400, "INVALID_MESSAGE")),
+    "a name with a line break": (b'{"name": "a\\nb"}', (400, "INVALID_MESSAGE")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_BODIES)
+def test_a_malformed_body_is_refused_and_nothing_happens(what: str) -> None:
+    body, expected = BAD_BODIES[what]
+
+    async def scenario(rest: Rest) -> None:
+        headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
+        answer = await rest.client.post("/v1/chats", content=body, headers=headers)
+        assert error_of(answer) == expected
+        assert not (await rest.ask("GET", "/v1/chats", rest.token("alice"))).json()["chats"]
+
+    with_rest(scenario)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=60, deadline=None)
+def test_no_body_at_all_is_a_server_error(body: bytes) -> None:
+    async def scenario(rest: Rest) -> None:
+        headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
+        answer = await rest.client.post("/v1/chats", content=body, headers=headers)
+        assert answer.status_code < 500
+
+    with_rest(scenario)
+
+
+def test_a_body_that_hides_its_length_is_cut_off_at_the_limit() -> None:
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield b" " * 16_384
+
+    async def scenario(rest: Rest) -> None:
+        headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
+        answer = await rest.client.post("/v1/chats", content=endless(), headers=headers)
+        assert error_of(answer) == (413, "MESSAGE_TOO_LARGE")
+        assert read <= 6
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
+def test_only_json_is_taken(media_type: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        headers = {"Content-Type": media_type, "Authorization": f"Bearer {rest.token('alice')}"}
+        answer = await rest.client.post("/v1/chats", content=b'{"name":"x"}', headers=headers)
+        assert error_of(answer) == (415, "INVALID_CONTENT_TYPE")
+
+    with_rest(scenario)
+
+
+def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
+    async def scenario(rest: Rest) -> None:
+        alice, key = rest.token("alice"), rest.tenant_key()
+        assert error_of(await rest.ask("GET", "/v1/chats", alice, {"x": 1})) == (400, "INVALID_MESSAGE")
+        assert error_of(await rest.ask("POST", "/v1/chats?x=1", alice, {"name": "x"})) == (400, "INVALID_MESSAGE")
+        keyed = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe"}, Idempotency_Key="k")
+        assert error_of(keyed) == (400, "INVALID_MESSAGE")
+
+    with_rest(scenario)
+
+
+def test_404_and_405_have_the_shape_of_every_other_error() -> None:
+    async def scenario(rest: Rest) -> None:
+        assert error_of(await rest.ask("GET", "/nowhere")) == (404, "NOT_FOUND")
+        assert error_of(await rest.ask("GET", "/v1/chats/")) == (404, "NOT_FOUND")
+        refused = await rest.ask("PUT", "/v1/chats")
+        assert error_of(refused) == (405, "INVALID_MESSAGE")
+        assert set(refused.headers["Allow"].split(", ")) == {"GET", "HEAD", "POST"}
+        assert error_of(await rest.ask("OPTIONS", "/v1/chats"))[0] == 405
+
+    with_rest(scenario)
+
+
+def test_head_answers_like_get() -> None:
+    async def scenario(rest: Rest) -> None:
+        assert (await rest.ask("HEAD", "/v1/chats", rest.token("alice"))).status_code == 200
+        assert (await rest.ask("HEAD", "/v1/chats")).status_code == 401
+        assert (await rest.ask("HEAD", "/health/live")).status_code == 200
+
+    with_rest(scenario)
+
+
+def test_a_plain_request_for_the_socket_is_told_to_upgrade() -> None:
+    async def scenario(rest: Rest) -> None:
+        answer = await rest.ask("GET", "/v1/ws")
+        assert error_of(answer) == (426, "INVALID_MESSAGE") and answer.headers["Upgrade"] == "websocket"
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize("path", ["/v1/chats", "/nowhere", "/docs", "/openapi.json", "/health/live", "/metrics"])
+def test_every_answer_carries_the_security_headers(path: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        answer = await rest.ask("GET", path)
+        for name in SECURITY_HEADERS:
+            assert name in answer.headers
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert answer.headers["X-Request-ID"].startswith("req_")
+        assert "set-cookie" not in answer.headers
+
+    with_rest(scenario)
+
+
+def test_a_401_says_how_to_authenticate_and_a_token_in_the_url_is_no_credential() -> None:
+    async def scenario(rest: Rest) -> None:
+        token = rest.token("alice")
+        for attempt in (f"/v1/chats?token={token}", f"/v1/chats?access_token={token}"):
+            answer = await rest.ask("GET", attempt)
+            assert error_of(answer) == (401, "UNAUTHORIZED") and answer.headers["WWW-Authenticate"] == "Bearer"
+        cookie = await rest.client.get("/v1/chats", headers={"Cookie": f"token={token}; Authorization=Bearer {token}"})
+        assert error_of(cookie) == (401, "UNAUTHORIZED")
+
+    with_rest(scenario)
+
+
+def test_a_user_who_asks_too_often_waits_and_others_do_not() -> None:
+    async def scenario(rest: Rest) -> None:
+        alice, bob = rest.token("alice"), rest.token("bob")
+        answers = [(await rest.ask("GET", "/v1/chats", alice)).status_code for _ in range(4)]
+        assert answers == [200, 200, 200, 429]
+        refused = await rest.ask("GET", "/v1/chats", alice)
+        assert error_of(refused) == (429, "RATE_LIMITED") and refused.headers["Retry-After"] == "1"
+        assert refused.json()["error"]["retry_after_seconds"] == 0.5
+        assert (await rest.ask("GET", "/v1/chats", bob)).status_code == 200
+        assert (await rest.ask("GET", "/v1/chats", rest.token("alice", "evil"))).status_code == 200
+        rest.clock.advance(0.5)
+        assert (await rest.ask("GET", "/v1/chats", alice)).status_code == 200
+
+    with_rest(scenario, ApiSettings(user_rate_per_second=2, user_burst=3))
+
+
+def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
+    async def scenario(rest: Rest) -> None:
+        for n in range(3):
+            assert (await rest.ask("GET", "/v1/chats", rest.token(f"user{n}"))).status_code == 200
+        assert error_of(await rest.ask("GET", "/v1/chats", rest.token("user3"))) == (429, "RATE_LIMITED")
+        assert (await rest.ask("GET", "/v1/chats", rest.token("user3", "evil"))).status_code == 200
+
+    with_rest(scenario, ApiSettings(tenant_rate_per_second=1, tenant_burst=3))
+
+
+def test_an_address_that_keeps_guessing_is_slowed_and_good_credentials_behind_it_are_not() -> None:
+    async def scenario(rest: Rest) -> None:
+        answers = [(await rest.ask("GET", "/v1/chats", "garbage")).status_code for _ in range(4)]
+        assert answers == [401, 401, 401, 429]
+        assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).status_code == 200
+
+    with_rest(scenario, ApiSettings(failed_logins_per_minute=3))
+
+
+def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
+    async def scenario(rest: Rest) -> None:
+        for address in ("198.51.100.1", "198.51.100.2"):
+            answer = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For=address)
+            assert answer.status_code == 401
+        again = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For="6.6.6.6, 198.51.100.1")
+        assert again.status_code == 429
+
+    with_rest(scenario, ApiSettings(failed_logins_per_minute=1, proxies=(ip_network("127.0.0.0/8"),)))
+
+
+def test_pages_of_listed_origins_may_call_and_no_others() -> None:
+    async def scenario(rest: Rest) -> None:
+        async def preflight(origin: str) -> httpx.Response:
+            headers = {"Origin": origin, "Access-Control-Request-Method": "POST",
+                       "Access-Control-Request-Headers": "authorization"}  # fmt: skip
+            return await rest.client.options("/v1/chats", headers=headers)
+
+        good = await preflight("https://chat.example.com")
+        assert good.headers["access-control-allow-origin"] == "https://chat.example.com"
+        assert "access-control-allow-credentials" not in good.headers
+        assert "access-control-allow-origin" not in (await preflight("https://evil.net")).headers
+
+    with_rest(scenario, ApiSettings(origins=frozenset({"https://chat.example.com"})))
+
+
+def test_no_origin_is_allowed_unless_it_is_listed() -> None:
+    async def scenario(rest: Rest) -> None:
+        answer = await rest.ask("GET", "/v1/chats", rest.token("alice"), Origin="https://evil.net")
+        assert "access-control-allow-origin" not in answer.headers
+
+    with_rest(scenario)
+
+
+def test_a_defect_is_answered_without_its_internals() -> None:
+    async def broken() -> Mapping[str, Any]:
+        raise RuntimeError("password=hunter2 at /srv/secret/path.py")
+
+    async def scenario(rest: Rest) -> None:
+        answer = await rest.ask("GET", "/admin/status", rest.admin_key())
+        assert error_of(answer) == (500, "INTERNAL_ERROR")
+        assert "hunter2" not in answer.text and "path.py" not in answer.text and "Runtime" not in answer.text
+
+    with_rest(scenario, status=broken)
+
+
+@contextmanager
+def logging_to(output: io.StringIO, *, as_json: bool) -> Iterator[None]:
+    before, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
+    logging.root.handlers.clear()  # or configure_logging would close pytest's
+    telemetry.configure_logging(json=as_json, stream=output)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+
+
+def test_the_access_log_is_json_capped_escaped_and_holds_no_secret() -> None:
+    output = io.StringIO()
+
+    async def scenario(rest: Rest) -> None:
+        token, key = rest.token("alice"), rest.tenant_key()
+        await rest.ask("GET", "/v1/chats", token)
+        await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")
+        await rest.ask("GET", f"/v1/chats?token={token}", token)
+        await rest.ask("GET", f"/{token}")
+        await rest.ask("GET", "/a%0Ab%1b[31m" + "x" * 9000)
+        telemetry.log.warning("a careless line", authorization=f"Bearer {token}", headers={"authorization": key})
+        text = output.getvalue()
+        assert token not in text and token.split(".")[2] not in text and key not in text
+        assert SECRET.decode() not in text and "\x1b" not in text
+        lines = [line for line in map(json.loads, text.splitlines()) if line["event"] in ("request", "a careless line")]
+        assert len(lines) == 6
+        first = lines[0]
+        assert (first["method"], first["path"], first["status"]) == ("GET", "/v1/chats", 200)
+        assert (first["tenant"], first["user"], first["kind"]) == ("acme", "alice", "user")
+        assert all(len(line) < 2500 for line in text.splitlines())
+
+    with logging_to(output, as_json=True):
+        with_rest(scenario)
+
+
+def test_the_log_for_people_cannot_be_used_to_drive_their_terminal() -> None:
+    output = io.StringIO()
+    with logging_to(output, as_json=False):
+        telemetry.log.info("line\nfeed", path="\x1b[2J\r\n2026 forged")
+        logging.getLogger("uvicorn.error").warning("a library says %s", "hf_admin_" + "A" * 43)
+    assert "\x1b[2J" not in output.getvalue() and len(output.getvalue().splitlines()) == 2
+    assert "hf_admin_A" not in output.getvalue() and "a library says" in output.getvalue()
+
+
+def test_metrics_name_endpoints_and_never_a_user_a_chat_or_a_token() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat = await rest.chat("alice-the-user", ["bob"])
+        await rest.ask("GET", f"/v1/chats/{chat}", rest.token("alice-the-user"))
+        await rest.ask("GET", "/some/random/path")
+        text = (await rest.ask("GET", "/metrics", rest.admin_key("status:read"))).text
+        assert 'holdfast_api_requests_total{endpoint="get_chat",status="200"}' in text
+        assert chat not in text and "alice-the-user" not in text and "random" not in text
+
+    with_rest(scenario)
+
+
+def test_metrics_can_be_opened_by_a_setting() -> None:
+    async def scenario(rest: Rest) -> None:
+        answer = await rest.ask("GET", "/metrics")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
+
+    with_rest(scenario, ApiSettings(metrics_without_key=True))
+
+
+def test_health_tells_strangers_a_word_and_operators_the_dependencies() -> None:
+    async def scenario(rest: Rest) -> None:
+        assert (await rest.ask("GET", "/health/live")).json() == {"status": "live"}
+        assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}
+        told = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
+        assert told.json() == {"status": "ready", "dependencies": {"store": "up"}}
+        rest.ready["store"] = "down"
+        for who in (None, rest.token("alice"), rest.tenant_key(), rest.admin_key("audit:read")):
+            answer = await rest.ask("GET", "/health/ready", who)
+            assert (answer.status_code, answer.json()) == (503, {"status": "not_ready"})
+        told = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
+        assert told.json()["dependencies"] == {"store": "down"}
+        assert (await rest.ask("GET", "/health/live")).status_code == 200
+
+    with_rest(scenario)
+
+
+def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_body() -> None:
+    """An unauthenticated caller learns nothing about what a good body would be."""
+
+    async def scenario(rest: Rest) -> None:
+        for endpoint in ENDPOINTS:
+            if endpoint.caller == "anybody":
+                continue
+            path = endpoint.path.replace(":path", "").format(chat_id="c", user_id="u", sequence="1", key_id="k")
+            answer = await rest.client.request(endpoint.method, path, content=b"garbage")
+            assert error_of(answer) == (401, "UNAUTHORIZED"), endpoint.name
+
+    with_rest(scenario)
+
+
+def test_the_application_can_be_made_twice() -> None:
+    async def scenario(rest: Rest) -> None:
+        async with serving() as second:
+            assert (await second.ask("GET", "/health/live")).status_code == 200
+        assert (await rest.ask("GET", "/health/live")).status_code == 200
+
+    with_rest(scenario)
