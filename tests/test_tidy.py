@@ -26,6 +26,7 @@ LAYERS = [
     {"ingest", "fanout"},
     {"session"},
     {"store", "eventlog", "work", "limits"},
+    {"sqlite"},
     {"wire"},
     {"access"},
     {"resilience", "message", "errors", "clock", "telemetry"},

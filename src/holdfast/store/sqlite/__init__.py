@@ -4,8 +4,7 @@
 ``append``      a group of sends in one commit
 ``change``      a command in one commit
 ``reads``       what the readers answer
-``threads``     threads that own a connection each and take bounded work
-``database``    opening, transactions, and what SQLite's errors mean here
+``database``    its file, on ``holdfast.sqlite``
 ``migrations``  the schema, one file per version; ``statements.sql`` every statement by name
 ``backup``      copies while serving; restoring raises all epochs
 """

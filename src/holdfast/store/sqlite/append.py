@@ -14,8 +14,7 @@ from holdfast.errors import HoldfastError, InternalError, InvalidMessage
 from holdfast.message import Draft, Entry, Message, Outcome
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Numbered, Stored, number
 from holdfast.store.plan import halted_chat
-from holdfast.store.sqlite.database import Handle
-from holdfast.store.sqlite.statements import SQL
+from holdfast.store.sqlite.database import SQL, Handle
 
 T = TypeVar("T")
 

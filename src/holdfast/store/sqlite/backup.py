@@ -9,9 +9,8 @@ from pathlib import Path
 import apsw
 
 from holdfast.errors import StateCorrupted, StateDirectory
-from holdfast.store.sqlite.database import SqliteSettings, open_and_migrate, version_of
-from holdfast.store.sqlite.errors import Doing, translate
-from holdfast.store.sqlite.statements import SQL
+from holdfast.sqlite.errors import Doing, translate
+from holdfast.store.sqlite.database import SQL, SqliteSettings, open_and_migrate, version_of
 
 PAGES_AT_ONCE = 256
 

@@ -27,8 +27,7 @@ from holdfast.store.plan import (
     target_of,
 )
 from holdfast.store.sqlite.append import Written, message_row, put_messages
-from holdfast.store.sqlite.database import Handle
-from holdfast.store.sqlite.statements import SQL
+from holdfast.store.sqlite.database import SQL, Handle
 
 _chat = Decoder(Chat)
 _member = Decoder(Member)

@@ -15,8 +15,7 @@ from holdfast.store.contract import AuditRecord, ChatSummary, Inspection
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before
 from holdfast.store.plan import not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
-from holdfast.store.sqlite.database import Handle
-from holdfast.store.sqlite.statements import SQL
+from holdfast.store.sqlite.database import SQL, Handle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,13 +13,13 @@ from typing import Self, TypeVar
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, ServerBusy, Unavailable
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
+from holdfast.sqlite.threads import Crew
 from holdfast.store.changes import Act, Changed, Command
 from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
 from holdfast.store.plan import ChatLimits
 from holdfast.store.sqlite import append, change, reads
 from holdfast.store.sqlite.backup import copy_database
 from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.store.sqlite.threads import Crew
 
 T = TypeVar("T")
 

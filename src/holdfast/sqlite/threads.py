@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError, InternalError
-from holdfast.store.sqlite.database import Handle, unavailable_while_closing
+from holdfast.sqlite.database import Handle, unavailable_while_closing
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Crew:
             except HoldfastError as error:
                 unit.error = error
             except Exception as error:
-                telemetry.log.exception("store.defect")
+                telemetry.log.exception("sqlite.defect")
                 unit.error = InternalError(f"{type(error).__name__}: {error}")
                 unit.error.__cause__ = error
             try:

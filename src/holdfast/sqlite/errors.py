@@ -1,4 +1,4 @@
-"""What SQLite's errors mean here. Nothing foreign leaves the store."""
+"""What SQLite's errors mean here. Nothing foreign leaves an adapter."""
 
 from __future__ import annotations
 

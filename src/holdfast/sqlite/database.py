@@ -1,0 +1,214 @@
+"""Opening the file, its schema, and transactions on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import apsw
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
+from holdfast.sqlite import points
+from holdfast.sqlite.errors import KEEPS_HANDLE, Doing, translate
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteSettings:
+    """How the file is used. ``synchronous`` NORMAL loses acknowledged messages at a power cut; it exists to prove that.
+
+    At its bound a queue refuses: a write with ServerBusy, a read with Unavailable.
+    """
+
+    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    readers: int = 2
+    writes_waiting_max: int = 256
+    reads_waiting_max: int = 1_000
+    read_deadline_seconds: float = 2.0
+    inspect_deadline_seconds: float = 30.0
+    busy_timeout_seconds: float = 1.0
+    checkpoint_pages: int = 4_000
+    cache_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.synchronous not in ("FULL", "NORMAL"):
+            raise ValueError("synchronous must be FULL or NORMAL")
+        if min(self.readers, self.writes_waiting_max, self.reads_waiting_max, self.checkpoint_pages) < 1:
+            raise ValueError("readers, writes_waiting_max, reads_waiting_max and checkpoint_pages must be at least 1")
+        if self.read_deadline_seconds <= 0 or self.inspect_deadline_seconds <= 0:
+            raise ValueError("the deadlines must be greater than 0")
+
+
+def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:
+    """A connection to an existing or, with ``write``, a new file. Raises apsw errors."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if write else apsw.SQLITE_OPEN_READWRITE
+    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    try:
+        connection.set_busy_timeout(int(settings.busy_timeout_seconds * 1000))
+        connection.pragma("synchronous", settings.synchronous)
+        connection.pragma("cache_size", -(settings.cache_bytes // 1024))
+        connection.pragma("temp_store", "MEMORY")
+        if write:
+            if connection.pragma("journal_mode", "WAL") != "wal":
+                raise apsw.CantOpenError("its file system does not support shared memory, which WAL needs")
+            connection.pragma("wal_autocheckpoint", settings.checkpoint_pages)
+            connection.pragma("journal_size_limit", 4 * settings.checkpoint_pages * 4096)
+        else:
+            connection.pragma("query_only", True)
+    except BaseException:
+        connection.close(True)
+        raise
+    return connection
+
+
+def open_and_migrate(
+    path: Path, settings: SqliteSettings, migrations: Sequence[str], vfs: str | None = None
+) -> apsw.Connection:
+    """The writer's connection, with the schema brought to the present version. Raises OperatorErrors.
+
+    ``migrations`` lead from nothing to the present schema; the n-th makes version n.
+    """
+    is_new = not path.exists()
+    try:
+        connection = connect(path, settings, vfs, write=True)
+    except apsw.Error as error:
+        raise translate(error, str(path), Doing.OPENING) from error
+    try:
+        _migrate(connection, path, migrations)
+        if is_new:
+            _sync_directory(path.parent)
+    except BaseException as error:
+        connection.close(True)
+        if isinstance(error, apsw.Error):
+            raise translate(error, str(path), Doing.OPENING) from error
+        raise
+    return connection
+
+
+def version_of(connection: apsw.Connection, path: Path, newest: int) -> int:
+    """The schema version of a file; 0 if it is empty. StateCorrupted if it is not ours or newer than this program."""
+    tables = connection.execute("SELECT count(*), sum(name = 'schema_version') FROM sqlite_schema").get
+    if not tables[0]:
+        return 0
+    if not tables[1]:
+        raise StateCorrupted(f"{path} is not a Holdfast database; choose another state directory", file=str(path))
+    version = int(connection.execute("SELECT max(version) FROM schema_version").get)
+    if version > newest:
+        raise StateCorrupted(
+            f"{path} has schema version {version}, this program knows up to {newest}: "
+            "it was written by a newer Holdfast; run that one, or restore a backup made before the upgrade",
+            file=str(path),
+        )
+    return version
+
+
+def _migrate(connection: apsw.Connection, path: Path, migrations: Sequence[str]) -> None:
+    present = version_of(connection, path, len(migrations))
+    for version, script in list(enumerate(migrations, 1))[present:]:
+        with connection:
+            if version == 1:
+                connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT")
+            connection.execute(script)
+            connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a new file's name durable too."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Handle:
+    """One thread's connection: opened when needed, closed for good after an error that leaves it in doubt."""
+
+    def __init__(self, path: Path, settings: SqliteSettings, vfs: str | None, *, write: bool) -> None:
+        self.path = path
+        self._settings = settings
+        self._vfs = vfs
+        self._write = write
+        self._connection: apsw.Connection | None = None
+
+    def adopt(self, connection: apsw.Connection) -> None:
+        """Use a connection that is open already."""
+        self._connection = connection
+
+    def connection(self) -> apsw.Connection:
+        """The open connection. Unavailable if the file cannot be opened now."""
+        if self._connection is None:
+            try:
+                self._connection = connect(self.path, self._settings, self._vfs, write=self._write)
+            except apsw.Error as error:
+                raise translate(error, str(self.path), Doing.WORKING) from error
+        return self._connection
+
+    def failed(self, error: apsw.Error, doing: Doing = Doing.WORKING) -> HoldfastError:
+        """What to raise for ``error``; the connection is given up if it may be damaged by it."""
+        if doing is Doing.COMMITTING or not isinstance(error, KEEPS_HANDLE):
+            telemetry.store_reopened(f"{type(error).__name__}: {error}")
+            self.close()
+        return translate(error, str(self.path), doing)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close(True)
+            except apsw.Error as error:
+                telemetry.log.warning("sqlite.close", file=str(self.path), error=str(error))
+
+    @contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """A write transaction: on return it is on stable storage.
+
+        Whatever the block raises rolls it back; apsw's ConstraintError passes through, for the caller to look into.
+        """
+        connection = self.connection()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+        except apsw.ConstraintError:
+            self._roll_back(connection)
+            raise
+        except apsw.Error as error:
+            self._roll_back(connection)
+            raise self.failed(error) from error
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        points.checkpoint("commit.before")
+        try:
+            connection.execute("COMMIT")
+        except apsw.Error as error:
+            raise self.failed(error, Doing.COMMITTING) from error
+        points.checkpoint("commit.after")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[apsw.Connection]:
+        """A read transaction: everything in the block sees one state."""
+        connection = self.connection()
+        try:
+            connection.execute("BEGIN")
+            yield connection
+        except apsw.Error as error:
+            raise self.failed(error) from error
+        finally:
+            self._roll_back(connection)
+
+    def _roll_back(self, connection: apsw.Connection) -> None:
+        if self._connection is connection and connection.in_transaction:
+            try:
+                connection.execute("ROLLBACK")
+            except apsw.Error as error:
+                telemetry.store_reopened(f"{type(error).__name__}: {error}")
+                self.close()
+
+
+def unavailable_while_closing() -> Unavailable:
+    return Unavailable("the store is closing", retry_after_seconds=1.0)
