@@ -215,14 +215,6 @@ class MemoryStore:
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
         return self._audit[max(after, 0) :][:limit]
 
-    def lose_counter(self, chat_id: str) -> None:
-        """Damage a chat as a bad restore would; for tests of recovery."""
-        self._chats[chat_id].counter = None
-
-    def set_counter(self, chat_id: str, counter: int) -> None:
-        """Damage a chat's numbering; for tests of recovery."""
-        self._chats[chat_id].counter = counter
-
     def _known(self, group: Sequence[Draft]) -> Known:
         held = {d.chat_id: self._chats[d.chat_id] for d in group if d.chat_id in self._chats}
         return Known(

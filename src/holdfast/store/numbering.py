@@ -65,6 +65,8 @@ def _number_one(draft: Draft, known: Known, result: Numbered) -> Outcome:
     if chat is None or chat.tenant != draft.sender.tenant:
         return unknown_chat(chat_id)
     key = draft.key
+    if not key[2].isascii():
+        return InvalidMessage("client_message_id must be printable ASCII without spaces", field="client_message_id")
     try:
         content_hash = draft.content_hash
     except UnicodeEncodeError:

@@ -1,0 +1,168 @@
+"""What every event log promises its readers; the memory reference and the embedded one alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import ANN, acked, act, create, draft, send
+
+from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.eventlog.sqlite import SqliteEventLog, TailSettings
+from holdfast.message import Entry, Message
+from holdfast.store.changes import Redact
+from holdfast.store.memory import MemoryStore
+from holdfast.store.sqlite import SqliteStore
+
+Scenario = Callable[[Any, Any], Awaitable[None]]
+
+
+@asynccontextmanager
+async def opened(adapter: str, path: Path) -> AsyncIterator[tuple[Any, Any]]:
+    """A store and its log; ``small`` keeps next to nothing in memory, so that reading goes to the table."""
+    if adapter == "memory":
+        store, log = MemoryStore(), MemoryEventLog()
+        store.on_commit(log.committed)
+        yield store, log
+        return
+    async with SqliteStore(path / "chats.db") as durable:
+        yield durable, SqliteEventLog(durable, TailSettings(entries_max=2 if adapter == "small" else 4_096))
+
+
+@pytest.fixture(params=["memory", "sqlite", "small"])
+def adapter(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def on_every_log(scenario: Scenario) -> Callable[[str, Path], None]:
+    def test(adapter: str, tmp_path: Path) -> None:
+        async def run() -> None:
+            async with opened(adapter, tmp_path) as (store, log):
+                await scenario(store, log)
+
+        asyncio.run(run())
+
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    return test
+
+
+async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[Entry]:
+    entries: list[Entry] = []
+    while page := await log.read(entries[-1].position if entries else after, limit):
+        entries.extend(page)
+    return entries
+
+
+@on_every_log
+async def test_positions_rise_in_commit_order_and_nothing_is_missing(store: Any, log: Any) -> None:
+    for chat in "ab":
+        await create(store, chat_id=f"chat_{chat}")
+    for n in range(5):
+        await store.append([draft(f"{n}{chat}", chat_id=f"chat_{chat}") for chat in "aab"[n % 2 :]])
+    entries = await read_all(log)
+    assert [e.position for e in entries] == sorted({e.position for e in entries})
+    for chat_id in ("chat_a", "chat_b"):
+        sequences = [e.message.sequence for e in entries if e.message.chat_id == chat_id]
+        assert sequences == list(range(1, len(sequences) + 1))
+    assert await log.end() == entries[-1].position
+    assert {e.tenant for e in entries} == {"default"}
+
+
+@on_every_log
+async def test_an_empty_log_ends_at_0_and_reads_nothing(store: Any, log: Any) -> None:
+    assert await log.end() == 0
+    assert list(await log.read(0, 10)) == []
+
+
+@on_every_log
+async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(store: Any, log: Any) -> None:
+    await create(store)
+    for n in range(7):
+        await send(store, f"k{n}")
+    everything = await read_all(log, limit=100)
+    for start in range(7):
+        page = await log.read(everything[start].position, 2)
+        assert list(page) == everything[start + 1 : start + 3]
+
+
+@on_every_log
+async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_already_is(store: Any, log: Any) -> None:
+    await create(store)
+    waiting = asyncio.create_task(log.wait(0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await send(store, "k")
+    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(log.wait(0), 5)
+    cancelled = asyncio.create_task(log.wait(await log.end()))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert (await asyncio.gather(cancelled, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+
+
+@pytest.mark.parametrize("adapter", ["sqlite", "small"])
+def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -> None:
+    async def first() -> list[Entry]:
+        async with opened(adapter, tmp_path) as (store, log):
+            await create(store)
+            for n in range(5):
+                acked(await send(store, f"k{n}"))
+            return await read_all(log)
+
+    async def second(before: list[Entry]) -> None:
+        async with opened(adapter, tmp_path) as (store, log):
+            assert await log.end() == before[-1].position
+            assert await read_all(log) == before
+            await asyncio.wait_for(log.wait(0), 5)
+            acked(await send(store, "new"))
+            assert [e.position for e in await read_all(log, before[-1].position)] == [before[-1].position + 1]
+
+    asyncio.run(second(asyncio.run(first())))
+
+
+@pytest.mark.parametrize("adapter", ["sqlite", "small"])
+def test_what_was_redacted_is_not_read_from_memory(adapter: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(adapter, tmp_path) as (store, log):
+            await create(store)
+            for n in range(3):
+                acked(await send(store, f"k{n}", f"secret {n}"))
+            await store.change(Redact(act(ANN), "chat_a", 2))
+            assert [e.message.content for e in await read_all(log)] == ["secret 0", "", "secret 2"]
+            acked(await send(store, "k4", "more"))
+            assert [e.message.content for e in await read_all(log, 2)] == ["secret 2", "more"]
+
+    asyncio.run(run())
+
+
+def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with SqliteStore(tmp_path / "chats.db") as store:
+            log = SqliteEventLog(store, TailSettings(entries_max=100, content_bytes_max=2_000))
+            await create(store)
+            position = 0
+            for n in range(20):
+                await store.append([draft(f"{n}-{i}", "x" * 90) for i in range(10)])
+                assert len(log._tail) <= 100 and log._tail_bytes <= 2_000
+                log._source = None  # type: ignore[assignment]  # whoever keeps up must not need it
+                entries = await log.read(position, 100)
+                log._source = store
+                assert len(entries) == 10
+                position = entries[-1].position
+
+    asyncio.run(run())
+
+
+def test_publishing_appends_in_order_and_may_repeat() -> None:
+    async def run() -> None:
+        log = MemoryEventLog()
+        message = Message("m", "chat_a", 1, "text", "ann", "k", "hello", "text/plain", "")
+        await log.publish([Entry(7, "default", message), Entry(9, "default", message)])
+        await log.publish([Entry(9, "default", message)])
+        assert [e.position for e in await log.read(0, 10)] == [1, 2, 3]
+
+    asyncio.run(run())

@@ -1,0 +1,410 @@
+"""What every store promises about sends, numbers and pages; the memory reference and each adapter alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import (
+    ANN,
+    BOB,
+    EVE,
+    PAGE,
+    STRANGER,
+    MemoryRig,
+    Rig,
+    SqliteRig,
+    acked,
+    act,
+    create,
+    draft,
+    fill,
+    operator,
+    send,
+)
+
+from holdfast import telemetry
+from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound
+from holdfast.message import Acked, Cursor, Entry, Watermark
+from holdfast.store.changes import HaltChat, RecoverChat, Redact, RemoveMember, Retain
+
+Scenario = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
+    return MemoryRig() if request.param == "memory" else SqliteRig(tmp_path)
+
+
+def on_every_store(scenario: Scenario) -> Callable[[Rig], None]:
+    """Run ``scenario(store, rig)`` on each adapter."""
+
+    def test(rig: Rig) -> None:
+        rig.run(lambda store: scenario(store, rig))
+
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    return test
+
+
+def metric(name: str) -> float:
+    return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}_total") or 0.0
+
+
+@pytest.mark.seed("001 appendix D scenario 1")
+@on_every_store
+async def test_scenario_1_basic_sequence_allocation(store: Any, rig: Rig) -> None:
+    await create(store)
+    await fill(store, 10)
+    message = acked(await send(store, "uuid-1"))
+    assert message.sequence == 11
+    assert (await store.inspect("chat_a")).counter == 11
+    assert (await store.read_after("chat_a", 10, *PAGE)).messages == [message]
+    again = await send(store, "uuid-1")
+    assert again == Acked(message, deduplicated=True), "the key leads to the message"
+
+
+@pytest.mark.seed("001 appendix D scenario 2")
+@on_every_store
+async def test_scenario_2_idempotent_retry(store: Any, rig: Rig) -> None:
+    await create(store)
+    await fill(store, 10)
+    first = acked(await send(store, "uuid-1"))
+    before = await store.inspect("chat_a")
+    again = await send(store, "uuid-1")
+    assert again == Acked(first, deduplicated=True)
+    assert first.sequence == 11
+    assert await store.inspect("chat_a") == before, "no new items, counter unchanged"
+
+
+@pytest.mark.seed("001 appendix D scenario 3")
+@on_every_store
+async def test_scenario_3_concurrent_writers(store: Any, rig: Rig) -> None:
+    await create(store)
+    await fill(store, 10)
+    outcomes = await asyncio.gather(*(send(store, f"uuid-{n}") for n in (1, 2, 3)))
+    assert sorted(acked(o).sequence for o in outcomes) == [11, 12, 13]
+    assert (await store.inspect("chat_a")).counter == 13
+
+
+@pytest.mark.seed("001 appendix D scenario 6")
+@on_every_store
+async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:
+    await create(store, "bob", "carl")
+    assert (await store.inspect("chat_a")).counter == 0
+    assert acked(await send(store, "uuid-1")).sequence == 1
+    assert (await store.inspect("chat_a")).counter == 1
+
+
+@pytest.mark.seed("001 appendix D scenario 7")
+@on_every_store
+async def test_scenario_7_counter_missing(store: Any, rig: Rig) -> None:
+    """Stronger than the seed: SEV-1, and the chat is halted until an operator recovers it."""
+    await create(store)
+    await fill(store, 3)
+    rig.lose_counter("chat_a")
+    alarms = metric("durability_counter_corruption")
+    assert isinstance(await send(store, "uuid-1"), ChatHalted)
+    assert metric("durability_counter_corruption") == alarms + 1
+    inspection = await store.inspect("chat_a")
+    assert (inspection.counter, inspection.count) == (None, 3), "not created here, nothing persisted"
+    assert inspection.chat.halted
+    assert isinstance(await send(store, "uuid-2"), ChatHalted)
+    await store.change(RecoverChat(operator(reason="restored wrongly"), "chat_a"))
+    assert acked(await send(store, "uuid-1")).sequence == 4
+
+
+@on_every_store
+async def test_100_concurrent_writers_receive_100_unique_sequences(store: Any, rig: Rig) -> None:
+    await create(store)
+    outcomes = await asyncio.gather(*(send(store, f"uuid-{n}") for n in range(100)))
+    assert sorted(acked(o).sequence for o in outcomes) == list(range(1, 101))
+
+
+@on_every_store
+async def test_a_group_is_numbered_in_order_across_chats(store: Any, rig: Rig) -> None:
+    await create(store, chat_id="chat_a")
+    await create(store, chat_id="chat_b")
+    group = [draft(f"k{n}", chat_id="chat_ab"[:5] + "ab"[n % 2]) for n in range(6)]
+    outcomes = await store.append(group)
+    assert [(acked(o).chat_id, acked(o).sequence) for o in outcomes] == [
+        (d.chat_id, n // 2 + 1) for n, d in enumerate(group)
+    ]
+
+
+@on_every_store
+async def test_an_empty_group_is_nothing(store: Any, rig: Rig) -> None:
+    assert await store.append([]) == []
+
+
+@on_every_store
+async def test_equal_keys_in_one_group_are_merged(store: Any, rig: Rig) -> None:
+    await create(store)
+    first, second, other = await store.append([draft("k"), draft("k"), draft("k", "something else")])
+    assert (first.deduplicated, second.deduplicated) == (False, True)
+    assert first.message == second.message
+    assert isinstance(other, KeyReused)
+    assert (await store.inspect("chat_a")).count == 1
+
+
+@on_every_store
+async def test_the_same_key_with_other_content_is_refused(store: Any, rig: Rig) -> None:
+    await create(store)
+    acked(await send(store, "k", "one"))
+    assert isinstance(await send(store, "k", "two"), KeyReused)
+
+
+@on_every_store
+async def test_keys_are_scoped_to_sender_and_chat(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    await create(store, chat_id="chat_b")
+    group = [draft("k"), draft("k", "bob's", BOB), draft("k", "elsewhere", chat_id="chat_b")]
+    assert [acked(o).sequence for o in await store.append(group)] == [1, 2, 1]
+
+
+@on_every_store
+async def test_one_bad_send_fails_alone(store: Any, rig: Rig) -> None:
+    await create(store)
+    group = [
+        draft("1"),
+        draft("2", sender=EVE),
+        draft("3", chat_id="chat_none"),
+        draft("4", sender=STRANGER),
+        draft("5", "lone surrogate \ud800"),
+        draft("six\ud800"),
+        draft("7"),
+    ]
+    outcomes = await store.append(group)
+    kinds = [type(o) for o in outcomes]
+    assert kinds == [Acked, NotAMember, NotFound, NotFound, InvalidMessage, InvalidMessage, Acked]
+    assert [acked(outcomes[n]).sequence for n in (0, 6)] == [1, 2]
+
+
+@on_every_store
+async def test_another_tenants_user_of_the_same_name_gets_no_answer_to_a_key(store: Any, rig: Rig) -> None:
+    await create(store)
+    acked(await send(store, "k"))
+    assert isinstance(await send(store, "k", sender=STRANGER), NotFound)
+
+
+@on_every_store
+async def test_a_sender_who_has_left_gets_the_first_answer_and_nothing_new(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    first = acked(await send(store, "k", sender=BOB))
+    await store.change(RemoveMember(act(), "chat_a", "bob"))
+    assert await send(store, "k", sender=BOB) == Acked(first, deduplicated=True)
+    assert isinstance(await send(store, "new", sender=BOB), NotAMember)
+
+
+@on_every_store
+async def test_a_halted_chat_answers_known_keys_and_takes_nothing_new(store: Any, rig: Rig) -> None:
+    await create(store)
+    await create(store, chat_id="chat_b")
+    first = acked(await send(store, "k"))
+    await store.change(HaltChat(operator(reason="looks odd"), "chat_a"))
+    known, new, elsewhere = await store.append([draft("k"), draft("new"), draft("k", chat_id="chat_b")])
+    assert known == Acked(first, deduplicated=True)
+    assert isinstance(new, ChatHalted) and "looks odd" in new.message and "holdfast chat recover" in new.message
+    assert acked(elsewhere).sequence == 1
+
+
+@on_every_store
+async def test_a_taken_sequence_halts_its_chat_alone_and_overwrites_nothing(store: Any, rig: Rig) -> None:
+    await create(store)
+    await create(store, chat_id="chat_b")
+    await fill(store, 3)
+    before = (await store.read_after("chat_a", 0, *PAGE)).messages
+    rig.set_counter("chat_a", 1)
+    alarms = metric("durability_duplicate_sequence")
+    outcomes = await store.append([draft("1", chat_id="chat_b"), draft("2"), draft("3"), draft("4", chat_id="chat_b")])
+    assert [type(o) for o in outcomes] == [Acked, ChatHalted, ChatHalted, Acked]
+    assert metric("durability_duplicate_sequence") == alarms + 1
+    assert (await store.read_after("chat_a", 0, *PAGE)).messages == before
+    assert isinstance(await send(store, "5"), ChatHalted)
+    await store.change(RecoverChat(operator(), "chat_a"))
+    assert acked(await send(store, "5")).sequence == 4
+
+
+@on_every_store
+async def test_a_redacted_message_still_answers_its_key(store: Any, rig: Rig) -> None:
+    await create(store)
+    first = acked(await send(store, "k", "secret"))
+    await store.change(Redact(act(), "chat_a", 1))
+    again = await send(store, "k", "secret")
+    assert again.deduplicated and acked(again).message_id == first.message_id
+    assert acked(again).content == ""
+    assert isinstance(await send(store, "k", "other"), KeyReused)
+
+
+@on_every_store
+async def test_any_text_comes_back_as_it_was_sent(store: Any, rig: Rig) -> None:
+    await create(store)
+    texts = [
+        "\x00 nul",
+        '"quotes" \\ \\u0041 \n\r\t',
+        "ünïcödé 🎈 \U0010ffff",
+        "\x7f\u2028\ufeff",
+        "[1,{}]",
+        "0012",
+        "null",
+    ]
+    await store.append([draft(f"k{n}", text) for n, text in enumerate(texts)])
+    assert [m.content for m in (await store.read_after("chat_a", 0, *PAGE)).messages] == texts
+    if hasattr(store, "log_after"):
+        assert [e.message.content for e in await store.log_after(0, 100)] == texts
+
+
+@on_every_store
+async def test_pages_are_cut_by_number_and_by_bytes_and_hold_one_message_at_least(store: Any, rig: Rig) -> None:
+    await create(store)
+    await store.append([draft(f"k{n}", "x" * 1000) for n in range(200)])
+    first = await store.read_after("chat_a", 0, 100, 1 << 20)
+    assert ([m.sequence for m in first.messages], first.through) == (list(range(1, 101)), 100)
+    assert (first.has_more, first.head, first.epoch) == (True, 200, 1)
+    small = await store.read_after("chat_a", 100, 100, 5 * 1256)
+    assert (len(small.messages), small.through, small.has_more) == (5, 105, True)
+    one = await store.read_after("chat_a", 105, 100, 1)
+    assert (len(one.messages), one.through, one.has_more) == (1, 106, True)
+    last = await store.read_after("chat_a", 198, 100, 1 << 20)
+    assert ([m.sequence for m in last.messages], last.through, last.has_more) == ([199, 200], 200, False)
+    none = await store.read_after("chat_a", 200, 100, 1 << 20)
+    assert (list(none.messages), none.through, none.has_more) == ([], 200, False)
+    long = await store.read_after("chat_a", 0, 500, 150 * 1256)
+    assert (len(long.messages), long.through) == (150, 150), "cut by bytes in a later slice too"
+
+
+@on_every_store
+async def test_pages_backwards_ascend_and_tell_of_older_ones(store: Any, rig: Rig) -> None:
+    await create(store)
+    await store.append([draft(f"k{n}", "x" * 1000) for n in range(150)])
+    page = await store.read_before("chat_a", 151, 100, 1 << 20)
+    assert ([m.sequence for m in page.messages], page.has_more) == (list(range(51, 151)), True)
+    page = await store.read_before("chat_a", 51, 100, 1 << 20)
+    assert ([m.sequence for m in page.messages], page.has_more) == (list(range(1, 51)), False)
+    page = await store.read_before("chat_a", 51, 100, 3 * 1256)
+    assert ([m.sequence for m in page.messages], page.has_more) == ([48, 49, 50], True)
+
+
+@on_every_store
+async def test_only_members_read_and_ex_members_lose_history(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    await send(store, "k")
+    assert len((await store.read_after("chat_a", 0, *PAGE, BOB)).messages) == 1
+    await store.change(RemoveMember(act(), "chat_a", "bob"))
+    for reader, error in ((BOB, NotAMember), (EVE, NotAMember), (STRANGER, NotFound)):
+        for read in (store.read_after, store.read_before):
+            with pytest.raises(error):
+                await read("chat_a", 1, *PAGE, reader)
+        with pytest.raises(error):
+            await store.chat("chat_a", reader)
+    with pytest.raises(NotFound):
+        await store.read_after("chat_none", 0, *PAGE)
+
+
+@on_every_store
+async def test_heads_and_memberships_name_what_is_there(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    await create(store, chat_id="chat_b")
+    await fill(store, 4)
+    assert await store.heads(["chat_a", "chat_b", "chat_none"]) == {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
+    assert await store.memberships(ANN) == {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
+    assert await store.memberships(BOB) == {"chat_a": Cursor(1, 4)}
+    assert await store.memberships(STRANGER) == {}
+    many = [f"chat_none_{n}" for n in range(2_500)] + ["chat_a"]
+    assert await store.heads(many) == {"chat_a": Cursor(1, 4)}
+
+
+@on_every_store
+async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(store: Any, rig: Rig) -> None:
+    for name in "abc":
+        await create(store, "bob", chat_id=f"chat_{name}", name=name.upper())
+    await fill(store, 3, "chat_a")
+    await fill(store, 1, "chat_b")
+    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 3, 1), Watermark(BOB, "laptop", "chat_a", 1, 3, 2)])
+    listed = await store.chats_of(BOB, 10)
+    seen = [(s.chat.chat_id, s.title, s.role, s.members, s.unread, s.read) for s in listed]
+    assert seen == [
+        ("chat_b", "B", "member", 2, 1, 0),
+        ("chat_a", "A", "member", 2, 1, 2),
+        ("chat_c", "C", "member", 2, 0, 0),
+    ]
+    assert [s.last_message and s.last_message.sequence for s in listed] == [1, 3, None]
+    pages = [await store.chats_of(BOB, 1, after) for after in (None, "chat_b", "chat_a", "chat_c")]
+    assert [[s.chat.chat_id for s in page] for page in pages] == [["chat_b"], ["chat_a"], ["chat_c"], []]
+    await create(store, "bob", chat_id="chat_d")
+    assert (await store.chats_of(BOB, 1))[0].chat.chat_id == "chat_d", "a new chat is on top"
+
+
+@on_every_store
+async def test_watermarks_merge_to_their_maxima_and_what_is_no_members_is_ignored(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    await fill(store, 9)
+    marks = [
+        Watermark(BOB, "phone", "chat_a", 1, 5, 2),
+        Watermark(BOB, "phone", "chat_a", 1, 3, 4),
+        Watermark(BOB, "laptop", "chat_a", 1, 1, 0),
+        Watermark(EVE, "phone", "chat_a", 1, 1, 1),
+        Watermark(STRANGER, "phone", "chat_a", 1, 1, 1),
+        Watermark(BOB, "phone", "chat_none", 1, 1, 1),
+        Watermark(BOB, "phone", "chat_a", 0, 9, 9),
+        Watermark(BOB, "phone", "chat_a", 7, 9, 9),
+    ]
+    await store.mark(marks)
+    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 4, 1)])
+    expected = [Watermark(BOB, "laptop", "chat_a", 1, 1, 0), Watermark(BOB, "phone", "chat_a", 1, 5, 4)]
+    assert await store.watermarks("chat_a") == expected
+    await store.change(RecoverChat(operator(), "chat_a"))
+    assert await store.watermarks("chat_a") == [], "they are of an older epoch now"
+    await store.mark([Watermark(BOB, "phone", "chat_a", 2, 1, 1)])
+    assert await store.watermarks("chat_a") == [Watermark(BOB, "phone", "chat_a", 2, 1, 1)]
+
+
+@on_every_store
+async def test_listeners_hear_every_commit_in_order_before_the_answer(store: Any, rig: Rig) -> None:
+    heard: list[Entry] = []
+    store.on_commit(heard.extend)
+    await create(store, "bob")
+    assert heard == [], "creation is no message"
+    first = acked(await send(store, "1"))
+    assert [e.message for e in heard] == [first]
+    await send(store, "1")
+    assert len(heard) == 1, "a retry adds nothing"
+    changed = await store.change(RemoveMember(act(BOB), "chat_a", "bob"))
+    assert heard[-1].message == changed.event
+    assert [e.tenant for e in heard] == ["default", "default"]
+    assert heard[0].position < heard[1].position
+
+
+@on_every_store
+async def test_retention_moves_the_first_sequence_and_keeps_the_numbering(store: Any, rig: Rig) -> None:
+    await create(store)
+    await fill(store, 5)
+    changed = await store.change(Retain(operator(reason="30 days"), "chat_a", 4))
+    assert changed.chat.first_sequence == 4
+    page = await store.read_after("chat_a", 0, *PAGE)
+    assert ([m.sequence for m in page.messages], page.through) == ([4, 5], 5)
+    inspection = await store.inspect("chat_a")
+    assert (inspection.counter, inspection.highest, inspection.count, list(inspection.gaps)) == (5, 5, 2, [])
+    await store.change(Retain(operator(), "chat_a", 6))
+    assert acked(await send(store, "new")).sequence == 6, "a number is never given twice"
+
+
+@on_every_store
+async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epoch(store: Any, rig: Rig) -> None:
+    await create(store)
+    await fill(store, 6)
+    rig.lose_message("chat_a", 3)
+    rig.lose_counter("chat_a")
+    assert isinstance(await send(store, "k"), ChatHalted)
+    changed = await store.change(RecoverChat(operator(reason="why"), "chat_a"))
+    assert (changed.chat.epoch, changed.chat.head, changed.chat.halted) == (2, 6, None)
+    inspection = await store.inspect("chat_a")
+    assert [tuple(g) for g in inspection.gaps] == [tuple(g) for g in inspection.recorded_gaps] == [(3, 3)]
+    page = await store.read_after("chat_a", 0, *PAGE)
+    assert ([m.sequence for m in page.messages], page.epoch, page.through) == ([1, 2, 4, 5, 6], 2, 6)
+    record = (await store.audit(0, 10))[-1]
+    assert (record.action, record.target, record.actor, record.reason) == ("chat.recover", "chat_a", "op", "why")
+    assert '"counter":[null,6]' in record.details and "[3,3]" in record.details
+    assert acked(await send(store, "k")).sequence == 7

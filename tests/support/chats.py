@@ -1,0 +1,141 @@
+"""Stores for tests: every adapter behind one rig, and short ways to say who does what.
+
+``rig.run(test)`` opens the adapter's store, runs ``test(store)`` on it and closes it; ``rig.damage`` breaks a chat's
+numbering from outside, as a bad restore would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from holdfast.message import Acked, Draft, Message, Outcome, User
+from holdfast.store.changes import Act, Changed, CreateChat
+from holdfast.store.memory import MemoryStore
+from holdfast.store.plan import ChatLimits
+from holdfast.store.sqlite import SqliteSettings, SqliteStore
+
+AT = "2026-01-01T00:00:00.000Z"
+ANN, BOB, CARL, EVE = (User("default", name) for name in ("ann", "bob", "carl", "eve"))
+STRANGER = User("other", "ann")
+PAGE = (100, 256 * 1024)
+
+_numbers = count(1)
+
+
+def act(actor: User = ANN, **fields: Any) -> Act:
+    return Act(actor, AT, f"msg_{next(_numbers)}", **fields)
+
+
+def operator(**fields: Any) -> Act:
+    return act(User("default", "op"), operator=True, **fields)
+
+
+def draft(key: str, content: str = "hello", sender: User = ANN, chat_id: str = "chat_a") -> Draft:
+    return Draft(sender, chat_id, key, content, "text/plain", f"msg_{next(_numbers)}", AT)
+
+
+def acked(outcome: Outcome) -> Message:
+    assert isinstance(outcome, Acked), repr(outcome)
+    return outcome.message
+
+
+async def create(
+    store: Any, *members: str, chat_id: str = "chat_a", creator: User = ANN, name: str = "Team"
+) -> Changed:
+    changed = await store.change(CreateChat(act(creator), chat_id, "group", name, members))
+    assert isinstance(changed, Changed)
+    return changed
+
+
+async def send(store: Any, key: str, content: str = "hello", sender: User = ANN, chat_id: str = "chat_a") -> Outcome:
+    outcome: Outcome = (await store.append([draft(key, content, sender, chat_id)]))[0]
+    return outcome
+
+
+async def fill(store: Any, many: int, chat_id: str = "chat_a") -> None:
+    """Bring a new chat's counter to ``many``."""
+    for outcome in await store.append([draft(f"fill-{n}", chat_id=chat_id) for n in range(many)]):
+        acked(outcome)
+
+
+class MemoryRig:
+    """The reference."""
+
+    limits: ChatLimits | None = None
+
+    def __init__(self) -> None:
+        self.store: MemoryStore | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Any]:
+        self.store = self.store or MemoryStore(self.limits)
+        yield self.store
+
+    def run(self, test: Callable[[Any], Awaitable[None]]) -> None:
+        asyncio.run(_run(self.open(), test))
+
+    def lose_counter(self, chat_id: str) -> None:
+        assert self.store is not None
+        self.store._chats[chat_id].counter = None
+
+    def set_counter(self, chat_id: str, counter: int) -> None:
+        assert self.store is not None
+        self.store._chats[chat_id].counter = counter
+
+    def lose_message(self, chat_id: str, sequence: int) -> None:
+        assert self.store is not None
+        del self.store._chats[chat_id].messages[sequence]
+
+
+class SqliteRig:
+    """The embedded store, in a directory of the test's own."""
+
+    limits: ChatLimits | None = None
+    settings = SqliteSettings()
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "chats.db"
+
+    def open(self) -> AbstractAsyncContextManager[Any]:
+        return SqliteStore(self.path, self.settings, self.limits)
+
+    def run(self, test: Callable[[Any], Awaitable[None]]) -> None:
+        asyncio.run(_run(self.open(), test))
+
+    def lose_counter(self, chat_id: str) -> None:
+        self._damage("counters_are_never_deleted", "DELETE FROM counters WHERE chat = ?", chat_id)
+
+    def set_counter(self, chat_id: str, counter: int) -> None:
+        change = f"UPDATE counters SET sequence_counter = {counter} WHERE chat = ?"
+        self._damage("counters_never_go_back", change, chat_id)
+
+    def lose_message(self, chat_id: str, sequence: int) -> None:
+        self._damage(None, f"DELETE FROM messages WHERE chat = ? AND sequence = {sequence}", chat_id)
+
+    def _damage(self, trigger: str | None, statement: str, chat_id: str) -> None:
+        connection = apsw.Connection(str(self.path))
+        connection.set_busy_timeout(5_000)
+        with connection:
+            guard = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (trigger,)).get
+            if guard:
+                connection.execute(f"DROP TRIGGER {trigger}")
+            chat = connection.execute("SELECT chat FROM chats WHERE chat_id = ?", (chat_id,)).get
+            connection.execute(statement, (chat,))
+            if guard:
+                connection.execute(guard)
+        connection.close()
+
+
+Rig = MemoryRig | SqliteRig
+
+
+async def _run(opening: AbstractAsyncContextManager[Any], test: Callable[[Any], Awaitable[None]]) -> None:
+    async with opening as store:
+        await test(store)
