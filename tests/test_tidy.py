@@ -51,6 +51,7 @@ PURE = [
     "store/numbering.py",
     "store/paging.py",
     "fanout/routing.py",
+    "fanout/gaps.py",
     "verify/checkers/*.py",
     "verify/invariants.py",
     "client/actions.py",

@@ -17,6 +17,7 @@
     │   └── Unavailable           SERVICE_UNAVAILABLE     a dependency is away or its breaker is open
     ├── OutcomeUnknown        SERVICE_UNAVAILABLE     nobody knows whether it happened: retry with the same key
     ├── InternalError         INTERNAL_ERROR          a defect; logged with its cause, shown without
+    ├── UnreadableEvent       an entry of the event log makes no sense: to the dead letters, and on
     └── OperatorError         the operator's: the message says what to do
         ├── BadSetting
         ├── StateDirectory        locked, unreadable, read-only
@@ -115,6 +116,15 @@ class InternalError(HoldfastError):
 
     code = "INTERNAL_ERROR"
     outcome = "unknown"
+
+
+class UnreadableEvent(HoldfastError):
+    """The entry at ``position`` of the event log cannot be decoded; ``data`` is what is there."""
+
+    def __init__(self, message: str, position: int, data: bytes) -> None:
+        super().__init__(message)
+        self.position = position
+        self.data = data
 
 
 class OperatorError(HoldfastError):

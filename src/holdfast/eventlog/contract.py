@@ -22,7 +22,8 @@ class EventLog(Protocol):
     async def read(self, after: int, limit: int) -> Sequence[Entry]:
         """Up to ``limit`` entries with position > ``after``, in order; empty if there is none yet.
 
-        Unavailable if the log cannot be read now.
+        Unavailable if the log cannot be read now. UnreadableEvent if the first of them cannot be decoded; one that
+        is not the first ends what is returned, so that the next read meets it.
         """
         ...
 

@@ -1,0 +1,232 @@
+"""The role that reads the log and spreads it: best effort, bounded, never a queue for later.
+
+Batch by batch: who is a member (``members``), who is connected where (registry), one envelope per gateway
+(``routing``), hand over (link), then move the position. Whatever cannot be handed over is counted and skipped: the
+session at the far end sees the gap, or hears of the head with its heartbeat, and its client syncs. A failure here
+touches neither sends nor connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from holdfast import telemetry
+from holdfast.clock import Clock, timestamp
+from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
+from holdfast.eventlog.contract import EventLog
+from holdfast.fanout.contract import Envelope, Link, Registry
+from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
+from holdfast.fanout.gaps import Gaps
+from holdfast.fanout.members import Members
+from holdfast.fanout.routing import Leg, envelopes, legs, recipients, unheard
+from holdfast.message import Entry, User
+from holdfast.resilience import Backoff
+from holdfast.session.limits import positive
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySettings:
+    """``max_attempts`` counts the first one."""
+
+    max_attempts: int = 3
+    initial_backoff_ms: float = 100
+    max_backoff_ms: float = 1000
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+    @property
+    def backoff(self) -> Backoff:
+        return Backoff(self.initial_backoff_ms / 1000, self.max_backoff_ms / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class FanoutSettings:
+    """How much is read at once, and how long anything outside is waited for."""
+
+    max_poll_records: int = 500
+    send_timeout_seconds: float = 1
+    lookup_timeout_seconds: float = 1
+    retry: RetrySettings = RetrySettings()
+
+    def __post_init__(self) -> None:
+        positive(self, "max_poll_records", "send_timeout_seconds", "lookup_timeout_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What fanout stands between. ``here`` is this node's gateway, reached also when the registry is down."""
+
+    log: EventLog
+    members: Members
+    registry: Registry
+    link: Link
+    dead_letters: DeadLetters
+    here: str
+
+
+class Fanout:
+    """One reader of the log. ``watch`` sees each batch as it passes, before it is delivered."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        clock: Clock,
+        rng: random.Random,
+        settings: FanoutSettings | None = None,
+        watch: Callable[[Sequence[Entry]], None] = lambda entries: None,
+    ) -> None:
+        self._around = around
+        self._clock = clock
+        self._rng = rng
+        self._settings = settings or FanoutSettings()
+        self._watch = watch
+        self._load_again_at = 0.0
+        self._gaps = Gaps()
+        self.position = 0
+        """Everything up to here has been attempted."""
+
+    async def run(self, after: int | None = None) -> None:
+        """Spread what follows ``after``; from the log's end if None: who is not connected yet will sync.
+
+        Runs until cancelled. A fatal error is counted and raised, for a supervisor to start the role again.
+        """
+        try:
+            self.position = await self._end() if after is None else after
+            while True:
+                await self._batch()
+        except Exception as error:
+            telemetry.fanout_ended(error)
+            raise
+
+    async def _batch(self) -> None:
+        entries = await self._read()
+        if not entries:
+            await self._around.log.wait(self.position)
+            return
+        self._watch(entries)
+        if missing := self._gaps.missing(entries):
+            telemetry.sequence_gap(missing)
+        await self._spread(entries)
+        self.position = entries[-1].position
+        await self._measure(entries)
+
+    async def _read(self) -> Sequence[Entry]:
+        """The next entries. While the log is away, ask again and again: there is nothing else to do, and it keeps."""
+        failures = 0
+        while True:
+            try:
+                entries = await self._around.log.read(self.position, self._settings.max_poll_records)
+                telemetry.dependency_up("eventlog", True)
+                return entries
+            except UnreadableEvent as event:
+                await self._bury("undecodable", event.position, event.message, event.data)
+                self.position = event.position
+            except (Unavailable, OutcomeUnknown):
+                telemetry.dependency_up("eventlog", False)
+                failures += 1
+                await asyncio.sleep(self._settings.retry.backoff.bound(failures))
+
+    async def _end(self) -> int:
+        failures = 0
+        while True:
+            try:
+                return await self._around.log.end()
+            except (Unavailable, OutcomeUnknown):
+                telemetry.dependency_up("eventlog", False)
+                failures += 1
+                await asyncio.sleep(self._settings.retry.backoff.bound(failures))
+
+    async def _spread(self, entries: Sequence[Entry]) -> None:
+        chats = {entry.message.chat_id: entry.tenant for entry in entries}
+        before = await self._members_of(chats)
+        after = dict(before)
+        cut, unknown, unreadable = legs(entries, after)
+        self._keep(chats, before, after)
+        for entry in unreadable:
+            data = msgspec.json.encode(entry)
+            await self._bury("event", entry.position, "the event does not say what it changes", data)
+        if unknown:
+            telemetry.delivery_skipped("members_unknown", unknown)
+        if cut:
+            online = await self._online(cut)
+            await asyncio.gather(
+                *(self._hand_over(gateway, envelope) for gateway, envelope in envelopes(cut, online).items())
+            )
+
+    async def _members_of(self, chats: Mapping[str, str]) -> dict[str, frozenset[User]]:
+        """Those that are known or can be loaded. After a failed load no other is tried for a moment, so that a
+        store in trouble delays a batch once and does not hold back chats whose members are known."""
+        found = {}
+        for chat_id, tenant in chats.items():
+            if chat_id not in self._around.members and self._clock.monotonic() < self._load_again_at:
+                continue
+            try:
+                async with asyncio.timeout(self._settings.lookup_timeout_seconds):
+                    found[chat_id] = await self._around.members.of(tenant, chat_id)
+            except (HoldfastError, TimeoutError) as error:
+                self._load_again_at = self._clock.monotonic() + self._settings.lookup_timeout_seconds
+                telemetry.log.warning("members cannot be loaded: skipping deliveries", error=str(error))
+        return found
+
+    def _keep(
+        self, chats: Mapping[str, str], before: Mapping[str, frozenset[User]], after: Mapping[str, frozenset[User]]
+    ) -> None:
+        """Remember the members as they are behind the batch; what was not understood is to be loaded anew."""
+        for chat_id in chats:
+            if chat_id not in after:
+                self._around.members.forget(chat_id)
+            elif after[chat_id] is not before[chat_id]:
+                self._around.members.learn(chat_id, after[chat_id])
+
+    async def _online(self, cut: Sequence[Leg]) -> Mapping[str, Set[User]]:
+        users = recipients(cut)
+        try:
+            async with asyncio.timeout(self._settings.lookup_timeout_seconds):
+                online = await self._around.registry.gateways_of(users)
+        except (Unavailable, OutcomeUnknown, TimeoutError) as error:
+            telemetry.registry_failed(error)
+            telemetry.delivery_skipped("registry_down", sum(len(leg.messages) for leg in cut))
+            return {self._around.here: users}
+        telemetry.dependency_up("registry", True)
+        if nobody := unheard(cut, online):
+            telemetry.delivery_skipped("offline", nobody)
+        return online
+
+    async def _hand_over(self, gateway: str, envelope: Envelope) -> None:
+        """At most ``max_attempts`` tries for what may pass; then, or after a timeout, skip."""
+        count = sum(len(stretch.messages) for stretch in envelope.stretches)
+        retry = self._settings.retry
+        for attempt in range(1, retry.max_attempts + 1):
+            try:
+                async with asyncio.timeout(self._settings.send_timeout_seconds):
+                    await self._around.link.deliver(gateway, envelope)
+                telemetry.handed_over(count)
+                return
+            except TimeoutError:
+                telemetry.delivery_skipped("timeout", count)
+                return
+            except Unavailable:
+                if attempt < retry.max_attempts:
+                    telemetry.delivery_retried()
+                    await asyncio.sleep(retry.backoff.delay(attempt, self._rng))
+        telemetry.delivery_skipped("unreachable", count)
+
+    async def _bury(self, reason: str, position: int, message: str, data: bytes) -> None:
+        at = timestamp(self._clock.now())
+        await self._around.dead_letters.put(DeadLetter(position, reason, message, data[:DATA_BYTES_MAX], at))
+
+    async def _measure(self, entries: Sequence[Entry]) -> None:
+        """How far behind the log this reader is; the end is asked for only if the batch was full."""
+        behind = 0
+        if len(entries) == self._settings.max_poll_records:
+            behind = await self._end() - self.position
+        telemetry.fanout_lag(behind)
+        stamped = datetime.fromisoformat(entries[0].message.created_at).timestamp()
+        telemetry.delivery_lag(max(self._clock.now() - stamped, 0.0))

@@ -1,0 +1,90 @@
+"""The members of chats, as far as the log has been read. Bounded: the chats used longest ago are forgotten.
+
+A chat's members are loaded from the store when they are first needed and kept right by membership events.
+
+Why loading is safe although the store may be ahead of the log: an entry is in the log only after its commit, and a
+load reads what is committed, so it reflects every entry read so far and perhaps some that will be read. Applying
+those again changes nothing in the end, because each event sets one user's membership absolutely, in commit order.
+Until then somebody who was added later gets a few earlier messages (members may read all of a chat), and somebody
+who was removed later misses a few (they may not read it any more, and get the event of the removal in any case).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+from holdfast.message import Member, User
+
+MAX_MEMBERS = 500_000
+"""Kept in all, over all chats: about 100 MB."""
+
+
+class Members:
+    """``load`` reads a chat's members from the store, strongly consistent."""
+
+    def __init__(self, load: Callable[[str], Awaitable[Sequence[Member]]], max_members: int = MAX_MEMBERS) -> None:
+        if max_members <= 0:
+            raise ValueError("max_members must be greater than 0")
+        self._load = load
+        self._max_members = max_members
+        self._chats: OrderedDict[str, frozenset[User]] = OrderedDict()
+        self._loads: dict[str, set[object]] = {}
+        self._count = 0
+
+    async def of(self, tenant: str, chat_id: str) -> frozenset[User]:
+        """The members of a chat of a tenant, loaded if they are not here. Raises what the load raises."""
+        while (known := self._chats.get(chat_id)) is None:
+            ticket = object()
+            self._loads.setdefault(chat_id, set()).add(ticket)
+            try:
+                loaded = frozenset(User(tenant, member.user_id) for member in await self._load(chat_id))
+            finally:
+                current = self._ended(chat_id, ticket)
+            if current and chat_id not in self._chats:
+                self._put(chat_id, loaded)
+        self._chats.move_to_end(chat_id)
+        return known
+
+    def learn(self, chat_id: str, members: frozenset[User]) -> None:
+        """What the log says of a chat; a load that is under way is older than this and will not be kept."""
+        self._loads.pop(chat_id, None)
+        self._put(chat_id, members)
+
+    def forget(self, chat_id: str) -> None:
+        """Something happened to a chat that is not understood: load it anew."""
+        self._loads.pop(chat_id, None)
+        old = self._chats.pop(chat_id, None)
+        self._count -= 0 if old is None else _weight(old)
+
+    def __len__(self) -> int:
+        return len(self._chats)
+
+    def __contains__(self, chat_id: object) -> bool:
+        return chat_id in self._chats
+
+    @property
+    def count(self) -> int:
+        """Members kept, over all chats; an empty chat counts as one."""
+        return self._count
+
+    def _ended(self, chat_id: str, ticket: object) -> bool:
+        """A load is over; whether nothing was learned of the chat since it began."""
+        tickets = self._loads.get(chat_id, set())
+        current = ticket in tickets
+        tickets.discard(ticket)
+        if not tickets:
+            self._loads.pop(chat_id, None)
+        return current
+
+    def _put(self, chat_id: str, members: frozenset[User]) -> None:
+        old = self._chats.pop(chat_id, None)
+        self._count += _weight(members) - (0 if old is None else _weight(old))
+        self._chats[chat_id] = members
+        while self._count > self._max_members and len(self._chats) > 1:
+            _, forgotten = self._chats.popitem(last=False)
+            self._count -= _weight(forgotten)
+
+
+def _weight(members: frozenset[User]) -> int:
+    return max(len(members), 1)

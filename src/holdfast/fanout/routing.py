@@ -1,0 +1,125 @@
+"""From entries of the log to envelopes for gateways. (Pure.)
+
+First ``legs`` cuts a batch by chat into legs: consecutive messages that go to the same members. Membership events
+change the members at their exact place: who is added gets the event and what follows, who is removed gets the
+event of the removal and nothing after it. Then ``envelopes`` turns legs into one envelope per gateway, once it is
+known who is connected where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
+from typing import NamedTuple
+
+from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.message import Entry, Message, User
+from holdfast.store.changes import membership_event
+
+
+class Leg(NamedTuple):
+    """Consecutive messages of one chat, and everybody who is to get them."""
+
+    tenant: str
+    messages: list[Message]
+    members: Set[User]
+
+
+class Cut(NamedTuple):
+    """What a batch comes to. ``unknown``: messages of chats whose members are not known. ``unreadable``: events
+    that do not say what they change; they are delivered, but their chat's members must be loaded anew."""
+
+    legs: list[Leg]
+    unknown: int
+    unreadable: list[Entry]
+
+
+def legs(entries: Iterable[Entry], members: MutableMapping[str, frozenset[User]]) -> Cut:
+    """Cut a batch; ``members`` is moved on to the members after it. Chats it does not name are left out, and so is,
+    after it, a chat with an event that cannot be read.
+
+    Applying an event twice changes nothing, and so does one that the members already reflect.
+    """
+    found: list[Leg] = []
+    open_legs: dict[str, Leg] = {}
+    unknown = 0
+    unreadable: list[Entry] = []
+    for entry in entries:
+        message = entry.message
+        chat_id = message.chat_id
+        before = members.get(chat_id)
+        if before is None:
+            unknown += 1
+            continue
+        during = after = before
+        if message.kind == "event":
+            around = _around(entry, before)
+            if around is None:
+                unreadable.append(entry)
+            else:
+                during, after = around
+        leg = open_legs.get(chat_id)
+        if leg is not None and leg.members is during and leg.messages[-1].sequence + 1 == message.sequence:
+            leg.messages.append(message)
+        else:
+            leg = open_legs[chat_id] = Leg(entry.tenant, [message], during)
+            found.append(leg)
+        if after is not during:
+            del open_legs[chat_id]
+        if after is not before:
+            members[chat_id] = after
+    for entry in unreadable:
+        members.pop(entry.message.chat_id, None)
+    return Cut(found, unknown, unreadable)
+
+
+def _around(entry: Entry, before: frozenset[User]) -> tuple[frozenset[User], frozenset[User]] | None:
+    """Who gets an event, and who gets what follows it; None if the event cannot be read."""
+    event = membership_event(entry.message)
+    if event is None:
+        return None
+    if event.user_id is None:
+        return before, before
+    user = User(entry.tenant, event.user_id)
+    if event.event == "member_added":
+        after = before if user in before else before | {user}
+        return after, after
+    if event.event == "member_removed":
+        # The store may be ahead of the log: then the removed are not among the members any more.
+        return (before, before - {user}) if user in before else (before | {user}, before)
+    return before, before
+
+
+def recipients(cut: Sequence[Leg]) -> Set[User]:
+    """Everybody to be looked up."""
+    sets = {id(leg.members): leg.members for leg in cut}
+    return next(iter(sets.values())) if len(sets) == 1 else set[User]().union(*sets.values())
+
+
+def envelopes(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> dict[str, Envelope]:
+    """One envelope for every gateway that holds somebody to whom something goes."""
+    made = {gateway: _stretches(cut, held) for gateway, held in online.items()}
+    return {gateway: Envelope(stretches) for gateway, stretches in made.items() if stretches}
+
+
+def _stretches(cut: Sequence[Leg], held: Set[User]) -> list[Stretch]:
+    """The legs that concern a gateway; those of a chat that follow each other become one stretch."""
+    stretches: list[Stretch] = []
+    last: dict[str, int] = {}
+    for leg in cut:
+        users = leg.members & held
+        if not users:
+            continue
+        first = leg.messages[0]
+        index = last.get(first.chat_id)
+        if index is not None and stretches[index].messages[-1].sequence + 1 == first.sequence:
+            earlier = stretches[index]
+            stretches[index] = Stretch(leg.tenant, [*earlier.messages, *leg.messages], earlier.users)
+        else:
+            last[first.chat_id] = len(stretches)
+            stretches.append(Stretch(leg.tenant, leg.messages, users))
+    return stretches
+
+
+def unheard(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> int:
+    """Messages for which nobody is connected anywhere."""
+    return sum(len(leg.messages) for leg in cut if all(leg.members.isdisjoint(held) for held in online.values()))

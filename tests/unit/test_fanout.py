@@ -1,0 +1,382 @@
+"""The fanout role on virtual time: reading on, retrying within bounds, skipping, dying clearly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+
+import pytest
+from scripted import ANNA, BELA, CHAT, act, create_chat
+from virtual import LoopClock, run
+
+from holdfast import telemetry
+from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
+from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.fanout.contract import Envelope
+from holdfast.fanout.dead_letters import TOPIC, DeadLetter, RecentDeadLetters
+from holdfast.fanout.fanout import Fanout, FanoutSettings, Surroundings
+from holdfast.fanout.link.local import LocalLink
+from holdfast.fanout.members import Members
+from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.message import Draft, Entry, Member, User
+from holdfast.store.changes import AddMember, RemoveMember
+from holdfast.store.memory import MemoryStore
+
+
+def metric(name: str, **labels: str) -> float:
+    return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}", labels) or 0.0
+
+
+class Link(LocalLink):
+    """Fails as told, and notes each try."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries: list[tuple[str, float]] = []
+        self.fail: dict[str, Exception | float] = {}
+        self.failures: int | None = None
+
+    async def deliver(self, gateway: str, envelope: Envelope) -> None:
+        self.tries.append((gateway, asyncio.get_running_loop().time()))
+        fault = self.fail.get(gateway)
+        if isinstance(fault, Exception) and (self.failures is None or self.failures > 0):
+            self.failures = None if self.failures is None else self.failures - 1
+            raise fault
+        if isinstance(fault, float):
+            await asyncio.sleep(fault)
+        await super().deliver(gateway, envelope)
+
+
+class Registry(MemoryRegistry):
+    down: Exception | None = None
+
+    async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
+        if self.down is not None:
+            raise self.down
+        return await super().gateways_of(users)
+
+
+class Log(MemoryEventLog):
+    """A log that can be away, or hold an entry that cannot be decoded."""
+
+    error: Exception | None = None
+    bad: int | None = None
+
+    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+        if self.error is not None:
+            raise self.error
+        if self.bad is not None and after < self.bad:
+            before = [e for e in await super().read(after, limit) if e.position < self.bad]
+            if not before:
+                raise UnreadableEvent("not JSON", self.bad, b"\xff")
+            return before
+        return await super().read(after, limit)
+
+
+class Bench:
+    """A memory store with its log, one fanout, gateways that note what they get."""
+
+    def __init__(self, settings: FanoutSettings | None = None) -> None:
+        self.store, self.log = MemoryStore(), Log()
+        self.store.on_commit(self.log.committed)
+        self.registry, self.link = Registry(), Link()
+        self.letters = RecentDeadLetters()
+        self.loads: list[str] = []
+        self.load_fails: Exception | None = None
+        self.members = Members(self.load)
+        self.got: dict[str, list[tuple[str, int]]] = {"east": [], "west": []}
+        for gateway in self.got:
+            self.link.connect(gateway, lambda envelope, to=gateway: self.note(to, envelope))
+        around = Surroundings(self.log, self.members, self.registry, self.link, self.letters, "east")
+        self.fanout = Fanout(around, LoopClock(), random.Random(1), settings)
+
+    async def load(self, chat_id: str) -> Sequence[Member]:
+        self.loads.append(chat_id)
+        if self.load_fails is not None:
+            raise self.load_fails
+        return await self.store.members(chat_id)
+
+    def note(self, gateway: str, envelope: Envelope) -> None:
+        self.got[gateway] += [(m.chat_id, m.sequence) for s in envelope.stretches for m in s.messages]
+
+    async def send(self, *keys: str, chat_id: str = CHAT) -> None:
+        await self.store.append(
+            [Draft(ANNA, chat_id, key, "hi", "text/plain", f"msg_{key}", "2027-01-15T08:00:00.000Z") for key in keys]
+        )
+
+
+def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: FanoutSettings | None = None) -> None:
+    async def main() -> None:
+        bench = Bench(settings)
+        await create_chat(bench.store, ANNA, BELA)
+        await bench.registry.announce("east", [ANNA])
+        await bench.registry.announce("west", [BELA])
+        task = asyncio.create_task(bench.fanout.run())
+        await asyncio.sleep(0.01)
+        await test(bench)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(main())
+
+
+def test_what_is_committed_reaches_every_gateway_with_a_member() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.send("a", "b")
+        await asyncio.sleep(0.01)
+        assert bench.got == {"east": [(CHAT, 1), (CHAT, 2)], "west": [(CHAT, 1), (CHAT, 2)]}
+        assert bench.fanout.position == await bench.log.end() == 2
+
+    on_virtual_time(test)
+
+
+def test_members_are_loaded_once_and_follow_the_log() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.send("a")
+        await asyncio.sleep(0.01)
+        await bench.store.change(RemoveMember(act(number=1), CHAT, "bela"))
+        await bench.send("b")
+        await asyncio.sleep(0.01)
+        await bench.store.change(AddMember(act(number=2), CHAT, "bela"))
+        await bench.send("c")
+        await asyncio.sleep(0.01)
+        assert bench.got["west"] == [(CHAT, 1), (CHAT, 2), (CHAT, 4), (CHAT, 5)]
+        assert bench.got["east"] == [(CHAT, n) for n in range(1, 6)]
+        assert bench.loads == [CHAT]
+
+    on_virtual_time(test)
+
+
+def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
+    """Seed 000, INVARIANT graceful_fanout."""
+
+    async def test(bench: Bench) -> None:
+        skipped, retried = metric("fanout_delivery_skipped_total", reason="unreachable"), metric("fanout_retries_total")
+        bench.link.fail["west"] = Unavailable("connection reset")
+        await bench.send("a")
+        await asyncio.sleep(10)
+        tries = [at for gateway, at in bench.link.tries if gateway == "west"]
+        assert len(tries) == 3
+        assert tries[1] - tries[0] <= 0.1 and tries[2] - tries[1] <= 0.2
+        assert bench.got["east"] == [(CHAT, 1)]
+        assert metric("fanout_delivery_skipped_total", reason="unreachable") == skipped + 1
+        assert metric("fanout_retries_total") == retried + 2
+        bench.link.fail.clear()
+        await bench.send("b")
+        await asyncio.sleep(10)
+        assert bench.got["west"] == [(CHAT, 2)], "what was skipped is not queued for later"
+        assert bench.fanout.position == 2
+
+    on_virtual_time(test)
+
+
+def test_a_transient_error_that_passes_costs_nothing() -> None:
+    async def test(bench: Bench) -> None:
+        bench.link.fail["west"], bench.link.failures = Unavailable("reset"), 2
+        await bench.send("a")
+        await asyncio.sleep(1)
+        assert bench.got["west"] == [(CHAT, 1)]
+
+    on_virtual_time(test)
+
+
+def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
+    async def test(bench: Bench) -> None:
+        skipped = metric("fanout_delivery_skipped_total", reason="timeout")
+        bench.link.fail["west"] = 60.0
+        await bench.send("a")
+        await asyncio.sleep(1.1)
+        assert [gateway for gateway, _ in bench.link.tries] == ["east", "west"]
+        assert bench.fanout.position == 1
+        assert metric("fanout_delivery_skipped_total", reason="timeout") == skipped + 1
+
+    on_virtual_time(test)
+
+
+def test_recipients_who_are_offline_are_skipped_without_a_try() -> None:
+    async def test(bench: Bench) -> None:
+        skipped = metric("fanout_delivery_skipped_total", reason="offline")
+        await bench.registry.withdraw("east", [ANNA])
+        await bench.registry.withdraw("west", [BELA])
+        await bench.send("a", "b")
+        await asyncio.sleep(0.01)
+        assert bench.link.tries == []
+        assert metric("fanout_delivery_skipped_total", reason="offline") == skipped + 2
+
+    on_virtual_time(test)
+
+
+def test_without_the_registry_local_connections_are_served() -> None:
+    async def test(bench: Bench) -> None:
+        errors = metric("registry_errors_total")
+        bench.registry.down = Unavailable("redis is away")
+        await bench.send("a")
+        await asyncio.sleep(0.01)
+        assert bench.got == {"east": [(CHAT, 1)], "west": []}
+        assert metric("registry_errors_total") == errors + 1
+        assert metric("dependency_up", dependency="registry") == 0
+        bench.registry.down = None
+        await bench.send("b")
+        await asyncio.sleep(0.01)
+        assert bench.got["west"] == [(CHAT, 2)]
+        assert metric("dependency_up", dependency="registry") == 1
+
+    on_virtual_time(test)
+
+
+def test_an_entry_that_cannot_be_decoded_goes_to_the_dead_letters_and_reading_goes_on() -> None:
+    async def test(bench: Bench) -> None:
+        bench.log.bad = 2
+        await bench.send("a", "b", "c")
+        await asyncio.sleep(0.01)
+        assert bench.got["east"] == [(CHAT, 1), (CHAT, 3)]
+        (letter,) = await bench.letters.read(10)
+        assert (letter.position, letter.reason, letter.data) == (2, "undecodable", b"\xff")
+        assert bench.letters.topic == TOPIC == "dead_letters.messages"
+
+    on_virtual_time(test)
+
+
+def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
+    async def main() -> None:
+        letters = RecentDeadLetters(max_letters=2)
+        for position in range(5):
+            await letters.put(DeadLetter(position, "undecodable", "", b"", "now"))
+        assert [letter.position for letter in await letters.read(10)] == [4, 3]
+
+    run(main())
+
+
+def test_a_log_that_is_away_is_waited_for() -> None:
+    async def test(bench: Bench) -> None:
+        bench.log.error = Unavailable("kafka is away")
+        await bench.send("a")
+        await asyncio.sleep(60)
+        assert bench.got["east"] == []
+        assert metric("dependency_up", dependency="eventlog") == 0
+        bench.log.error = None
+        await asyncio.sleep(1.1)
+        assert bench.got["east"] == [(CHAT, 1)]
+
+    on_virtual_time(test)
+
+
+@pytest.mark.parametrize("where", ["log", "link", "registry"])
+def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
+    async def main() -> None:
+        bench = Bench()
+        await create_chat(bench.store, ANNA)
+        await bench.registry.announce("east", [ANNA])
+        fatal = Unauthorized("the credentials were revoked")
+        if where == "log":
+            bench.log.error = fatal
+        elif where == "link":
+            bench.link.fail["east"] = fatal
+        else:
+            bench.registry.down = fatal
+        await bench.send("a")
+        restarts = metric("fanout_consumer_restarts_total")
+        with pytest.raises(Unauthorized):
+            await bench.fanout.run(after=0)
+        assert metric("fanout_consumer_restarts_total") == restarts + 1
+        assert bench.fanout.position == 0, "what was not attempted is read again after the restart"
+
+    run(main())
+
+
+def test_a_store_that_cannot_tell_members_delays_a_batch_once_and_never_known_chats() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.send("a")
+        await asyncio.sleep(0.01)
+        for n in range(20):
+            await create_chat(bench.store, ANNA, chat_id=f"cold-{n}")
+        bench.load_fails = Unavailable("the store is away")
+        skipped = metric("fanout_delivery_skipped_total", reason="members_unknown")
+        for n in range(20):
+            await bench.send("k", chat_id=f"cold-{n}")
+        await bench.send("b")
+        await asyncio.sleep(0.01)
+        assert bench.got["west"] == [(CHAT, 1), (CHAT, 2)]
+        assert len(bench.loads) == 2
+        assert metric("fanout_delivery_skipped_total", reason="members_unknown") == skipped + 20
+        bench.load_fails = None
+        await asyncio.sleep(1)
+        await bench.send("k2", chat_id="cold-3")
+        await asyncio.sleep(0.01)
+        assert bench.got["east"][-1] == ("cold-3", 2)
+
+    on_virtual_time(test)
+
+
+def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
+    async def test(bench: Bench) -> None:
+        bench.link.fail["west"] = 0.5
+        await bench.send(*(str(n) for n in range(25)))
+        await asyncio.sleep(0.6)
+        assert metric("fanout_lag") == 15
+        await asyncio.sleep(2)
+        assert metric("fanout_lag") == 0
+
+    on_virtual_time(test, FanoutSettings(max_poll_records=10))
+
+
+def test_members_learned_during_a_load_are_not_overwritten_by_it() -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+        states = [[Member("anna", "owner", "now")], [Member("anna", "owner", "now"), Member("bela", "member", "now")]]
+
+        async def load(chat_id: str) -> Sequence[Member]:
+            state = states.pop(0)
+            await gate.wait()
+            return state
+
+        members = Members(load)
+        loading = asyncio.create_task(members.of("default", CHAT))
+        await asyncio.sleep(0.01)
+        members.forget(CHAT)
+        gate.set()
+        assert await loading == {ANNA, BELA}, "the load began before the change and was done again"
+
+    run(main())
+
+
+def test_the_members_kept_are_bounded_and_the_least_used_go_first() -> None:
+    async def main() -> None:
+        async def load(chat_id: str) -> Sequence[Member]:
+            return [Member(f"user-{n}", "member", "now") for n in range(4)]
+
+        members = Members(load, max_members=10)
+        for chat_id in ("a", "b"):
+            await members.of("default", chat_id)
+        await members.of("default", "a")
+        await members.of("default", "c")
+        assert ("a" in members, "b" in members, "c" in members) == (True, False, True)
+        assert members.count == 8
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_order(seed: int) -> None:
+    async def main() -> None:
+        bench, rng = Bench(), random.Random(seed)
+        await create_chat(bench.store, ANNA, BELA)
+        await bench.registry.announce("east", [ANNA])
+        await bench.registry.announce("west", [BELA])
+        task = asyncio.create_task(bench.fanout.run(after=0))
+        for n in range(40):
+            fault = rng.choice([None, None, Unavailable("reset"), 2.0])
+            bench.link.fail = {} if fault is None else {rng.choice(["east", "west"]): fault}
+            await bench.send(f"key-{n}")
+            await asyncio.sleep(rng.random())
+        bench.link.fail.clear()
+        await bench.send("last")
+        await asyncio.sleep(5)
+        for got in bench.got.values():
+            assert got == sorted(got) and got[-1] == (CHAT, 41)
+        assert bench.fanout.position == 41
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(main(), seed=seed)

@@ -1,0 +1,177 @@
+"""Routing: who gets what, exactly, at each place of the log."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import ANNA, BELA, CHAT, CLEO
+
+from holdfast.fanout.gaps import Gaps
+from holdfast.fanout.routing import envelopes, legs, recipients, unheard
+from holdfast.message import Entry, Message, User
+from holdfast.store.changes import MembershipEvent
+
+
+def entry(position: int, sequence: int, chat_id: str = CHAT, content: str = "hello", kind: str = "text") -> Entry:
+    message = Message(f"msg_{position}", chat_id, sequence, kind, "anna", None, content, "text/plain", "now")  # type: ignore[arg-type]
+    return Entry(position, "default", message)
+
+
+def event(position: int, sequence: int, name: str, user: User | None, chat_id: str = CHAT) -> Entry:
+    content = msgspec.json.encode(MembershipEvent(name, user.user_id if user else None)).decode()
+    return entry(position, sequence, chat_id, content, "event")
+
+
+def heard(entries: list[Entry], members: dict[str, frozenset[User]], user: User) -> list[int]:
+    """The sequences that reach a gateway which holds only this user."""
+    made = envelopes(legs(entries, dict(members)).legs, {"gateway": frozenset({user})})
+    return [m.sequence for e in made.values() for s in e.stretches for m in s.messages]
+
+
+def test_one_envelope_per_gateway_with_only_what_concerns_it() -> None:
+    members = {"a": frozenset({ANNA, BELA}), "b": frozenset({BELA, CLEO})}
+    cut = legs([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 2, "a")], members)
+    made = envelopes(cut.legs, {"east": {ANNA}, "west": {BELA, CLEO}, "north": set()})
+    assert {g: [(s.messages[0].chat_id, len(s.messages)) for s in e.stretches] for g, e in made.items()} == {
+        "east": [("a", 2)],
+        "west": [("a", 2), ("b", 1)],
+    }
+    assert made["west"].stretches[0].users == {BELA}
+    assert recipients(cut.legs) == {ANNA, BELA, CLEO}
+
+
+def test_a_removed_member_gets_the_event_of_its_removal_and_nothing_after() -> None:
+    members = {CHAT: frozenset({ANNA, BELA})}
+    entries = [entry(1, 1), event(2, 2, "member_removed", BELA), entry(3, 3)]
+    assert heard(entries, members, BELA) == [1, 2]
+    assert heard(entries, members, ANNA) == [1, 2, 3]
+
+
+def test_an_added_member_gets_the_event_and_what_follows() -> None:
+    members = {CHAT: frozenset({ANNA})}
+    entries = [entry(1, 1), event(2, 2, "member_added", BELA), entry(3, 3)]
+    assert heard(entries, members, BELA) == [2, 3]
+    assert heard(entries, members, ANNA) == [1, 2, 3]
+    (stretch,) = envelopes(legs(entries, members).legs, {"g": {BELA}})["g"].stretches
+    assert stretch.users == {BELA}
+    assert members == {CHAT: frozenset({ANNA, BELA})}, "the members are moved on to the end of the batch"
+
+
+def test_a_gateway_that_stays_concerned_gets_one_stretch() -> None:
+    entries = [entry(1, 1), event(2, 2, "member_added", BELA), entry(3, 3), event(4, 4, "member_removed", BELA)]
+    made = envelopes(legs(entries, {CHAT: frozenset({ANNA})}).legs, {"g": {ANNA, BELA}})
+    (stretch,) = made["g"].stretches
+    assert [m.sequence for m in stretch.messages] == [1, 2, 3, 4]
+    assert stretch.users == {ANNA}
+
+
+def test_the_removed_hear_of_it_also_if_the_store_was_ahead_of_the_log() -> None:
+    entries = [entry(1, 1), event(2, 2, "member_removed", BELA), entry(3, 3)]
+    assert heard(entries, {CHAT: frozenset({ANNA})}, BELA) == [2]
+
+
+def test_renaming_and_roles_change_nobodys_membership() -> None:
+    members = {CHAT: frozenset({ANNA, BELA})}
+    entries = [event(1, 1, "chat_renamed", None), event(2, 2, "role_changed", BELA), entry(3, 3)]
+    cut = legs(entries, members)
+    assert len(cut.legs) == 1 and members == {CHAT: frozenset({ANNA, BELA})}
+
+
+def test_a_stretch_is_consecutive_whatever_the_log_repeats_or_lacks() -> None:
+    entries = [entry(1, 1), entry(2, 2), entry(3, 2), entry(4, 3), entry(5, 7)]
+    made = envelopes(legs(entries, {CHAT: frozenset({ANNA})}).legs, {"g": {ANNA}})
+    assert [[m.sequence for m in s.messages] for s in made["g"].stretches] == [[1, 2], [2, 3], [7]]
+
+
+def test_chats_without_known_members_are_left_out_and_counted() -> None:
+    cut = legs([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 2, "b")], {"a": frozenset({ANNA})})
+    assert (len(cut.legs), cut.unknown) == (1, 2)
+
+
+def test_an_unreadable_event_is_delivered_and_its_chat_is_to_be_loaded_anew() -> None:
+    members = {CHAT: frozenset({ANNA})}
+    broken = entry(1, 1, content="{", kind="event")
+    cut = legs([broken, entry(2, 2)], members)
+    assert cut.unreadable == [broken]
+    assert [m.sequence for leg in cut.legs for m in leg.messages] == [1, 2]
+    assert members == {}
+
+
+def test_messages_that_nobody_online_gets_are_counted() -> None:
+    cut = legs([entry(1, 1, "a"), entry(2, 1, "b")], {"a": frozenset({ANNA}), "b": frozenset({BELA})})
+    assert unheard(cut.legs, {"g": {ANNA}}) == 1
+    assert unheard(cut.legs, {}) == 2
+
+
+USERS = (ANNA, BELA, CLEO)
+step = st.one_of(
+    st.just("text"),
+    st.tuples(st.sampled_from(["member_added", "member_removed"]), st.sampled_from(USERS)),
+)
+history = st.lists(st.tuples(st.sampled_from(["a", "b"]), step), max_size=40)
+
+
+@given(history, st.lists(st.integers(0, 40), max_size=5), st.lists(st.sets(st.sampled_from(USERS)), max_size=3))
+def test_every_gateway_gets_exactly_what_its_users_are_owed(
+    steps: list, cuts: list[int], gateways: list[set[User]]
+) -> None:
+    """Against a model that keeps one member set per chat and walks the log message by message."""
+    members = {"a": frozenset({ANNA}), "b": frozenset({ANNA, BELA})}
+    sequences = {"a": 0, "b": 0}
+    now = {chat: set(users) for chat, users in members.items()}
+    online = {f"g{n}": frozenset(users) for n, users in enumerate(gateways)}
+    entries, owed = [], {gateway: [] for gateway in online}
+    for position, (chat, what) in enumerate(steps, 1):
+        sequences[chat] += 1
+        audience = set(now[chat])
+        if what == "text":
+            entries.append(entry(position, sequences[chat], chat))
+        else:
+            name, user = what
+            entries.append(event(position, sequences[chat], name, user, chat))
+            audience.add(user)
+            (now[chat].add if name == "member_added" else now[chat].discard)(user)
+        for gateway, held in online.items():
+            if audience & held:
+                owed[gateway].append((chat, sequences[chat]))
+    got: dict[str, list] = {gateway: [] for gateway in online}
+    edges = sorted({0, len(entries), *(c for c in cuts if c < len(entries))})
+    for start, end in zip(edges, edges[1:], strict=False):
+        cut = legs(entries[start:end], members)
+        assert cut.unknown == 0 and not cut.unreadable
+        for gateway, envelope in envelopes(cut.legs, online).items():
+            for stretch in envelope.stretches:
+                run = [m.sequence for m in stretch.messages]
+                assert run == list(range(run[0], run[0] + len(run)))
+                assert stretch.users and stretch.users <= online[gateway]
+                got[gateway] += [(m.chat_id, m.sequence) for m in stretch.messages]
+    for gateway in online:
+        for chat in "ab":
+            assert [x for x in got[gateway] if x[0] == chat] == [x for x in owed[gateway] if x[0] == chat]
+    assert {chat: set(users) for chat, users in members.items()} == now
+
+
+@given(st.lists(step, max_size=20), st.data())
+def test_members_loaded_ahead_of_the_log_end_up_right(steps: list, data: st.DataObject) -> None:
+    """Load at any later moment, then read the log from any earlier place: the end is the same."""
+    states = [frozenset({ANNA})]
+    for what in steps:
+        state = states[-1]
+        if what != "text":
+            state = state | {what[1]} if what[0] == "member_added" else state - {what[1]}
+        states.append(state)
+    start = data.draw(st.integers(0, len(steps)))
+    loaded = states[data.draw(st.integers(start, len(steps)))]
+    members = {CHAT: loaded}
+    entries = [entry(n, n) if what == "text" else event(n, n, what[0], what[1]) for n, what in enumerate(steps, 1)]
+    legs(entries[start:], members)
+    assert members[CHAT] == states[-1]
+
+
+def test_missing_sequences_are_counted_once_and_repeats_are_not_gaps() -> None:
+    gaps = Gaps()
+    assert gaps.missing([entry(1, 5), entry(2, 6), entry(3, 6), entry(4, 9)]) == 2
+    assert gaps.missing([entry(5, 10), entry(6, 1, "other")]) == 0
+    small = Gaps(max_chats=1)
+    assert small.missing([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 9, "a")]) == 0
