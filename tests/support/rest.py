@@ -17,6 +17,7 @@ from holdfast.clock import Ids, ManualClock
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.intake import Intake
 from holdfast.message import User
+from holdfast.store.history import History, HistorySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import Presence
 
@@ -81,11 +82,16 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def serving(settings: ApiSettings | None = None, **changed: Any) -> AsyncIterator[Rest]:
+async def serving(
+    settings: ApiSettings | None = None,
+    store: MemoryStore | None = None,
+    reads: HistorySettings | None = None,
+    **changed: Any,
+) -> AsyncIterator[Rest]:
     """A server for one test; ``changed`` replaces fields of its Deps."""
     clock = ManualClock(1_700_000_000)
     ids = Ids(clock, random.Random(7))
-    store = MemoryStore()
+    store = store or MemoryStore()
     durability = GuardedStore(store, clock)
     intake = Intake(durability, clock, ids)
     online: dict[User, str] = {}
@@ -100,13 +106,17 @@ async def serving(settings: ApiSettings | None = None, **changed: Any) -> AsyncI
     async def readiness() -> Readiness:
         return Readiness(all(state == "up" for state in ready.values()), ready)
 
+    async def no_rollback(user: User, chat_id: str, epoch: int) -> None:
+        raise AssertionError("REST has no cursors with an epoch")
+
     async def backup() -> Backup:
         return Backup("backups/one", 1)
 
     deps = Deps(
         durability=durability,
         sends=intake,
-        store=store,
+        history=History(store, no_rollback, clock, reads),
+        audit_log=store,
         tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock),
         keys=KeyRing(),
         presence=presence,
@@ -128,11 +138,11 @@ async def serving(settings: ApiSettings | None = None, **changed: Any) -> AsyncI
             await running
 
 
-def with_rest(scenario: Callable[[Rest], Awaitable[None]], settings: ApiSettings | None = None, **changed: Any) -> None:
+def with_rest(scenario: Callable[[Rest], Awaitable[None]], settings: ApiSettings | None = None, **server: Any) -> None:
     """Run a scenario against a fresh server."""
 
     async def run() -> None:
-        async with serving(settings, **changed) as rest:
+        async with serving(settings, **server) as rest:
             await scenario(rest)
 
     asyncio.run(run())

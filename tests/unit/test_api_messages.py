@@ -15,6 +15,7 @@ from holdfast.api.messages import _page
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Chat, Message, Outcome, Page, User, Watermark
 from holdfast.store.changes import Act, Retain
+from holdfast.store.history import HistorySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import SendBody
 
@@ -266,4 +267,4 @@ def test_a_read_that_meets_its_deadline_is_a_retryable_error() -> None:
         assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
         assert "outcome" not in answer.json()["error"] and answer.headers["Retry-After"] == "1"
 
-    with_rest(scenario, ApiSettings(request_seconds_max=0.01), store=Hanging())
+    with_rest(scenario, store=Hanging(), reads=HistorySettings(read_timeout_seconds=0.01))

@@ -23,9 +23,8 @@ from holdfast.api.bodies import (
 from holdfast.api.call import Answer, Call
 from holdfast.api.chats import commit
 from holdfast.api.deps import Deps
-from holdfast.api.reads import in_time
 from holdfast.clock import timestamp
-from holdfast.errors import Forbidden, HoldfastError, NotFound
+from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown
 from holdfast.message import User
 from holdfast.store.changes import Act, HaltChat, RecoverChat, Redact
 
@@ -42,13 +41,21 @@ def _act(deps: Deps, call: Call, reason: str, tenant: str = "") -> Act:
     )
 
 
+async def _record(deps: Deps, act: Act, action: str, target: str, details: str = "") -> None:
+    try:
+        async with asyncio.timeout(deps.settings.request_seconds_max):
+            await deps.audit_log.record(act, action, target, details)
+    except TimeoutError:
+        raise OutcomeUnknown("the audit log did not answer in time, so nothing was done; try again") from None
+
+
 async def _act_on_chat(deps: Deps, call: Call, reason: str) -> Act:
-    chat = await in_time(deps, deps.store.chat(call.path["chat_id"]))
+    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"]))
     return _act(deps, call, reason, chat.tenant)
 
 
 async def inspect_chat(deps: Deps, call: Call) -> Answer:
-    return Answer(await in_time(deps, deps.store.inspect(call.path["chat_id"])))
+    return Answer(await deps.history.ask(lambda store: store.inspect(call.path["chat_id"])))
 
 
 async def halt_chat(deps: Deps, call: Call) -> Answer:
@@ -69,13 +76,13 @@ async def redact_any(deps: Deps, call: Call) -> Answer:
 
 async def read_audit(deps: Deps, call: Call) -> Answer:
     query: AuditQuery = call.query
-    return Answer(AuditPage(await in_time(deps, deps.store.audit(query.after, query.limit))))
+    return Answer(AuditPage(await deps.history.ask(lambda store: store.audit(query.after, query.limit))))
 
 
 async def take_backup(deps: Deps, call: Call) -> Answer:
     """Recorded before it is taken, so that no copy of the data exists without a record of who made it."""
     body: Why = call.body
-    await deps.store.record(_act(deps, call, body.reason), "backup", "state")
+    await _record(deps, _act(deps, call, body.reason), "backup", "state")
     return Answer(await deps.backup())
 
 
@@ -102,7 +109,7 @@ async def issue_key(deps: Deps, call: Call) -> Answer:
         )
         details = msgspec.json.encode({"kind": key.kind, "tenant": key.tenant, "scopes": key.scopes}).decode()
         try:
-            await deps.store.record(_act(deps, call, body.reason), "key_issued", key.key_id, details)
+            await _record(deps, _act(deps, call, body.reason), "key_issued", key.key_id, details)
         except HoldfastError:
             await asyncio.to_thread(deps.keys.revoke, key.key_id)
             raise
@@ -116,5 +123,5 @@ async def revoke_key(deps: Deps, call: Call) -> Answer:
     async with deps.key_change:
         if not any(key.key_id == key_id for key in deps.keys.list()):
             raise NotFound(f"there is no key {key_id}")
-        await deps.store.record(_act(deps, call, query.reason), "key_revoked", key_id)
+        await _record(deps, _act(deps, call, query.reason), "key_revoked", key_id)
         return Answer(_view(await asyncio.to_thread(deps.keys.revoke, key_id)))

@@ -17,7 +17,6 @@ from holdfast.api.bodies import (
 )
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps, PresenceView
-from holdfast.api.reads import in_time
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotAMember, Unavailable
 from holdfast.message import User, check_id
@@ -67,10 +66,11 @@ async def create_chat(deps: Deps, call: Call) -> Answer:
 
 async def list_chats(deps: Deps, call: Call) -> Answer:
     query: ChatsQuery = call.query
-    if query.after is not None:
+    user, after = call.principal.user, query.after
+    if after is not None:
         # A cursor is a chat of one's own: another's would tell whether it exists, and when it was last used.
-        await in_time(deps, deps.store.chat(query.after, call.principal.user))
-    chats = await in_time(deps, deps.store.chats_of(call.principal.user, query.limit + 1, query.after))
+        await deps.history.ask(lambda store: store.chat(after, user))
+    chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after))
     shown = chats[: query.limit]
     more = len(chats) > query.limit
     return Answer(ChatPage(shown, shown[-1].chat.chat_id if more else None))
@@ -78,8 +78,8 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
 
 async def get_chat(deps: Deps, call: Call) -> Answer:
     chat_id, user = call.path["chat_id"], call.principal.user
-    chat = await in_time(deps, deps.store.chat(chat_id, user))
-    members = await in_time(deps, deps.store.members(chat_id))
+    chat = await deps.history.ask(lambda store: store.chat(chat_id, user))
+    members = await deps.history.ask(lambda store: store.members(chat_id))
     role = next((m.role for m in members if m.user_id == user.user_id), None)
     if role is None:
         raise NotAMember("you are no longer a member of this chat")
@@ -119,7 +119,7 @@ async def get_presence(deps: Deps, call: Call) -> Answer:
     assert isinstance(detail.body, ChatDetail)
     users = [User(call.principal.tenant, member.user_id) for member in detail.body.members]
     try:
-        return Answer(await in_time(deps, deps.presence(users)))
+        return Answer(await deps.in_time(deps.presence(users)))
     except Unavailable:
         return Answer(PresenceView([], stale=True))
 

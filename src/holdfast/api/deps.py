@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 from holdfast.access import KeyRing, Tokens
 from holdfast.clock import Clock, Ids
+from holdfast.errors import Unavailable
 from holdfast.ingest.contract import Durability
 from holdfast.message import Outcome, User
-from holdfast.store.contract import Store
+from holdfast.store.changes import Act
+from holdfast.store.history import History
 from holdfast.wire.frames import Presence, SendBody
 
+T = TypeVar("T")
 KIB = 1024
 
 
@@ -48,6 +51,14 @@ class Sends(Protocol):
         self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
     ) -> None:
         """Take a valid send and answer it exactly once, by ``deadline`` (monotonic)."""
+        ...
+
+
+class AuditLog(Protocol):
+    """Where acts that change no chat are recorded: the store."""
+
+    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+        """On stable storage when it returns."""
         ...
 
 
@@ -89,7 +100,8 @@ class Deps:
 
     durability: Durability
     sends: Sends
-    store: Store
+    history: History
+    audit_log: AuditLog
     tokens: Tokens
     keys: KeyRing
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
@@ -105,3 +117,11 @@ class Deps:
     def deadline(self) -> float:
         """By when a request that starts now must be answered."""
         return self.clock.monotonic() + self.settings.request_seconds_max
+
+    async def in_time(self, source: Awaitable[T]) -> T:
+        """What a source gives, or Unavailable when the request's time is over."""
+        try:
+            async with asyncio.timeout(self.settings.request_seconds_max):
+                return await source
+        except TimeoutError:
+            raise Unavailable("no answer in time", retry_after_seconds=1.0) from None

@@ -9,7 +9,6 @@ from holdfast.api.bodies import DeliveryStatus, MessagePage, MessagesQuery, NewM
 from holdfast.api.call import Answer, Call
 from holdfast.api.chats import act_of, commit
 from holdfast.api.deps import Deps
-from holdfast.api.reads import in_time
 from holdfast.errors import Forbidden, InvalidContentType, InvalidMessage, MessageTooLarge, NotFound, OutcomeUnknown
 from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, User, Watermark
 from holdfast.store.changes import Redact
@@ -24,7 +23,7 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
     query: MessagesQuery = call.query
     if sum(place is not None for place in (query.before, query.after, query.around)) > 1:
         raise InvalidMessage("give at most one of before, after and around")
-    chat = await in_time(deps, deps.store.chat(call.path["chat_id"], call.principal.user))
+    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"], call.principal.user))
     if query.around is not None:
         half = query.limit // 2
         older = await _before(deps, call, query.around, half) if half else None
@@ -38,13 +37,13 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
 
 async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
     """The reader is checked again in the read itself: a membership may end between two reads."""
-    chat_id, bytes_max = call.path["chat_id"], deps.settings.page_bytes_max
-    return await in_time(deps, deps.store.read_before(chat_id, before, limit, bytes_max, call.principal.user))
+    chat_id, user, bytes_max = call.path["chat_id"], call.principal.user, deps.settings.page_bytes_max
+    return await deps.history.ask(lambda store: store.read_before(chat_id, before, limit, bytes_max, user))
 
 
 async def _after(deps: Deps, call: Call, after: int, limit: int) -> Page:
-    chat_id, bytes_max = call.path["chat_id"], deps.settings.page_bytes_max
-    return await in_time(deps, deps.store.read_after(chat_id, after, limit, bytes_max, call.principal.user))
+    chat_id, user, bytes_max = call.path["chat_id"], call.principal.user, deps.settings.page_bytes_max
+    return await deps.history.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, user))
 
 
 def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> MessagePage:
@@ -121,14 +120,14 @@ async def redact_message(deps: Deps, call: Call) -> Answer:
 async def get_status(deps: Deps, call: Call) -> Answer:
     """For the sender only, like the receipts on the socket."""
     chat_id, user, sequence = call.path["chat_id"], call.principal.user, _sequence(call)
-    page = await in_time(deps, deps.store.read_after(chat_id, sequence - 1, 1, deps.settings.page_bytes_max, user))
+    page = await _after(deps, call, sequence - 1, 1)
     message = next((m for m in page.messages if m.sequence == sequence), None)
     if message is None:
         raise NotFound("there is no such message")
     if message.sender_id != user.user_id:
         raise Forbidden("only its sender sees who has a message")
-    watermarks = await in_time(deps, deps.store.watermarks(chat_id))
-    members = await in_time(deps, deps.store.members(chat_id))
+    watermarks = await deps.history.ask(lambda store: store.watermarks(chat_id))
+    members = await deps.history.ask(lambda store: store.members(chat_id))
     others = {member.user_id for member in members} - {user.user_id}
     delivered, read = _reached(watermarks, others, sequence)
     return Answer(DeliveryStatus(chat_id, page.epoch, sequence, delivered, read))

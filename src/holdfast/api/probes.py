@@ -7,7 +7,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.api.bodies import ErrorBody, ErrorDetail, Health
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
-from holdfast.api.reads import in_time
 from holdfast.errors import Unavailable
 from holdfast.telemetry import REGISTRY
 
@@ -21,7 +20,7 @@ async def get_live(deps: Deps, call: Call) -> Answer:
 
 async def get_ready(deps: Deps, call: Call) -> Answer:
     try:
-        readiness = await in_time(deps, deps.readiness())
+        readiness = await deps.in_time(deps.readiness())
     except Unavailable:
         return Answer(Health("not_ready"), 503, {"Retry-After": "1"})
     detail = readiness.dependencies if "status:read" in call.principal.scopes else None
@@ -31,7 +30,7 @@ async def get_ready(deps: Deps, call: Call) -> Answer:
 
 
 async def get_operator_status(deps: Deps, call: Call) -> Answer:
-    return Answer(await in_time(deps, deps.status()))
+    return Answer(await deps.in_time(deps.status()))
 
 
 async def get_metrics(deps: Deps, call: Call) -> Answer:
