@@ -158,11 +158,7 @@ class Connection:
 
     def ping_received(self) -> bool:
         """Whether a ping is to be answered: pings count against the rate of frames."""
-        if self.session is None:
-            return True
-        refused = self.session.ping(self._plane.clock.monotonic())
-        self.do(refused)
-        return not refused
+        return self.session is None or self.session.ping(self._plane.clock.monotonic())
 
     def protocol_broken(self, message: str) -> None:
         """The client broke the WebSocket protocol or a frame was too large: there is no way back."""
