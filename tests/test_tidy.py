@@ -52,7 +52,6 @@ PURE = [
     "store/paging.py",
     "fanout/routing.py",
     "fanout/gaps.py",
-    "fanout/receipts.py",
     "verify/checkers/*.py",
     "verify/invariants.py",
     "client/actions.py",
