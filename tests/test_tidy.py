@@ -52,6 +52,7 @@ PURE = [
     "store/paging.py",
     "fanout/routing.py",
     "fanout/gaps.py",
+    "fanout/receipts.py",
     "verify/checkers/*.py",
     "verify/invariants.py",
     "client/actions.py",

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
+"""Ten bits as two characters."""
 
 
 class Clock(Protocol):
@@ -53,24 +55,37 @@ class ManualClock:
 class Ids:
     """Makes ids: a prefix that names the kind, then a ULID (48 bits of time, 80 of randomness).
 
-    Ids of one maker rise strictly, also within a millisecond and when the wall clock steps back.
+    Ids of one maker rise strictly, also within a millisecond and when the wall clock steps back. Randomness is drawn
+    once per millisecond; the ids made within it count on from there, which is what makes them cheap.
     """
+
+    _COUNTED_BITS = 20
 
     def __init__(self, clock: Clock, rng: random.Random | None = None) -> None:
         self._clock = clock
         self._rng = rng or random.SystemRandom()
-        self._last = 0
+        self._millisecond = -1
+        self._high = 0
+        self._stem = ""
+        self._low = 0
 
     def new(self, prefix: str) -> str:
-        value = (int(self._clock.now() * 1000) << 80) | self._rng.getrandbits(80)
-        if value <= self._last:
-            value = self._last + 1
-        self._last = value
-        return prefix + _base32(value)
+        millisecond = int(self._clock.now() * 1000)
+        if millisecond > self._millisecond:
+            self._millisecond = millisecond
+            self._begin(self._rng.getrandbits(60), self._rng.getrandbits(self._COUNTED_BITS - 1))
+        else:
+            self._low += 1
+            if self._low >> self._COUNTED_BITS:
+                self._begin(self._high + 1, 0)
+        low = self._low
+        return f"{prefix}{self._stem}{_PAIRS[low >> 10]}{_PAIRS[low & 1023]}"
 
-
-def _base32(value: int) -> str:
-    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+    def _begin(self, high: int, low: int) -> None:
+        self._high = high
+        self._low = low
+        value = (self._millisecond << 60) + high
+        self._stem = "".join(_PAIRS[(value >> shift) & 1023] for shift in range(100, -1, -10))
 
 
 def timestamp(now: float) -> str:

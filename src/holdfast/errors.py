@@ -9,7 +9,9 @@
     │   ├── Forbidden             FORBIDDEN               the credential or role does not allow it
     │   ├── NotAMember            NOT_A_MEMBER
     │   ├── NotFound              NOT_FOUND
-    │   └── KeyReused             IDEMPOTENCY_KEY_REUSED  same key, other content
+    │   ├── KeyReused             IDEMPOTENCY_KEY_REUSED  same key, other content
+    │   ├── InvalidRule           INVALID_RULE            ``details["fields"]``: each wrong field and why
+    │   └── VersionConflict       VERSION_CONFLICT        changed by somebody else; ``details`` has what it is now
     ├── Deferred              ours, for now: nothing was changed; the same request may succeed later
     │   ├── RateLimited           RATE_LIMITED            after ``retry_after_seconds``
     │   ├── ServerBusy            SERVER_BUSY
@@ -79,6 +81,14 @@ class NotFound(Refused):
 
 class KeyReused(Refused):
     code = "IDEMPOTENCY_KEY_REUSED"
+
+
+class InvalidRule(Refused):
+    code = "INVALID_RULE"
+
+
+class VersionConflict(Refused):
+    code = "VERSION_CONFLICT"
 
 
 class Deferred(HoldfastError):

@@ -239,6 +239,81 @@ def ephemeral(kind: str, outcome: str, count: int = 1) -> None:
 
 # --- proof: the rare moments that tests must have met -----------------------------------------------------
 
+# The gateway.
+
+_connections = gauge("gateway_connections_active", "Open connections [gateway.connections.active]")
+_connected = counter("gateway_connections", "Connections opened [gateway.connections.rate]")
+_closed = counter("gateway_closed", "Connections closed by the server, by reason", ("reason",))
+_lost = counter("gateway_connections_lost", "Connections that ended without a closing of ours")
+_timeouts = counter("gateway_connection_timeouts", "Connections closed for silence [gateway.connection.timeout]")
+_slow_disconnects = counter(
+    "gateway_slow_consumer_disconnects", "Slow consumers closed [gateway.slow_consumer.disconnects]"
+)
+_forced_resyncs = counter(
+    "client_resync_forced",
+    "Closes and resyncs that make a client pull, planned closes apart [client.resync.forced_rate]",
+)
+_signs = counter("gateway_signs", "What sessions noticed, by sign", ("sign",))
+_refused_frames = counter("gateway_frames_refused", "Frames that could not be decoded")
+_refused_handshakes = counter("gateway_handshakes_refused", "Handshakes refused, by status", ("status",))
+_outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers")
+_defects = counter("defects", "Errors of our own, by part; each is in the log", ("part",))
+
+_FORCED = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
+
+
+def connection_opened(active: int) -> None:
+    _connected.inc()
+    _connections.set(active)
+
+
+def connection_ended(active: int) -> None:
+    _connections.set(active)
+
+
+def connection_closed(reason: str) -> None:
+    """The server closes a connection."""
+    _closed.labels(reason).inc()
+    if reason == "slow_consumer":
+        _slow_disconnects.inc()
+    elif reason == "idle_timeout":
+        _timeouts.inc()
+    if reason in _FORCED:
+        _forced_resyncs.inc()
+
+
+def connection_lost() -> None:
+    """The client or the network ended it."""
+    _lost.inc()
+
+
+def session_noticed(sign: str) -> None:
+    _signs.labels(sign).inc()
+
+
+def frame_refused() -> None:
+    _refused_frames.inc()
+
+
+def handshake_refused(status: int) -> None:
+    _refused_handshakes.labels(str(status)).inc()
+
+
+def outbound_buffers(waiting_bytes: int) -> None:
+    _outbound.set(waiting_bytes)
+
+
+def defect(part: str, error: BaseException) -> None:
+    """Something that must not happen did; the caller has limited the damage."""
+    _defects.labels(part).inc()
+    log.error("defect", part=part, exc_info=error)
+
+
+def heads_unread(error: Exception) -> None:
+    """Heads could not be asked for; the next heartbeat interval asks again."""
+    log.warning("heads unread", error=str(error))
+
+
 _reached: set[str] | None = None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,7 +139,7 @@ def test_every_gateway_gets_exactly_what_its_users_are_owed(
                 owed[gateway].append((chat, sequences[chat]))
     got: dict[str, list] = {gateway: [] for gateway in online}
     edges = sorted({0, len(entries), *(c for c in cuts if c < len(entries))})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         cut = legs(entries[start:end], members)
         assert cut.unknown == 0 and not cut.unreadable
         for gateway, envelope in envelopes(cut.legs, online).items():

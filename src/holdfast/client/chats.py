@@ -1,6 +1,6 @@
 """Placing messages: every chat in order, once, without holes. (Pure.)
 
-A push n: n ≤ received, a duplicate, dropped; n = received + 1, taken; else a gap, and the chat is behind: it is
+A push n: n ≤ received, a duplicate, dropped; n = received + 1, taken; beyond, a gap, and the chat is behind: it is
 pulled page by page. Pages are authoritative up to their ``through``. A page of another epoch means reset: the
 application is told, and the chat starts at 0. A full buffer takes nothing in; the chat is behind until there is room.
 """
@@ -45,8 +45,6 @@ class Chats:
         copy = self._copies.get(message.chat_id)
         if copy is None or not copy.known or message.sequence > copy.received + 1:
             return self.heard_of(message.chat_id, None, message.sequence, now)
-        if message.sequence <= copy.received:
-            return []
         self._take(message.chat_id, copy, [message], message.sequence, now)
         return self._progress(message.chat_id, copy)
 

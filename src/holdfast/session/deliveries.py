@@ -231,11 +231,13 @@ class Deliveries:
         self._recovered = True
         return bool(self._owed)
 
-    def taken(self, effects: list[Effect]) -> None:
-        """What ``take`` gave is on its way: read on if the control lane has room again."""
+    def taken(self, effects: list[Effect], now: float) -> None:
+        """What ``take`` gave is on its way: read on if the control lane has room again; a slow client gains time."""
         if self._may_read_on:
             self._reading = True
             effects.append(ReadOn())
+        if self._slow.slow:
+            self._slow.lowered(self._fill(self.lanes.messages, self.lanes.bytes), now)
         if self._recovered:
             self._recovered = False
             effects.append(Observed(Sign.SLOW_CONSUMER_RECOVERED))
@@ -249,9 +251,9 @@ class Deliveries:
         """Whether ``catch_up`` has something to do."""
         return self._may_read_on or (bool(self.lanes.control) and not self._woken)
 
-    def catch_up(self, effects: list[Effect]) -> None:
+    def catch_up(self, effects: list[Effect], now: float) -> None:
         """Say what nobody was told: after a ``take`` without ``taken``, or frames queued where effects cannot go."""
-        self.taken(effects)
+        self.taken(effects, now)
         if self.lanes.control:
             self._wake(effects)
 

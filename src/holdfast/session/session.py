@@ -393,7 +393,7 @@ class Session:
         """What ``take`` gave has been written: the next page may be read, and the socket if it was stopped."""
         effects: list[Effect] = []
         if not self.closed:
-            self._deliveries.taken(effects)
+            self._deliveries.taken(effects, now)
             self._pull_next(effects)
         return effects
 
@@ -410,7 +410,7 @@ class Session:
             if (request := self._requests.end(pull.token)) is not None:
                 self._overload.count(busy=True, now=now)
                 self._fail(request, ServerBusy("the request waited too long", retry_after_seconds=1), effects)
-        self._deliveries.catch_up(effects)
+        self._deliveries.catch_up(effects, now)
         self._pull_next(effects)
         if now >= self._heartbeat.due:
             self._beat(effects, now)

@@ -107,12 +107,16 @@ class SlowConsumer:
             return self._move(Seen.BELOW_WARNING) if below else Action.NOTHING
         return self._move(Seen.EMPTIED) if not fill and self.flow is not Flow.OVER else Action.NOTHING
 
-    def passed(self, fill: float, now: float) -> Action:
-        """Time went by while slow. A new low is looked for before the deadline is judged."""
+    def lowered(self, fill: float, now: float) -> None:
+        """Look for a new low; only while slow."""
         if fill <= self._low - self._outbound.new_low_percent:
+            self._move(Seen.NEW_LOW)
             self._low = fill
             self._restarted_at = now
-            self._move(Seen.NEW_LOW)
+
+    def passed(self, fill: float, now: float) -> Action:
+        """Time went by while slow. A new low is looked for before the deadline is judged."""
+        self.lowered(fill, now)
         return self._move(Seen.GRACE_OVER) if now >= self.deadline else Action.NOTHING
 
     def _move(self, seen: Seen) -> Action:

@@ -60,9 +60,18 @@ def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, wri
         else:
             connection.pragma("query_only", True)
     except BaseException:
-        connection.close(True)
+        give_up(connection)
         raise
     return connection
+
+
+def give_up(connection: apsw.Connection) -> None:
+    """Close a connection, whatever its disk says: closing writes too, and there is nothing left to do about it."""
+    file = connection.filename
+    try:
+        connection.close(True)
+    except apsw.Error as error:
+        telemetry.log.warning("sqlite.close", file=file, error=str(error))
 
 
 def open_and_migrate(
@@ -82,7 +91,7 @@ def open_and_migrate(
         if is_new:
             _sync_directory(path.parent)
     except BaseException as error:
-        connection.close(True)
+        give_up(connection)
         if isinstance(error, apsw.Error):
             raise translate(error, str(path), Doing.OPENING) from error
         raise
@@ -158,10 +167,7 @@ class Handle:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            try:
-                connection.close(True)
-            except apsw.Error as error:
-                telemetry.log.warning("sqlite.close", file=str(self.path), error=str(error))
+            give_up(connection)
 
     @contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:

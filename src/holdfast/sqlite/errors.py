@@ -40,9 +40,9 @@ def translate(error: apsw.Error, path: str, doing: Doing) -> HoldfastError:
     of the transaction, so it cannot come back.
     """
     if isinstance(error, FULL):
-        return Unavailable(f"the disk that holds {path} is full; free some space on it", file=path)
+        return _at_open(StateDirectory, doing)(f"the disk that holds {path} is full; free some space on it", file=path)
     if isinstance(error, TAKEN):
-        return Unavailable(f"another program uses {path}; close it", file=path)
+        return _at_open(StateDirectory, doing)(f"another program uses {path}; close it", file=path)
     if doing is Doing.COMMITTING:
         return OutcomeUnknown(f"a commit to {path} failed ({error}); retry with the same key", file=path)
     if isinstance(error, DAMAGED):

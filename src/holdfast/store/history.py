@@ -19,7 +19,16 @@ from msgspec.structs import replace
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import Deferred, HoldfastError, NotAMember, NotFound, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.errors import (
+    Deferred,
+    HoldfastError,
+    NotAMember,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    ServerBusy,
+    Unavailable,
+)
 from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.store.contract import Store
@@ -82,7 +91,7 @@ class History:
                 result = await self._judged(read)
                 outcome = "done"
                 return result
-        except (NotAMember, NotFound):
+        except Refused:
             outcome = "refused"
             raise
         finally:

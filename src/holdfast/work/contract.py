@@ -209,7 +209,15 @@ class Seat(Protocol):
     """One worker's place at the store. All verbs but ``beat`` are called from one event loop, one at a time."""
 
     instance: int
-    epoch: int
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the lease is certain enough to start a job now."""
+        ...
+
+    def fence(self, job: Job) -> int:
+        """Rises with every new owner of the job's stream; a resource that remembers it can refuse a zombie."""
+        ...
 
     async def process(self, report: Report, want: Want) -> Claimed:
         """Report and claim, in one transaction; see the module's text for order and durability."""

@@ -45,6 +45,7 @@ class Sweep:
     settled: int = 0
     through: int = 0
     snapshot: str | None = None
+    xid: int = 0
     late: set[int] = field(default_factory=set)
     _checkpoint: int | None = None
     _bound: int | None = None
@@ -61,5 +62,6 @@ class Sweep:
             self._checkpoint = self._bound = None
         self.through = max(self.through, through)
         self.snapshot = snapshot_text
+        self.xid = xid  # that call saw its own rows, though its snapshot does not list them
         if self._checkpoint is None and self.through > self.settled:
             self._checkpoint = self.through

@@ -1,0 +1,111 @@
+"""Who is connected to this gateway: kept in the registry, and told to those who share a chat.
+
+The gateway calls ``came``, ``left`` and ``typing``; nothing of it waits. The registry learns in the order in which
+things happened, per user the newest state; where it fails it is told again, and all of it each heartbeat, so that
+entries which expire stay as long as their gateway lives. At most one entry per connected user waits here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError
+from holdfast.fanout.contract import Registry
+from holdfast.fanout.ephemeral import Ephemeral
+from holdfast.message import User
+from holdfast.session.limits import positive
+
+
+@dataclass(frozen=True, slots=True)
+class AttendanceSettings:
+    """``retry_seconds``: how long a registry that failed is left in peace."""
+
+    announce_interval_seconds: float = 30
+    call_timeout_seconds: float = 1
+    retry_seconds: float = 1
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+class Attendance:
+    """One gateway's users. ``run`` must be running; when it is cancelled, all users are withdrawn."""
+
+    def __init__(
+        self, gateway: str, registry: Registry, ephemeral: Ephemeral, settings: AttendanceSettings | None = None
+    ) -> None:
+        self._gateway = gateway
+        self._registry = registry
+        self._ephemeral = ephemeral
+        self._settings = settings or AttendanceSettings()
+        self._here: set[User] = set()
+        self._news: dict[User, bool] = {}
+        self._woken = asyncio.Event()
+
+    @property
+    def here(self) -> Collection[User]:
+        return self._here
+
+    def came(self, user: User) -> None:
+        """The user's first connection here."""
+        self._here.add(user)
+        self._note(user, True)
+        self._ephemeral.presence(user, "online")
+
+    def left(self, user: User) -> None:
+        """The user's last connection here is gone."""
+        self._here.discard(user)
+        self._note(user, False)
+        self._ephemeral.presence(user, "offline")
+
+    def typing(self, user: User, chat_id: str, active: bool) -> None:
+        self._ephemeral.typing(user, chat_id, active)
+
+    async def run(self) -> None:
+        """Keep the registry in step."""
+        try:
+            await self._tell(self._here, ())
+            while True:
+                if await self._next():
+                    await self._tell_news()
+                else:
+                    await self._tell(self._here, ())
+        finally:
+            await self._tell((), self._here)
+
+    async def _next(self) -> bool:
+        """Whether there is news; False: a heartbeat has passed without."""
+        try:
+            async with asyncio.timeout(self._settings.announce_interval_seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _tell_news(self) -> None:
+        self._woken.clear()
+        news, self._news = self._news, {}
+        came = [user for user, here in news.items() if here]
+        if not await self._tell(came, [user for user, here in news.items() if not here]):
+            for user, here in news.items():
+                self._news.setdefault(user, here)
+            await asyncio.sleep(self._settings.retry_seconds)
+            self._woken.set()
+
+    async def _tell(self, came: Collection[User], left: Collection[User]) -> bool:
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_seconds):
+                await self._registry.announce(self._gateway, list(came))
+                if left:
+                    await self._registry.withdraw(self._gateway, list(left))
+        except (HoldfastError, TimeoutError) as error:
+            telemetry.registry_failed(error)
+            return False
+        return True
+
+    def _note(self, user: User, here: bool) -> None:
+        self._news[user] = here
+        self._woken.set()

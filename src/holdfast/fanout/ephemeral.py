@@ -1,0 +1,199 @@
+"""Typing, presence and receipts: what is worth nothing a moment later.
+
+Of one kind, chat and user the newest wins and at most one leaves per second; chats above 100 members get none; what
+is too much is dropped and counted. Nothing here needs a resync, and nothing waits for it. Frames go to the sessions
+of this node; a node that serves the others will take the place of ``Sessions``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from holdfast import telemetry
+from holdfast.clock import Clock, timestamp
+from holdfast.errors import HoldfastError
+from holdfast.fanout.members import Members
+from holdfast.fanout.receipts import Receipts
+from holdfast.message import Cursor, Entry, User, Watermark
+from holdfast.session.limits import positive
+from holdfast.wire.codec import encode_frame
+from holdfast.wire.frames import Presence, Receipt, Typing
+
+Status = Literal["online", "offline"]
+Key = tuple[str, ...]
+
+
+class Sessions(Protocol):
+    """The sessions that can be reached; the newest frame of a key takes the place of one that still waits there."""
+
+    def push_to_chat(self, chat_id: str, key: Key, frame: bytes) -> None: ...
+
+    def push_to_user(self, user: User, key: Key, frame: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EphemeralSettings:
+    """``max_waiting`` notes; further ones are dropped. A user's presence is told in ``max_presence_chats``, of
+    ``max_presences`` users per round, so that a storm of arrivals does not hold up the rest."""
+
+    interval_seconds: float = 1
+    typing_seconds: float = 10
+    max_chat_members: int = 100
+    max_waiting: int = 10_000
+    max_presence_chats: int = 100
+    max_presences: int = 50
+    max_last_seen: int = 100_000
+    lookup_timeout_seconds: float = 1
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """Something to tell. ``chat_id`` None: to everybody who shares a chat with ``about``. ``to``: to them alone."""
+
+    about: User
+    payload: Typing | Presence | Receipt
+    chat_id: str | None = None
+    to: User | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.payload.type
+
+    @property
+    def key(self) -> Key:
+        chat = self.chat_id or ""
+        reader = "" if self.to is None else self.to.user_id
+        return (self.kind, self.about.tenant, self.about.user_id, chat, reader)
+
+
+class Ephemeral:
+    """Gathers notes and tells them. ``run`` must be running; it ends only by cancellation."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        members: Members,
+        memberships: Callable[[User], Awaitable[Mapping[str, Cursor]]],
+        clock: Clock,
+        settings: EphemeralSettings | None = None,
+    ) -> None:
+        self._sessions = sessions
+        self._members = members
+        self._memberships = memberships
+        self._clock = clock
+        self._settings = settings or EphemeralSettings()
+        self._receipts = Receipts()
+        self._waiting: dict[Key, _Note] = {}
+        self._told_at: dict[Key, float] = {}
+        self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
+        self._last_seen: OrderedDict[User, str] = OrderedDict()
+        self._news = asyncio.Event()
+
+    def typing(self, user: User, chat_id: str, active: bool) -> None:
+        """The user types, or stopped; without a new start it stops by itself after 10 s."""
+        self._typing.pop((chat_id, user), None)
+        if active and len(self._typing) < self._settings.max_waiting:
+            self._typing[chat_id, user] = self._clock.monotonic() + self._settings.typing_seconds
+        self._put(_Note(user, Typing(chat_id, user.user_id, active), chat_id=chat_id))
+
+    def presence(self, user: User, status: Status) -> None:
+        """The user's first connection came, or the last one is gone."""
+        seen = timestamp(self._clock.now())
+        self._last_seen[user] = seen
+        self._last_seen.move_to_end(user)
+        if len(self._last_seen) > self._settings.max_last_seen:
+            self._last_seen.popitem(last=False)
+        self._put(_Note(user, Presence(user.user_id, status, seen)))
+
+    def last_seen(self, user: User) -> str | None:
+        """When the user last came or left, as far as this node remembers."""
+        return self._last_seen.get(user)
+
+    def saw(self, entries: Sequence[Entry]) -> None:
+        """A batch of the log passes: receipts for it will be due."""
+        self._receipts.saw(entries)
+
+    def moved(self, watermarks: Sequence[Watermark]) -> None:
+        """Watermarks of the last second: tell the senders."""
+        for sender, reader, receipt in self._receipts.of(watermarks):
+            self._put(_Note(reader, receipt, chat_id=receipt.chat_id, to=sender))
+
+    async def run(self) -> None:
+        """Tell what waits: at once what was not told within the last second, the rest when it is due."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.interval_seconds):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+            await self.tell()
+
+    async def tell(self) -> None:
+        """One round."""
+        now = self._clock.monotonic()
+        self._stop_typing(now)
+        edge = now - self._settings.interval_seconds
+        self._told_at = {key: at for key, at in self._told_at.items() if at > edge}
+        due = [key for key in self._waiting if key not in self._told_at]
+        presences = [key for key in due if key[0] == Presence.type]
+        due = [key for key in due if key[0] != Presence.type] + presences[: self._settings.max_presences]
+        for number, key in enumerate(due):
+            note = self._waiting.pop(key)
+            self._told_at[key] = now
+            try:
+                async with asyncio.timeout(self._settings.lookup_timeout_seconds):
+                    await self._tell(note)
+            except (HoldfastError, TimeoutError):
+                self._drop(due[number:])
+                return
+
+    async def _tell(self, note: _Note) -> None:
+        frame = encode_frame(note.payload)
+        if note.chat_id is None:
+            for chat_id in await self._shared_chats(note.about):
+                self._sessions.push_to_chat(chat_id, note.key, frame)
+        elif not await self._small(note.about.tenant, note.chat_id):
+            telemetry.ephemeral(note.kind, "dropped")
+            return
+        elif note.to is None:
+            self._sessions.push_to_chat(note.chat_id, note.key, frame)
+        else:
+            self._sessions.push_to_user(note.to, note.key, frame)
+        telemetry.ephemeral(note.kind, "told")
+
+    async def _shared_chats(self, user: User) -> list[str]:
+        chats = list(await self._memberships(user))[: self._settings.max_presence_chats]
+        return [chat_id for chat_id in chats if await self._small(user.tenant, chat_id)]
+
+    async def _small(self, tenant: str, chat_id: str) -> bool:
+        return len(await self._members.of(tenant, chat_id)) <= self._settings.max_chat_members
+
+    def _stop_typing(self, now: float) -> None:
+        while self._typing:
+            (chat_id, user), until = next(iter(self._typing.items()))
+            if until > now:
+                return
+            self.typing(user, chat_id, False)
+
+    def _put(self, note: _Note) -> None:
+        if note.key in self._waiting:
+            telemetry.ephemeral(note.kind, "merged")
+        elif len(self._waiting) >= self._settings.max_waiting:
+            telemetry.ephemeral(note.kind, "dropped")
+            return
+        self._waiting[note.key] = note
+        self._news.set()
+
+    def _drop(self, keys: Iterable[Key]) -> None:
+        """The store is in trouble: nobody waits for it with something that is worth nothing a moment later."""
+        for key in keys:
+            self._waiting.pop(key, None)
+            telemetry.ephemeral(key[0], "dropped")

@@ -1,0 +1,70 @@
+"""Who learns that a message arrived or was read: its sender, and only of what moved. (Pure.)
+
+Senders are known from the log as it passes, a chat's last messages at a time; how far each reader was told is
+remembered. Both are bounded and forget what was used longest ago: a receipt that is not sent is not missed, for the
+store has the watermark.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+
+from holdfast.message import Entry, User, Watermark
+from holdfast.wire.frames import Receipt
+
+MAX_CHATS = 10_000
+MESSAGES_PER_CHAT = 100
+MAX_READERS = 100_000
+
+
+class Receipts:
+    """Turns watermarks into receipts for senders."""
+
+    def __init__(self, max_chats: int = MAX_CHATS, max_readers: int = MAX_READERS) -> None:
+        self._max_chats = max_chats
+        self._max_readers = max_readers
+        self._senders: OrderedDict[str, deque[tuple[int, User]]] = OrderedDict()
+        self._told: OrderedDict[tuple[User, str], tuple[int, int, int]] = OrderedDict()
+
+    def saw(self, entries: Iterable[Entry]) -> None:
+        """Remember who sent what."""
+        for entry in entries:
+            message = entry.message
+            if message.kind != "text":
+                continue
+            recent = self._senders.get(message.chat_id)
+            if recent is None:
+                recent = self._senders[message.chat_id] = deque(maxlen=MESSAGES_PER_CHAT)
+                if len(self._senders) > self._max_chats:
+                    self._senders.popitem(last=False)
+            recent.append((message.sequence, User(entry.tenant, message.sender_id)))
+
+    def of(self, watermarks: Iterable[Watermark]) -> Iterator[tuple[User, User, Receipt]]:
+        """Sender, reader and what to tell the sender; of several devices of a reader the furthest counts."""
+        moved: dict[tuple[User, str], tuple[tuple[int, int], tuple[int, int]]] = {}
+        for mark in watermarks:
+            key = (mark.user, mark.chat_id)
+            before = self._told.get(key, (0, 0, 0))
+            was = before[1:] if before[0] == mark.epoch else (0, 0)
+            now = (max(was[0], mark.delivered), max(was[1], mark.read))
+            if mark.epoch >= before[0] and now != was:
+                self._tell(key, (mark.epoch, *now))
+                moved[key] = (moved[key][0] if key in moved else was, now)
+        for (reader, chat_id), (was, now) in moved.items():
+            for sender in self._concerned(chat_id, was, now) - {reader}:
+                yield sender, reader, Receipt(chat_id, reader.user_id, delivered=now[0], read=now[1])
+
+    def _concerned(self, chat_id: str, was: tuple[int, int], now: tuple[int, int]) -> set[User]:
+        """Who sent something that this reader had not got, or had not read, and now has."""
+        return {
+            sender
+            for sequence, sender in self._senders.get(chat_id, ())
+            if was[0] < sequence <= now[0] or was[1] < sequence <= now[1]
+        }
+
+    def _tell(self, key: tuple[User, str], level: tuple[int, int, int]) -> None:
+        self._told[key] = level
+        self._told.move_to_end(key)
+        if len(self._told) > self._max_readers:
+            self._told.popitem(last=False)

@@ -1,0 +1,384 @@
+"""One connection: carries out the effects of its session; decides nothing itself.
+
+It knows no WebSocket library: frames come in through its methods, bytes leave through ``Socket``. So a
+simulation drives the same code that serves real sockets.
+
+    waiting for a credential ──authenticate──> opening ──memberships read──> open ──> closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, assert_never
+
+from holdfast import telemetry
+from holdfast.access import Principal
+from holdfast.clock import Clock, Ids, timestamp
+from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.ingest.intake import Intake
+from holdfast.ingest.watermarks import Watermarks
+from holdfast.message import Cursor, Outcome, User
+from holdfast.session import effects
+from holdfast.session.effects import Effects
+from holdfast.session.session import Session
+from holdfast.store.history import History
+from holdfast.wire.closing import Closing
+from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, request_id_of
+from holdfast.wire.frames import Authenticate, ConnectionClosing
+
+WRITE_BYTES = 64 * 1024
+"""How much is taken from the lanes at a time: enough for one system call, little to be lost in a transport."""
+CLOSE_SECONDS = 2.0
+"""How long a closing may take to leave before the socket is torn down: a stopped reader never takes it."""
+EARLY_FRAMES_MAX = 100
+
+
+class Socket(Protocol):
+    """The far side of a connection's bytes."""
+
+    def write(self, data: bytes) -> None:
+        """Write whole frames. May call ``Connection.writing_paused`` before it returns."""
+        ...
+
+    def close(self, code: int, reason: str) -> None:
+        """Send a close frame behind what was written, then close; nothing is written after it."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once, whatever waits."""
+        ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Host(Protocol):
+    """The gateway a connection lives in."""
+
+    def opened(self, connection: Connection, now: float) -> None:
+        """The session exists: put it on the roster, before its memberships are read."""
+        ...
+
+    def established(self, connection: Connection) -> None:
+        """The session knows its chats."""
+        ...
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is over."""
+        ...
+
+    def wake(self, connection: Connection) -> None:
+        """Flush it before this turn of the loop ends."""
+        ...
+
+    def typing(self, user: User, chat_id: str, active: bool) -> None: ...
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that reads for this connection; the gateway ends it when it stops."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """What connections need of the rest of the node."""
+
+    limits: GatewayLimits
+    clock: Clock
+    ids: Ids
+    intake: Intake
+    history: History
+    watermarks: Watermarks
+    verify: Callable[[str], Principal]
+
+
+class Connection:
+    """The shell around one session."""
+
+    __slots__ = (
+        "_early", "_host", "_opened_at", "_plane", "_socket", "closing", "connection_id", "device_id", "dirty",
+        "established", "paused", "session",
+    )  # fmt: skip
+
+    def __init__(self, plane: Plane, host: Host, socket: Socket, device_id: str) -> None:
+        self._plane = plane
+        self._host = host
+        self._socket = socket
+        self._opened_at = plane.clock.monotonic()
+        self._early: list[bytes | memoryview] = []
+        self.connection_id = plane.ids.new("conn_")
+        self.device_id = device_id or self.connection_id
+        self.established = False
+        self.session: Session | None = None
+        self.paused = False
+        self.dirty = False
+        self.closing: Closing | None = None
+
+    @property
+    def owed(self) -> Session:
+        """The session of a connection that is on the roster."""
+        assert self.session is not None
+        return self.session
+
+    @property
+    def user(self) -> User:
+        return self.owed.user
+
+    @property
+    def chats(self) -> Collection[str]:
+        return self.owed.chats
+
+    # --- what the socket tells -------------------------------------------------------------------------
+
+    def frame_received(self, data: bytes | memoryview) -> None:
+        """A whole text message from the client."""
+        if self.closing is not None:
+            return
+        if self.session is not None and not self.established:
+            self._wait_for_hello(data)
+            return
+        now = self._plane.clock.monotonic()
+        try:
+            frame = decode_client_frame(data)
+        except InvalidMessage as error:
+            telemetry.frame_refused()
+            self._invalid(error, request_id_of(data), now)
+            return
+        if self.session is None:
+            if isinstance(frame, Authenticate):
+                self._authenticate(frame)
+            else:
+                self._refuse(Unauthorized("the first frame must be `authenticate`"), frame.request_id)
+            return
+        self.do(self.session.receive(frame, now))
+
+    def ping_received(self) -> bool:
+        """Whether a ping is to be answered: pings count against the rate of frames."""
+        return self.session is None or self.session.ping(self._plane.clock.monotonic())
+
+    def protocol_broken(self, message: str) -> None:
+        """The client broke the WebSocket protocol or a frame was too large: there is no way back."""
+        self.close(Closing.PROTOCOL_ERROR, message=message)
+
+    def writing_paused(self) -> None:
+        self.paused = True
+
+    def writing_resumed(self) -> None:
+        self.paused = False
+        self._host.wake(self)
+
+    def lost(self) -> None:
+        """The socket is gone; sends on their way go on, their answers go nowhere."""
+        if self.closing is None:
+            telemetry.connection_lost()
+        self.closing = self.closing or Closing.IDLE_TIMEOUT
+        self._host.lost(self)
+
+    # --- what the gateway tells ------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what waits, as long as the socket takes it. One write carries all frames of a turn."""
+        self.dirty = False
+        session = self.session
+        if session is None or self.closing is not None:
+            return
+        while not self.paused:
+            chunks = session.take(WRITE_BYTES)
+            if not chunks:
+                return
+            self._socket.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            if steps := session.taken(self._plane.clock.monotonic()):
+                self.do(steps)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: the credential's deadline before there is a session, the session's timers after."""
+        if self.session is None:
+            if self.closing is None and now - self._opened_at >= self._plane.limits.timeouts.authentication_seconds:
+                self.close(Closing.UNAUTHORIZED, message="no `authenticate` frame in time")
+        elif now >= self.session.next_tick:
+            self.do(self.session.tick(now))
+
+    def close(self, closing: Closing, *, delay_ms: int = 0, message: str | None = None) -> None:
+        """Answer what is open, say why, close. Safe to call twice."""
+        if self.closing is not None:
+            return
+        if self.session is not None:
+            self.do(self.session.close(closing, self._plane.clock.monotonic(), delay_ms, message))
+            return
+        self._socket.write(
+            encode_frame(
+                ConnectionClosing(
+                    reason=closing.reason,
+                    message=message or closing.message,
+                    reconnect_allowed=closing.reconnect_allowed,
+                    reconnect_delay_ms=delay_ms,
+                    sync_from_sequence={},
+                )
+            )
+        )
+        self._close_socket(closing)
+
+    def abort(self) -> None:
+        """Its session is broken beyond a farewell: the client reconnects and resumes."""
+        self._socket.abort()
+
+    # --- carrying out effects --------------------------------------------------------------------------
+
+    def do(self, steps: Effects) -> None:
+        """Carry out what the session asked for, in order."""
+        for effect in steps:
+            match effect:
+                case effects.Wake():
+                    self._host.wake(self)
+                case effects.Submit():
+                    self._submit(effect)
+                case effects.Fetch() | effects.FetchResume():
+                    self._host.start(self._read(effect))
+                case effects.Verify():
+                    self._verify(effect)
+                case effects.Delivered():
+                    self._plane.watermarks.delivered(
+                        self.user, self.device_id, effect.chat_id, effect.epoch, effect.sequence
+                    )
+                case effects.WasRead():
+                    self._plane.watermarks.read(
+                        self.user, self.device_id, effect.chat_id, effect.epoch, effect.sequence
+                    )
+                case effects.IsTyping():
+                    self._host.typing(self.user, effect.chat_id, effect.active)
+                case effects.StopReading():
+                    self._socket.pause_reading()
+                case effects.ReadOn():
+                    self._socket.resume_reading()
+                case effects.Observed():
+                    telemetry.session_noticed(effect.sign.value)
+                case effects.Close():
+                    self._close(effect.closing)
+                case _:
+                    assert_never(effect)
+
+    def _submit(self, effect: effects.Submit) -> None:
+        deadline = self._plane.clock.monotonic() + self._plane.limits.timeouts.durability_rpc_seconds
+        answer = partial(self._answered, effect.token)
+        self._plane.intake.submit(effect.body, self.user, self.connection_id, deadline, answer)
+
+    def _answered(self, token: int, outcome: Outcome) -> None:
+        if self.session is not None and self.closing is None:
+            self.do(self.session.sent(token, outcome, self._plane.clock.monotonic()))
+
+    async def _read(self, effect: effects.Fetch | effects.FetchResume) -> None:
+        """Read a page for the session; one at a time, so a slow reader holds back only itself."""
+        session = self.session
+        assert session is not None
+        history, clock = self._plane.history, self._plane.clock
+        try:
+            if isinstance(effect, effects.Fetch):
+                page = await history.sync(session.user, effect.chat_id, effect.cursor, effect.limit)
+                steps = session.page_read(effect.token, page, clock.monotonic())
+            else:
+                moved = await history.resume(session.user, effect.cursors)
+                steps = session.resume_read(effect.token, moved, clock.monotonic())
+        except HoldfastError as error:
+            if isinstance(effect, effects.Fetch):
+                steps = session.page_read(effect.token, error, clock.monotonic())
+            else:
+                steps = session.resume_read(effect.token, error, clock.monotonic())
+        if self.closing is None:
+            self.do(steps)
+
+    def _close(self, closing: Closing) -> None:
+        """The session has put its last words on the control lane: write them, whatever the socket says."""
+        assert self.session is not None
+        chunks = self.session.take(WRITE_BYTES)
+        if chunks:
+            self._socket.write(b"".join(chunks))
+        self._close_socket(closing)
+
+    def _close_socket(self, closing: Closing) -> None:
+        self.closing = closing
+        telemetry.connection_closed(closing.reason)
+        self._socket.close(closing.code, closing.reason)
+        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._socket.abort)
+
+    # --- coming in -------------------------------------------------------------------------------------
+
+    def _authenticate(self, frame: Authenticate) -> None:
+        try:
+            principal = self._plane.verify(frame.payload.token)
+        except HoldfastError as error:
+            self._refuse(error, frame.request_id)
+            return
+        if frame.payload.device_id:
+            self.device_id = frame.payload.device_id
+        self.open(principal)
+
+    def _refuse(self, error: HoldfastError, request_id: str | None) -> None:
+        self._socket.write(encode_frame(error_payload(error), request_id))
+        self.close(Closing.UNAUTHORIZED)
+
+    def _invalid(self, error: InvalidMessage, request_id: str | None, now: float) -> None:
+        if self.session is None:
+            self._refuse(error, request_id)
+        else:
+            self.do(self.session.invalid(error, request_id, now))
+
+    def open(self, principal: Principal) -> None:
+        """Authenticated: on the roster first, then the memberships, so that no event can pass in between."""
+        now = self._plane.clock.monotonic()
+        self.session = Session(
+            self._plane.limits.session,
+            self.connection_id,
+            principal.user,
+            self.device_id,
+            now,
+            self._expiry(principal),
+        )
+        self._host.opened(self, now)
+        self._socket.pause_reading()
+        self._host.start(self._establish(self.session))
+
+    def _wait_for_hello(self, data: bytes | memoryview) -> None:
+        """A client that did not wait for ``connection_established``: reading is paused, but some was read already."""
+        if len(self._early) >= EARLY_FRAMES_MAX:
+            self.protocol_broken("too many frames before `connection_established`")
+        else:
+            self._early.append(bytes(data))
+
+    async def _establish(self, session: Session) -> None:
+        try:
+            memberships: dict[str, Cursor] = dict(await self._plane.history.memberships(session.user))
+        except HoldfastError as error:
+            self._socket.write(encode_frame(error_payload(error)))
+            self.close(Closing.UPSTREAM_FAILURE, delay_ms=int(1000 * self._plane.limits.reconnect_spread_seconds))
+            return
+        if self.closing is None:
+            clock = self._plane.clock
+            self.established = True
+            self.do(session.established(memberships, timestamp(clock.now()), clock.monotonic()))
+            self._host.established(self)
+            early, self._early = self._early, []
+            for data in early:
+                self.frame_received(data)
+            self._socket.resume_reading()
+
+    def _verify(self, effect: effects.Verify) -> None:
+        assert self.session is not None
+        now = self._plane.clock.monotonic()
+        try:
+            principal = self._plane.verify(effect.credential)
+            if principal.user != self.session.user:
+                raise Unauthorized("the token belongs to another user")
+        except HoldfastError as error:
+            self.do(self.session.authenticated(effect.token, error, now))
+            return
+        self.do(self.session.authenticated(effect.token, self._expiry(principal), now))
+
+    def _expiry(self, principal: Principal) -> float | None:
+        """The credential's end as a monotonic time."""
+        if principal.expires_at is None:
+            return None
+        return self._plane.clock.monotonic() + principal.expires_at - self._plane.clock.now()

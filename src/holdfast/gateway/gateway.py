@@ -1,0 +1,301 @@
+"""The connections of this node: who is here, what reaches them, and how they end.
+
+The gateway is stateless beyond its sockets. It delivers what fanout hands it, lets time pass for every session,
+asks the store for heads once per heartbeat interval, sheds the fullest connections above its memory budget, and
+drains when the node stops. Nothing here waits for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from holdfast import telemetry
+from holdfast.access import Principal
+from holdfast.errors import HoldfastError
+from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.gateway.connection import Connection, Plane, Socket
+from holdfast.message import Cursor, Message, User
+from holdfast.session.roster import Roster
+from holdfast.store.changes import membership_event
+from holdfast.wire.closing import Closing
+from holdfast.wire.run import Run
+
+TICK_SECONDS = 0.25
+HEADS_PER_READ = 500
+EPOCH_UNKNOWN = 0
+"""An event tells a chat's newest sequence but not its epoch; epochs start at 1, and the first page tells it."""
+
+
+class Neighbours(Protocol):
+    """What the gateway tells the rest of the fanout plane."""
+
+    def came(self, user: User) -> None:
+        """The user's first connection here."""
+        ...
+
+    def left(self, user: User) -> None:
+        """The user's last connection here is gone."""
+        ...
+
+    def typing(self, user: User, chat_id: str, active: bool) -> None: ...
+
+
+class Gateway:
+    """Every connection of this node. ``async with`` owns its tasks; leaving it drains."""
+
+    def __init__(self, plane: Plane, neighbours: Neighbours, memory_budget_bytes: int, rng: random.Random) -> None:
+        self._plane = plane
+        self._neighbours = neighbours
+        self._memory_budget_bytes = memory_budget_bytes
+        self._rng = rng
+        self._connections: dict[str, Connection] = {}
+        self._roster: Roster[Connection] = Roster(plane.limits.connections_per_user)
+        self._dirty: list[Connection] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: list[asyncio.Task[None]] = []
+        self._empty = asyncio.Event()
+        self.draining = False
+
+    async def __aenter__(self) -> Gateway:
+        heartbeat = self._plane.limits.timeouts.heartbeat_interval_seconds
+        self._timers = [
+            asyncio.create_task(_every(TICK_SECONDS, self._tick)),
+            asyncio.create_task(_every(heartbeat, self.ask_heads)),
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.drain()
+        for task in [*self._timers, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._timers, *self._tasks, return_exceptions=True)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def roster(self) -> Roster[Connection]:
+        return self._roster
+
+    def accept(self, socket: Socket, principal: Principal | None, device_id: str) -> Connection:
+        """A new socket whose handshake was accepted."""
+        connection = Connection(self._plane, self, socket, device_id)
+        self._connections[connection.connection_id] = connection
+        telemetry.connection_opened(len(self._connections))
+        if principal is not None:
+            connection.open(principal)
+        return connection
+
+    # --- what fanout calls ------------------------------------------------------------------------------
+
+    def deliver(self, envelope: Envelope) -> None:
+        """Queue what came out of the log to every session here that is owed it; encoded once for all.
+
+        A stretch is cut behind each membership event, so that the roster is exact at every place of the log: who
+        leaves gets the event of leaving and nothing after it; who joins gets what follows the event.
+        """
+        now = self._plane.clock.monotonic()
+        delivered = 0
+        for stretch in envelope.stretches:
+            self._meet(stretch, now)
+            for messages in _cut_behind_events(stretch.messages):
+                delivered += self._deliver_run(Run(messages), now)
+                if messages[-1].kind == "event":
+                    self._apply_event(stretch.tenant, messages[-1], now)
+        telemetry.delivered(delivered)
+
+    def _deliver_run(self, run: Run, now: float) -> int:
+        """The hot path: nothing is done per connection that can be done per run."""
+        connections = self._roster.in_chat(run.chat_id)
+        for connection in connections:
+            if steps := connection.owed.deliver(run, now):
+                connection.do(steps)
+        return len(connections) * run.count
+
+    def _meet(self, stretch: Stretch, now: float) -> None:
+        """Members of whom the roster does not know it: the chat was created after they connected."""
+        first = stretch.messages[0]
+        here = {connection.user for connection in self._roster.in_chat(first.chat_id)}
+        for user in stretch.users - here:
+            self._join(user, first.chat_id, first.sequence - 1, now)
+
+    def _apply_event(self, tenant: str, message: Message, now: float) -> None:
+        event = membership_event(message)
+        if event is None or event.user_id is None:
+            return
+        user = User(tenant, event.user_id)
+        if event.event == "member_added":
+            self._join(user, message.chat_id, message.sequence, now)
+        elif event.event == "member_removed":
+            self._roster.left(user, message.chat_id)
+            for connection in self._roster.of_user(user):
+                connection.do(connection.owed.membership(message.chat_id, None, now))
+
+    def _join(self, user: User, chat_id: str, head: int, now: float) -> None:
+        self._roster.joined(user, chat_id)
+        for connection in self._roster.of_user(user):
+            connection.do(connection.owed.membership(chat_id, Cursor(EPOCH_UNKNOWN, head), now))
+
+    def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
+        """Queue an ephemeral frame to the sessions of a chat; the newest of a key wins."""
+        self._push(self._roster.in_chat(chat_id), key, frame)
+
+    def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
+        """Queue an ephemeral frame to the sessions of a user."""
+        self._push(self._roster.of_user(user), key, frame)
+
+    def _push(self, connections: Sequence[Connection], key: tuple[str, ...], frame: bytes) -> None:
+        now = self._plane.clock.monotonic()
+        for connection in connections:
+            connection.do(connection.owed.ephemeral(key, frame, now))
+
+    # --- what connections call (Host) -------------------------------------------------------------------
+
+    def opened(self, connection: Connection, now: float) -> None:
+        first = not self._roster.of_user(connection.user)
+        for displaced in self._roster.add(connection):
+            displaced.close(Closing.DUPLICATE_CONNECTION)
+        if first:
+            self._neighbours.came(connection.user)
+
+    def established(self, connection: Connection) -> None:
+        self._roster.established(connection)
+
+    def lost(self, connection: Connection) -> None:
+        if self._connections.pop(connection.connection_id, None) is None:
+            return
+        if connection.session is not None:
+            self._roster.remove(connection)
+            if not self._roster.of_user(connection.user):
+                self._neighbours.left(connection.user)
+        telemetry.connection_ended(len(self._connections))
+        if not self._connections:
+            self._empty.set()
+
+    def wake(self, connection: Connection) -> None:
+        if connection.dirty:
+            return
+        connection.dirty = True
+        if not self._dirty:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._dirty.append(connection)
+
+    def typing(self, user: User, chat_id: str, active: bool) -> None:
+        self._neighbours.typing(user, chat_id, active)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            telemetry.defect("gateway", error)
+
+    def _flush(self) -> None:
+        """Everything that this turn of the loop queued leaves now, one write per connection."""
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            connection.flush()
+
+    # --- the passing of time ----------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        now = self._plane.clock.monotonic()
+        waiting = 0
+        for connection in list(self._connections.values()):
+            try:
+                connection.tick(now)
+            except Exception as error:  # one broken session must not stop time for the others
+                telemetry.defect("gateway", error)
+                connection.abort()
+            if connection.session is not None:
+                waiting += connection.session.waiting_bytes
+        telemetry.outbound_buffers(waiting)
+        if waiting > self._memory_budget_bytes:
+            self._shed(waiting)
+
+    async def ask_heads(self) -> None:
+        """Every session learns the heads of its chats from the store itself, not from what passed through here,
+        so that a skipped delivery is always found, the last one of a quiet chat too."""
+        chats = list(self._roster.chats)
+        for start in range(0, len(chats), HEADS_PER_READ):
+            heads = await self._plane.history.heads(chats[start : start + HEADS_PER_READ])
+            now = self._plane.clock.monotonic()
+            for chat_id, cursor in heads.items():
+                for connection in self._roster.in_chat(chat_id):
+                    connection.owed.head(chat_id, cursor, now)
+
+    def _shed(self, waiting: int) -> None:
+        """Close the fullest connections until the rest fits: a disconnected client heals, a dead node does not."""
+        fullest = sorted(
+            (c for c in self._connections.values() if c.session is not None and c.closing is None),
+            key=lambda c: c.session.waiting_bytes if c.session else 0,
+            reverse=True,
+        )
+        for connection in fullest:
+            if waiting <= self._memory_budget_bytes or connection.session is None:
+                return
+            waiting -= connection.session.waiting_bytes
+            connection.close(Closing.MEMORY_PRESSURE, delay_ms=self._spread_ms())
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Accept no more, let open requests be answered, send everybody away; at most the drain timeout."""
+        if self.draining:
+            return
+        self.draining = True
+        clock = self._plane.clock
+        end = clock.monotonic() + self._plane.limits.shutdown.drain_timeout_seconds
+        while self._connections and clock.monotonic() < end:
+            for connection in list(self._connections.values()):
+                if connection.session is None or not connection.session.open_requests:
+                    connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self._spread_ms())
+            self._empty.clear()
+            if self._connections:
+                await _wait(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
+        for connection in list(self._connections.values()):
+            connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self._spread_ms())
+
+    def _spread_ms(self) -> int:
+        """When a client that is sent away with many others should come back."""
+        return int(self._rng.random() * self._plane.limits.reconnect_spread_seconds * 1000)
+
+
+async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
+    """For ever; what fails is counted and done again the next time."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await do()
+        except HoldfastError as error:
+            telemetry.heads_unread(error)
+        except Exception as error:
+            telemetry.defect("gateway", error)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(max(seconds, 0)):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def _cut_behind_events(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    start = 0
+    for index, message in enumerate(messages, 1):
+        if message.kind == "event":
+            yield messages[start:index]
+            start = index
+    if start < len(messages):
+        yield messages[start:]

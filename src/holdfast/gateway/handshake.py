@@ -1,0 +1,125 @@
+"""Who gets a WebSocket: path, limits, origin, credential, in this order. A refusal is an HTTP answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from holdfast.access import (
+    ConnectionCounts,
+    HandshakeLimiter,
+    Principal,
+    bearer,
+    client_ip,
+    origin_allowed,
+)
+from holdfast.access.door import Network
+from holdfast.errors import (
+    Forbidden,
+    HoldfastError,
+    InvalidMessage,
+    NotFound,
+    RateLimited,
+    Unauthorized,
+    Unavailable,
+)
+from holdfast.message import check_id
+from holdfast.wire.codec import error_payload
+from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL
+
+PATH = "/v1/ws"
+STATUS: Sequence[tuple[type[HoldfastError], HTTPStatus]] = (
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (Unauthorized, HTTPStatus.UNAUTHORIZED),
+    (Forbidden, HTTPStatus.FORBIDDEN),
+    (RateLimited, HTTPStatus.TOO_MANY_REQUESTS),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+    (InvalidMessage, HTTPStatus.BAD_REQUEST),
+)
+
+
+class Headers(Protocol):
+    """A multi-dict of headers, names in any case."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+    def getall(self, name: str, default: list[str], /) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """May come in. ``principal`` None: no header carried a credential, the first frame must."""
+
+    principal: Principal | None
+    device_id: str
+    address: str
+    subprotocol: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The HTTP answer to a handshake that is not accepted."""
+
+    status: HTTPStatus
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """Decides handshakes. ``draining`` tells whether this node sends its clients elsewhere."""
+
+    verify: Callable[[str], Principal]
+    limiter: HandshakeLimiter
+    counts: ConnectionCounts
+    origins: Collection[str]
+    proxies: Collection[Network]
+    draining: Callable[[], bool]
+
+    def decide(self, path: str, headers: Headers, peer: str, now: float) -> Admitted | Refusal:
+        try:
+            return self._admit(path, headers, peer, now)
+        except HoldfastError as error:
+            return _refusal(error)
+
+    def _admit(self, path: str, headers: Headers, peer: str, now: float) -> Admitted:
+        route, _, query = path.partition("?")
+        if route != PATH:
+            raise NotFound(f"there is no WebSocket at this path; use {PATH}")
+        if self.draining():
+            raise Unavailable("this node is shutting down", retry_after_seconds=1)
+        address = client_ip(peer, headers.getall("X-Forwarded-For", []), self.proxies)
+        if wait := self.limiter.take(address, now):
+            raise RateLimited("too many connections from this address", retry_after_seconds=wait)
+        if not origin_allowed(headers.get("Origin"), self.origins):
+            raise Forbidden("pages of this origin may not connect; add it to server.allowed_origins")
+        if "token=" in query or "access_token=" in query:
+            raise Unauthorized("a token must not be in a URL: use the Authorization header or a subprotocol")
+        offered = [name.strip() for name in (headers.get("Sec-WebSocket-Protocol") or "").split(",")]
+        credential = bearer(headers.get("Authorization")) or _token_among(offered)
+        principal = self.verify(credential) if credential else None
+        device_id = headers.get("X-Device-ID") or ""
+        if device_id and (problem := check_id(device_id, "X-Device-ID")):
+            raise InvalidMessage(problem)
+        if full := self.counts.open(address, principal.tenant if principal else ""):
+            raise Unavailable(full, retry_after_seconds=5)
+        return Admitted(principal, device_id, address, SUBPROTOCOL in offered)
+
+
+def _token_among(offered: Sequence[str]) -> str | None:
+    return next((p.removeprefix(BEARER_SUBPROTOCOL) for p in offered if p.startswith(BEARER_SUBPROTOCOL)), None)
+
+
+def _refusal(error: HoldfastError) -> Refusal:
+    status = next((s for kind, s in STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+    headers = {"Content-Type": "application/json"}
+    if error.retry_after_seconds is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Refusal(status, headers, msgspec.json.encode({"error": error_payload(error)}))

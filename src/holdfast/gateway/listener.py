@@ -1,0 +1,89 @@
+"""Between picows and a connection: reassembles fragments, answers pings, writes raw frames."""
+
+from __future__ import annotations
+
+from asyncio import Transport
+from collections.abc import Callable
+from typing import Any
+
+from picows import WSFrame, WSListener, WSMsgType, WSTransport, WSUpgradeResponse, WSUpgradeResponseWithListener
+
+from holdfast.gateway.connection import Connection, Socket
+from holdfast.wire.assembler import Assembler, BrokenProtocol
+from holdfast.wire.frames import SUBPROTOCOL
+
+
+class Listener(WSListener):
+    """One WebSocket, as picows tells of it; also the ``Socket`` its connection writes to."""
+
+    __slots__ = ("_assembler", "_connect", "_connection", "_raw", "_subprotocol", "_transport")
+
+    def __init__(self, connect: Callable[[Socket], Connection], assembler: Assembler, *, subprotocol: bool) -> None:
+        self._connect = connect
+        self._assembler = assembler
+        self._subprotocol = subprotocol
+        self._connection: Connection
+        self._transport: WSTransport
+        self._raw: Transport
+
+    def accept(self) -> WSUpgradeResponseWithListener:
+        """The 101 answer; it names our subprotocol if the client offered it, and never the token beside it."""
+        headers = {"Sec-WebSocket-Protocol": SUBPROTOCOL} if self._subprotocol else None
+        return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(headers), self)
+
+    # --- what picows calls -----------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        self._raw = transport.underlying_transport
+        self._connection = self._connect(self)
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        kind: Any = frame.msg_type  # a C enum: an int at run time
+        if kind == WSMsgType.PING:
+            if self._connection.ping_received():
+                transport.send_pong(frame.get_payload_as_bytes())
+            return
+        if kind == WSMsgType.PONG:
+            return
+        if kind == WSMsgType.CLOSE:
+            transport.send_close(frame.get_close_code(), frame.get_close_message())
+            transport.disconnect()
+            return
+        try:
+            data = self._assembler.feed(
+                kind, frame.fin, frame.rsv1 or frame.rsv2 or frame.rsv3, frame.get_payload_as_bytes()
+            )
+        except BrokenProtocol as broken:
+            self._connection.protocol_broken(str(broken))
+            return
+        if data is not None:
+            self._connection.frame_received(data)
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._connection.lost()
+
+    def pause_writing(self) -> None:
+        self._connection.writing_paused()
+
+    def resume_writing(self) -> None:
+        self._connection.writing_resumed()
+
+    # --- what the connection calls (Socket) ------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        self._raw.write(data)
+
+    def close(self, code: int, reason: str) -> None:
+        close: Any = self._transport.send_close  # takes any code, though its stub names only the standard ones
+        close(code, reason.encode())
+        self._transport.disconnect()
+
+    def abort(self) -> None:
+        self._raw.abort()
+
+    def pause_reading(self) -> None:
+        self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._raw.resume_reading()

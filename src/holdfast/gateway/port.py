@@ -1,0 +1,74 @@
+"""One port for HTTP and WebSocket: uvicorn accepts and reads the request, picows takes over upgrades.
+
+This is the only module that leans on two undocumented things, both pinned in pyproject.toml: uvicorn's
+``Config(ws=…)`` class and picows's ``WSProtocol``. uvicorn calls our factory when a request asks for an upgrade,
+feeds it the request again and makes it the transport's protocol. The tests of this module are the alarm
+for a changed library.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from asyncio import Transport
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from picows import WSAutoPingStrategy, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener
+from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not in its stubs
+
+from holdfast.gateway.listener import Listener
+
+READ_BUFFER_BYTES = 2048
+"""picows's least; it grows with the frames a client really sends."""
+HANDSHAKE_SECONDS = 5
+
+# picows makes a logger per connection from a Logger, none from an adapter; at thousands of connections it counts.
+_log = logging.LoggerAdapter(logging.getLogger("holdfast.picows"), {})
+
+Upgrade = Callable[[WSUpgradeRequest, Transport], Listener | WSUpgradeResponse]
+"""Decides an upgrade: a listener takes the connection, a response refuses it."""
+
+
+class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
+    """picows's protocol, fed once with the request uvicorn has already read."""
+
+    def data_received(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            buffer = self.get_buffer(-1)
+            size = min(len(buffer), len(view))
+            buffer[:size] = view[:size]
+            view = view[size:]
+            self.buffer_updated(size)
+
+
+class Port:
+    """What uvicorn calls for each upgrade; makes the protocol of the new connection."""
+
+    def __init__(self, upgrade: Upgrade, frame_bytes_max: int, send_buffer_bytes: int) -> None:
+        self._upgrade = upgrade
+        self._frame_bytes_max = frame_bytes_max
+        self._send_buffer_bytes = send_buffer_bytes
+
+    def __call__(self, config: uvicorn.Config, server_state: Any, app_state: Any) -> WSProtocol:
+        protocol: WSProtocol = _Protocol(
+            None, None, False, lambda request: self._listener(protocol, request), _log, True, HANDSHAKE_SECONDS,
+            False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, self._frame_bytes_max, None, READ_BUFFER_BYTES,
+        )  # fmt: skip
+        return protocol
+
+    def _listener(self, protocol: WSProtocol, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
+        # Firefox says "keep-alive, Upgrade", which is right, and picows refuses it; uvicorn has checked it before us.
+        request.headers["Connection"] = "upgrade"
+        transport: Transport = protocol.transport.underlying_transport
+        answer = self._upgrade(request, transport)
+        if isinstance(answer, WSUpgradeResponse):
+            return WSUpgradeResponseWithListener(answer, None)
+        sock = transport.get_extra_info("socket")
+        # A stopped reader would otherwise swallow thousands of frames into the kernel before we notice.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
+        # Whatever the kernel does not take at once pauses us, so that what waits is in our lanes and counted.
+        transport.set_write_buffer_limits(high=0)
+        return answer.accept()

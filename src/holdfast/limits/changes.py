@@ -1,0 +1,127 @@
+"""What one admin call does to one rule, decided from values; the rule stores only carry it out. (Pure.)
+
+Every change raises the version by one, under the epoch of the primary that commits it; a deletion leaves a
+tombstone, and a later creation goes on from its version. A call that brings an idempotency key gets the answer
+that was given first, whatever has happened since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, structs
+
+from holdfast.errors import HoldfastError, KeyReused, NotFound, VersionConflict
+from holdfast.limits.form import changed_rule, new_rule, render, settable
+from holdfast.limits.rules import Rule, RuleName
+
+Action = Literal["create", "update", "delete", "rollback"]
+
+
+class Change(Struct, frozen=True):
+    """One admin call. ``body`` holds the rule's fields; ``expected_version`` is what the caller saw."""
+
+    action: Action
+    name: RuleName
+    actor: str
+    at: str
+    body: Mapping[str, Any] = {}
+    expected_version: int | None = None
+    reason: str = ""
+    key: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells a repetition from another request under the same key."""
+        said = (self.action, self.name, sorted(self.body.items()), self.expected_version, self.reason)
+        return hashlib.blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
+
+
+class RuleChange(Struct, frozen=True):
+    """One line of the log: the feed of the nodes, the outbox and the audit history in one."""
+
+    seq: int
+    action: Action
+    rule: Rule
+    actor: str
+    reason: str
+    at: str
+
+
+class Changed(Struct, frozen=True):
+    """The answer to a change; ``repeated`` if the key had been used for it before."""
+
+    rule: Rule
+    seq: int
+    repeated: bool = False
+
+
+class Remembered(Struct, frozen=True):
+    """An idempotency key with its answer."""
+
+    fingerprint: str
+    rule: Rule
+    seq: int
+
+
+def decide(change: Change, current: Rule | None, remembered: Remembered | None, epoch: int) -> Rule | Changed:
+    """The rule to write, or the answer given before. Raises NotFound, VersionConflict, KeyReused, InvalidRule.
+
+    ``current`` may be a tombstone. An update without ``expected_version`` is made upon whatever is there.
+    """
+    if remembered is not None:
+        if remembered.fingerprint != change.fingerprint:
+            raise KeyReused("this idempotency key was used for another request")
+        return Changed(remembered.rule, remembered.seq, repeated=True)
+    there = current if current is not None and not current.deleted else None
+    version = current.version + 1 if current is not None else 1
+    made = structs.replace(
+        _content(change, there), epoch=epoch, version=version, updated_at=change.at, updated_by=change.actor
+    )
+    return structs.replace(made, deleted=change.action == "delete")
+
+
+def _content(change: Change, there: Rule | None) -> Rule:
+    match change.action:
+        case "create":
+            if there is not None:
+                raise conflict(change, there)
+            return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
+        case "rollback":
+            # The body is a whole earlier rule: it may bring a deleted one back.
+            if there is not None:
+                _expect(change, there)
+            return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
+        case "update" | "delete":
+            if there is None:
+                raise missing(change.name)
+            _expect(change, there)
+            return changed_rule(there, change.body)
+
+
+def _expect(change: Change, there: Rule) -> None:
+    if change.expected_version is not None and change.expected_version != there.version:
+        raise conflict(change, there)
+
+
+def missing(name: RuleName) -> HoldfastError:
+    return NotFound(f"there is no rule for tenant {name.tenant} and resource {name.resource}")
+
+
+def conflict(change: Change, there: Rule) -> HoldfastError:
+    expected = "none" if change.expected_version is None else str(change.expected_version)
+    return VersionConflict(
+        f"version conflict: expected version {expected}, but rule was already updated",
+        currentVersion=there.version,
+        rule=render(there),
+    )
+
+
+def rollback_body(earlier: Rule) -> dict[str, Any]:
+    """The fields that make the rule what it was."""
+    body = settable(earlier)
+    del body["tenantID"], body["resource"]
+    return body

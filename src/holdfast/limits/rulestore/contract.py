@@ -1,0 +1,88 @@
+"""What a store of rules promises. Adapters: sqlite (embedded), postgres (a primary, and a replica for reading).
+
+One transaction per change: lock the writers, compare, write the rule, append to the log, remember the key with its
+answer, ring. If any part fails nothing has changed. The lock makes the order of ``seq`` the order of commits, so a
+cursor that has read up to n will never miss one below it.
+
+Errors: ``Unavailable`` (nothing happened), ``OutcomeUnknown`` (the commit may have happened: the same call with the
+same key tells), and those of ``changes.decide``. No host name is in any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from holdfast.limits.changes import Change, Changed, RuleChange
+from holdfast.limits.rules import Rule, RuleName, Snapshot
+
+CHANGES_PER_READ = 100
+DOORBELL_BYTES_MAX = 4_096
+
+
+class Head(Struct, frozen=True):
+    """Where the log stands as a reader sees it, the digest of all rules there, and how far the reader may lag."""
+
+    epoch: int
+    seq: int
+    digest: str
+    lag_seconds: float
+
+
+class Ring(Struct, frozen=True):
+    """A doorbell: something changed. Only a hint; ``rule`` is None where it was too long to come along."""
+
+    epoch: int
+    seq: int
+    rule: Rule | None = None
+
+
+class RuleReader(Protocol):
+    """What a node needs to follow the rules."""
+
+    async def head(self) -> Head: ...
+
+    async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
+        """Changes with a higher ``seq``, in order."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """All rules and where the log stood, at one moment; tombstones included."""
+        ...
+
+
+class RuleStore(RuleReader, Protocol):
+    """The durable rules."""
+
+    async def change(self, change: Change) -> Changed:
+        """Commit one change; see ``changes.decide`` for what it may raise."""
+        ...
+
+    async def get(self, name: RuleName) -> Rule | None:
+        """The rule as the primary has it now; tombstones included."""
+        ...
+
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
+        """Living rules in order of their names, of one tenant or of all."""
+        ...
+
+    async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
+        """The rule's changes, newest first, with a version below ``before``."""
+        ...
+
+    async def beat(self) -> None:
+        """Write that the primary lives, so that a lagging replica shows."""
+        ...
+
+
+class Doorbell(Protocol):
+    """Rings when a rule changes, if all goes well."""
+
+    def rings(self) -> AsyncIterator[Ring]:
+        """Rings from now on, until closed. Raises Unavailable when it cannot listen; rings in between are lost.
+
+        The first item is always a ring with ``seq`` 0, which says: from here on I listen.
+        """
+        ...

@@ -1,0 +1,14 @@
+"""Rules in PostgreSQL: changes on the primary, reading from it or from a replica, LISTEN/NOTIFY as a doorbell.
+
+``store``      the primary: changes and everything an operator reads
+``reader``     what a node follows: the primary, or a replica that may lag
+``bell``       LISTEN on the primary
+``connection`` connections, and what PostgreSQL's errors mean here
+"""
+
+from holdfast.limits.rulestore.postgres.bell import PostgresBell
+from holdfast.limits.rulestore.postgres.connection import PostgresSettings
+from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
+from holdfast.limits.rulestore.postgres.store import PostgresRuleStore
+
+__all__ = ["PostgresBell", "PostgresRuleReader", "PostgresRuleStore", "PostgresSettings"]

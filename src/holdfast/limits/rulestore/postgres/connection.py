@@ -1,0 +1,100 @@
+"""Connections to PostgreSQL, and what its errors mean here. No host name leaves this module."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
+from holdfast.sqlite.statements import statements
+
+SQL = statements("holdfast.limits.rulestore.postgres")
+WRITERS_LOCK = 0x686F6C64_6C696D01
+PUBLISHER_LOCK = 0x686F6C64_6C696D02
+SCHEMA_LOCK = 0x686F6C64_6C696D03
+RETRY_AFTER_SECONDS = 5.0
+
+FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.TimeoutError)
+"""Everything asyncpg raises at us."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSettings:
+    """A database by URL. ``connections_max`` callers are served at a time; the others wait for ``timeout_seconds``."""
+
+    url: str
+    connections_max: int = 4
+    connect_timeout_seconds: float = 2.0
+    timeout_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.connections_max < 1 or self.connect_timeout_seconds <= 0 or self.timeout_seconds <= 0:
+            raise ValueError("connections_max, connect_timeout_seconds and timeout_seconds must be greater than 0")
+
+
+def unavailable(error: BaseException, what: str) -> HoldfastError:
+    """Nothing happened; the cause is for the log, not for the caller."""
+    telemetry.log.warning("limits.database_unavailable", what=what, error=type(error).__name__)
+    away = Unavailable(f"the database of the rules cannot {what} now", retry_after_seconds=RETRY_AFTER_SECONDS)
+    away.__cause__ = error
+    return away
+
+
+class Database:
+    """A pool that connects when it is first needed and again when it must."""
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        self.settings = settings
+        self._pool: asyncpg.Pool | None = None
+
+    @asynccontextmanager
+    async def connection(self, what: str) -> AsyncIterator[Any]:
+        """A connection; whatever asyncpg raises inside becomes Unavailable."""
+        try:
+            pool = await self._pooled()
+            async with pool.acquire(timeout=self.settings.timeout_seconds) as connection:
+                yield connection
+        except FOREIGN as error:
+            raise unavailable(error, what) from error
+
+    @asynccontextmanager
+    async def committing(self, what: str) -> AsyncIterator[Any]:
+        """A transaction: an error before COMMIT means that nothing happened, one at COMMIT that nobody knows."""
+        async with self.connection(what) as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                yield connection
+            except BaseException:
+                if not connection.is_closed():
+                    await transaction.rollback()
+                raise
+            try:
+                await transaction.commit()
+            except asyncpg.IntegrityConstraintViolationError:
+                raise
+            except FOREIGN as error:
+                raise OutcomeUnknown("the commit was not confirmed; the same call with the same key tells") from error
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.terminate()
+
+    async def _pooled(self) -> asyncpg.Pool:
+        if self._pool is None:
+            self._pool = asyncpg.create_pool(
+                self.settings.url,
+                min_size=0,
+                max_size=self.settings.connections_max,
+                timeout=self.settings.connect_timeout_seconds,
+                command_timeout=self.settings.timeout_seconds,
+            )
+            await self._pool
+        return self._pool

@@ -1,0 +1,49 @@
+"""What a node follows: the primary, or a replica that may lag behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from holdfast.limits.changes import RuleChange
+from holdfast.limits.rules import Rule, Snapshot
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
+from holdfast.limits.rulestore.postgres.connection import SQL, Database, PostgresSettings
+
+_rule = msgspec.json.Decoder(Rule)
+_change = msgspec.json.Decoder(RuleChange)
+
+
+class PostgresRuleReader:
+    """``contract.RuleReader`` on any PostgreSQL that has the tables; ``async with`` closes its connections."""
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        self.database = Database(settings)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.database.close()
+
+    async def head(self) -> Head:
+        async with self.database.connection("be read") as db:
+            return Head(*await db.fetchrow(SQL["head"]))
+
+    async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
+        return [_change.decode(row[0]) for row in await self.fetch("changes_after", seq, limit)]
+
+    async def snapshot(self) -> Snapshot:
+        async with (
+            self.database.connection("be read") as db,
+            db.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            epoch, seq, _, _ = await db.fetchrow(SQL["head"])
+            return Snapshot(epoch, seq, tuple(_rule.decode(row[0]) for row in await db.fetch(SQL["all_rules"])))
+
+    async def fetch(self, statement: str, *values: Any) -> list[Any]:
+        async with self.database.connection("be read") as db:
+            rows: list[Any] = await db.fetch(SQL[statement], *values)
+            return rows

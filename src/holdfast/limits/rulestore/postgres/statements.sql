@@ -1,0 +1,77 @@
+-- name: lock_writers
+-- Until the end of the transaction: seq order is commit order. $1 lock
+SELECT pg_advisory_xact_lock($1)
+
+-- name: epoch
+-- The primary's timeline: a failover begins a new one.
+SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint
+
+-- name: head
+-- A primary knows all; a replica may lag behind by the age of the last beat it has.
+SELECT epoch, seq, digest,
+       CASE WHEN pg_is_in_recovery() THEN greatest(0, extract(epoch FROM clock_timestamp() - beat_at)) ELSE 0 END::float8
+FROM holdfast_rules_head
+
+-- name: move_head
+-- $1 epoch, $2 seq, $3 digest
+UPDATE holdfast_rules_head SET epoch = $1, seq = $2, digest = $3, beat_at = clock_timestamp()
+
+-- name: beat
+-- $1 epoch
+UPDATE holdfast_rules_head SET epoch = $1, beat_at = clock_timestamp()
+
+-- name: rule
+-- $1 tenant, $2 resource
+SELECT body FROM holdfast_rules WHERE tenant = $1 AND resource = $2
+
+-- name: put_rule
+-- $1 tenant, $2 resource, $3 deleted, $4 body
+INSERT INTO holdfast_rules VALUES ($1, $2, $3, $4)
+ON CONFLICT (tenant, resource) DO UPDATE SET deleted = excluded.deleted, body = excluded.body
+
+-- name: append_change
+-- $1 seq, $2 tenant, $3 resource, $4 version, $5 body
+INSERT INTO holdfast_rule_changes VALUES ($1, $2, $3, $4, $5)
+
+-- name: key
+-- $1 key
+SELECT body FROM holdfast_rule_keys WHERE key = $1
+
+-- name: put_key
+-- $1 key, $2 body
+INSERT INTO holdfast_rule_keys VALUES ($1, now(), $2)
+
+-- name: forget_keys
+DELETE FROM holdfast_rule_keys WHERE at < now() - interval '7 days'
+
+-- name: ring
+-- $1 payload, below the 8,000 bytes above which NOTIFY fails the transaction
+SELECT pg_notify('rule_changes', $1)
+
+-- name: all_rules
+SELECT body FROM holdfast_rules
+
+-- name: page
+-- Living rules after a name. $1 tenant or null for all, $2 tenant and $3 resource to go on after, $4 limit
+SELECT body FROM holdfast_rules
+WHERE NOT deleted AND ($1::text IS NULL OR tenant = $1) AND (tenant, resource) > ($2, $3)
+ORDER BY tenant, resource LIMIT $4
+
+-- name: changes_after
+-- $1 seq, $2 limit
+SELECT body FROM holdfast_rule_changes WHERE seq > $1 ORDER BY seq LIMIT $2
+
+-- name: history
+-- Newest first. $1 tenant, $2 resource, $3 below this version, $4 limit
+SELECT body FROM holdfast_rule_changes
+WHERE tenant = $1 AND resource = $2 AND version < $3 ORDER BY seq DESC LIMIT $4
+
+-- name: become_publisher
+-- One follower of the log rings for all; the lock ends with its connection. $1 lock
+SELECT pg_try_advisory_lock($1)
+
+-- name: schema_version
+SELECT CASE WHEN to_regclass('holdfast_limits_schema') IS NULL THEN 0 ELSE 1 END
+
+-- name: present_version
+SELECT coalesce(max(version), 0) FROM holdfast_limits_schema

@@ -1,0 +1,99 @@
+"""The primary: one transaction per change, and everything an operator reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import StateCorrupted
+from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide
+from holdfast.limits.rules import Rule, RuleName, next_digest
+from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, Ring
+from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK
+from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
+from holdfast.sqlite.statements import migrations
+
+VERSION_MAX = 2**62
+_rule = msgspec.json.Decoder(Rule)
+_change = msgspec.json.Decoder(RuleChange)
+_remembered = msgspec.json.Decoder(Remembered)
+
+
+class PostgresRuleStore(PostgresRuleReader):
+    """``contract.RuleStore``. The tables are made by ``prepare``, which an admin node calls when it starts."""
+
+    async def prepare(self) -> None:
+        """Bring the schema to the present version; nothing if it is there. StateCorrupted if it is newer than us."""
+        scripts = migrations("holdfast.limits.rulestore.postgres")
+        async with self.database.committing("be prepared") as db:
+            await db.execute(SQL["lock_writers"].replace("$1", str(SCHEMA_LOCK)))
+            present = 0
+            if await db.fetchval(SQL["schema_version"]):
+                present = await db.fetchval(SQL["present_version"])
+            else:
+                await db.execute("CREATE TABLE holdfast_limits_schema (version int PRIMARY KEY)")
+            if present > len(scripts):
+                raise StateCorrupted(f"the rules have schema version {present}: they belong to a newer Holdfast")
+            for version, script in list(enumerate(scripts, 1))[present:]:
+                await db.execute(script)
+                await db.execute("INSERT INTO holdfast_limits_schema VALUES ($1)", version)
+
+    async def change(self, change: Change) -> Changed:
+        async with self.database.committing("be changed") as db:
+            await db.execute(SQL["lock_writers"], WRITERS_LOCK)
+            epoch = await db.fetchval(SQL["epoch"])
+            _, seq, digest, _ = await db.fetchrow(SQL["head"])
+            current = _decoded(await db.fetchval(SQL["rule"], *change.name))
+            made = decide(change, current, await _known_key(db, change), epoch)
+            if isinstance(made, Changed):
+                return made
+            await _write(db, change, made, seq + 1, f"{next_digest(int(digest, 16), current, made):032x}")
+        return Changed(made, seq + 1)
+
+    async def get(self, name: RuleName) -> Rule | None:
+        rows = await self.fetch("rule", *name)
+        return _rule.decode(rows[0][0]) if rows else None
+
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
+        place = after or RuleName("", "")
+        return [_rule.decode(row[0]) for row in await self.fetch("page", tenant, *place, limit)]
+
+    async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
+        rows = await self.fetch("history", *name, VERSION_MAX if before is None else before, limit)
+        return [_change.decode(row[0]) for row in rows]
+
+    async def beat(self) -> None:
+        async with self.database.committing("be reached") as db:
+            await db.execute(SQL["beat"], await db.fetchval(SQL["epoch"]))
+
+
+async def _write(db: Any, change: Change, made: Rule, seq: int, digest: str) -> None:
+    entry = RuleChange(seq, change.action, made, change.actor, change.reason, change.at)
+    await db.execute(SQL["put_rule"], *change.name, made.deleted, _text(made))
+    await db.execute(SQL["append_change"], seq, *change.name, made.version, _text(entry))
+    await db.execute(SQL["move_head"], made.epoch, seq, digest)
+    if change.key is not None:
+        await db.execute(SQL["forget_keys"])
+        await db.execute(SQL["put_key"], change.key, _text(Remembered(change.fingerprint, made, seq)))
+    await db.execute(SQL["ring"], payload(Ring(made.epoch, seq, made)))
+
+
+def payload(ring: Ring) -> str:
+    """A ring as a doorbell carries it; a rule that is too long stays at home."""
+    text = _text(ring)
+    return text if len(text.encode()) <= DOORBELL_BYTES_MAX else _text(Ring(ring.epoch, ring.seq))
+
+
+async def _known_key(db: Any, change: Change) -> Remembered | None:
+    body = await db.fetchval(SQL["key"], change.key) if change.key is not None else None
+    return _remembered.decode(body) if body is not None else None
+
+
+def _decoded(body: str | None) -> Rule | None:
+    return _rule.decode(body) if body is not None else None
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

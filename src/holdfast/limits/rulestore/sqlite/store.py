@@ -1,0 +1,159 @@
+"""The verbs of ``rulestore.contract`` on one SQLite file with one writer thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Self, TypeVar
+
+import apsw
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.errors import ServerBusy
+from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide
+from holdfast.limits.rules import Rule, RuleName, Snapshot, next_digest
+from holdfast.limits.rulestore.bell import Bell
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head, Ring
+from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.sqlite.statements import migrations, statements
+from holdfast.sqlite.threads import Crew
+
+PACKAGE = "holdfast.limits.rulestore.sqlite"
+SQL = statements(PACKAGE)
+KEYS_KEPT_SECONDS = 7 * 86_400.0
+VERSION_MAX = 2**62
+
+T = TypeVar("T")
+_rule = msgspec.json.Decoder(Rule)
+_change = msgspec.json.Decoder(RuleChange)
+_remembered = msgspec.json.Decoder(Remembered)
+
+
+class SqliteRuleStore:
+    """``async with`` opens and closes the file; the state directory's lock is held around it. Also a doorbell."""
+
+    def __init__(
+        self, path: Path, clock: Clock, settings: SqliteSettings | None = None, vfs: str | None = None
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._settings = settings or SqliteSettings(readers=1, cache_bytes=4 * 1024 * 1024)
+        self._vfs = vfs
+        self._bell = Bell()
+
+    async def __aenter__(self) -> Self:
+        connection = await asyncio.to_thread(
+            open_and_migrate, self._path, self._settings, migrations(PACKAGE), self._vfs
+        )
+        writer = Handle(self._path, self._settings, self._vfs, write=True)
+        writer.adopt(connection)
+        reader = Handle(self._path, self._settings, self._vfs, write=False)
+        self._writer = Crew("rules-writer", [writer], self._settings.writes_waiting_max, _busy)
+        self._reader = Crew("rules-reader", [reader], self._settings.reads_waiting_max, _busy)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._bell.close()
+        await self._reader.close()
+        await self._writer.close()
+
+    def rings(self) -> AsyncIterator[Ring]:
+        return self._bell.rings()
+
+    async def change(self, change: Change) -> Changed:
+        changed = await self._writer.do(partial(_commit, change=change, now=self._clock.now()))
+        if not changed.repeated:
+            self._bell.ring(Ring(changed.rule.epoch, changed.seq, changed.rule))
+        return changed
+
+    async def get(self, name: RuleName) -> Rule | None:
+        return await self._read(lambda db: _one(db, name))
+
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
+        place = after or RuleName("", "")
+        return await self._read(
+            lambda db: [_rule.decode(b) for (b,) in db.execute(SQL["page"], (tenant, *place, limit))]
+        )
+
+    async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
+        values = (*name, VERSION_MAX if before is None else before, limit)
+        return await self._read(lambda db: [_change.decode(b) for (b,) in db.execute(SQL["history"], values)])
+
+    async def head(self) -> Head:
+        return await self._read(lambda db: Head(*_head(db), lag_seconds=0.0))
+
+    async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
+        return await self._read(
+            lambda db: [_change.decode(b) for (b,) in db.execute(SQL["changes_after"], (seq, limit))]
+        )
+
+    async def snapshot(self) -> Snapshot:
+        def read(db: apsw.Connection) -> Snapshot:
+            epoch, seq, _ = _head(db)
+            return Snapshot(epoch, seq, tuple(_rule.decode(b) for (b,) in db.execute(SQL["all_rules"])))
+
+        return await self._read(read)
+
+    async def beat(self) -> None:
+        """Nobody reads this file from afar: there is no lag to show."""
+
+    async def _read(self, read: Callable[[apsw.Connection], T]) -> T:
+        def work(handle: Handle) -> T:
+            with handle.snapshot() as connection:
+                return read(connection)
+
+        return await self._reader.do(work)
+
+
+def _commit(handle: Handle, change: Change, now: float) -> Changed:
+    """One change in one transaction; on return it is on stable storage."""
+    with handle.transaction() as db:
+        epoch, seq, digest = _head(db)
+        current = _one(db, change.name)
+        made = decide(change, current, _known_key(db, change), epoch)
+        if isinstance(made, Changed):
+            return made
+        seq += 1
+        entry = RuleChange(seq, change.action, made, change.actor, change.reason, change.at)
+        db.execute(SQL["put_rule"], (*change.name, made.deleted, _text(made)))
+        db.execute(SQL["append_change"], (seq, *change.name, made.version, _text(entry)))
+        db.execute(SQL["move_head"], (seq, f"{next_digest(int(digest, 16), current, made):032x}"))
+        if change.key is not None:
+            db.execute(SQL["forget_keys"], (now - KEYS_KEPT_SECONDS,))
+            db.execute(SQL["put_key"], (change.key, now, _text(Remembered(change.fingerprint, made, seq))))
+    return Changed(made, seq)
+
+
+def _head(db: apsw.Connection) -> tuple[int, int, str]:
+    row: tuple[int, int, str] = db.execute(SQL["head"]).get
+    return row
+
+
+def _one(db: apsw.Connection, name: RuleName) -> Rule | None:
+    row = db.execute(SQL["rule"], name).fetchone()
+    return _rule.decode(row[0]) if row else None
+
+
+def _known_key(db: apsw.Connection, change: Change) -> Remembered | None:
+    row = db.execute(SQL["key"], (change.key,)).fetchone() if change.key is not None else None
+    return _remembered.decode(row[0]) if row else None
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _busy() -> ServerBusy:
+    return ServerBusy("too many rule changes wait", retry_after_seconds=1.0)
+
+
+def raise_epoch(path: Path) -> None:
+    """After a restore: versions committed after the backup may be given out again, under a newer epoch."""
+    connection = open_and_migrate(path, SqliteSettings(), migrations(PACKAGE))
+    try:
+        connection.execute(SQL["raise_epoch"])
+    finally:
+        connection.close(True)

@@ -1,0 +1,77 @@
+"""The state directory: private, and used by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import StateDirectory
+
+LOCK_NAME = "lock"
+CHATS_NAME = "chats.db"
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[Path]:
+    """Make the directory if it is not there (mode 0700) and hold it for this process until the block ends.
+
+    The lock goes with the process, however it dies; its file stays and names the last holder. StateDirectory says
+    who holds it, or what is wrong with it.
+    """
+    _make(directory)
+    descriptor = _open_lock(directory)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateDirectory(
+                f"{directory} is in use by process {_holder(descriptor)}; stop it, or choose another --state-dir",
+                directory=str(directory),
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield directory
+    finally:
+        os.close(descriptor)
+
+
+def holder(directory: Path) -> int | None:
+    """The process that holds the directory now, if one does."""
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        text = _holder(descriptor)
+        return int(text) if text.isdigit() else None
+    finally:
+        os.close(descriptor)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise StateDirectory(f"{directory} is not a directory; choose another --state-dir") from None
+    except OSError as error:
+        raise StateDirectory(f"{directory} cannot be made ({error.strerror}); choose another --state-dir") from error
+
+
+def _open_lock(directory: Path) -> int:
+    try:
+        return os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateDirectory(
+            f"{directory} cannot be written ({error.strerror}); check its mode, or choose another --state-dir",
+            directory=str(directory),
+        ) from error
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"

@@ -1,0 +1,85 @@
+"""A worker's sign of life, from a thread and a connection of its own: a busy event loop must not look dead.
+
+But a *stuck* loop must: the thread stops beating when the loop has not ticked for ``stuck_after_seconds``, so that
+another worker takes over what this one would never finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+
+Beat = Callable[[], Awaitable[bool]]
+"""Tell the store that we live; False when it says that we do not."""
+
+
+class Heartbeat:
+    """Beats every ``interval_seconds`` while the owner's loop ticks. Thread-safe where other threads look."""
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Beat]],
+        clock: Clock,
+        *,
+        interval_seconds: float,
+        stuck_after_seconds: float,
+    ) -> None:
+        self._connect, self._clock = connect, clock
+        self._interval, self._stuck_after = interval_seconds, stuck_after_seconds
+        self._ticked_at = self._confirmed_at = clock.monotonic()
+        self._stopping = threading.Event()
+        self.lost = False
+
+    def confirmed_age(self) -> float:
+        """Seconds since the start of the last beat that the store confirmed."""
+        return self._clock.monotonic() - self._confirmed_at
+
+    def confirm(self, sent_at: float) -> None:
+        """A call sent at this moment has succeeded; it is as good as a beat."""
+        self._confirmed_at = max(self._confirmed_at, sent_at)
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Beat until the block is left."""
+        thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="holdfast-heartbeat", daemon=True)
+        ticking = asyncio.create_task(self._tick())
+        thread.start()
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            self._stopping.set()
+            await asyncio.to_thread(thread.join, 2 * self._interval + 5)
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked_at = self._clock.monotonic()
+            await asyncio.sleep(min(1.0, self._interval))
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set() and not self.lost:
+            try:
+                async with self._connect() as beat:
+                    await self._beat_on(beat)
+            except (OSError, TimeoutError) as error:
+                telemetry.log.warning("work_heartbeat_interrupted", error=str(error) or type(error).__name__)
+            await self._pause()
+
+    async def _beat_on(self, beat: Beat) -> None:
+        while not self._stopping.is_set():
+            sent_at = self._clock.monotonic()
+            if sent_at - self._ticked_at < self._stuck_after:
+                async with asyncio.timeout(2 * self._interval):
+                    self.lost = not await beat()
+                if self.lost:
+                    return
+                self.confirm(sent_at)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.to_thread(self._stopping.wait, self._interval)

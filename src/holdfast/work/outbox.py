@@ -1,0 +1,76 @@
+"""Write a job in the same transaction as your data: it is published after the commit, and only then.
+
+``enqueue`` takes the caller's own connection (asyncpg, psycopg, SQLAlchemy over either) inside the caller's own
+transaction; ``enqueue_sync`` does the same for a synchronous psycopg or SQLAlchemy connection. Nothing is sent
+before the commit, and a rollback takes the job with it.
+
+Enqueue all jobs of a transaction in one call, as late as possible: from the call to the commit the lanes of their
+streams are locked, so that no later job of these streams can be committed before them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.errors import BadSetting
+from holdfast.work.balance import place_of
+from holdfast.work.job import PARTITIONS, Draft
+
+_TYPES = ("smallint[]", "integer[]", "text[]", "text[]", "text[]", "bytea[]", "float8[]", "text[]", "text[]")
+ENQUEUE = f"SELECT holdfast_work.enqueue({', '.join(f'${n}::{t}' for n, t in enumerate(_TYPES, 1))})"
+_PSYCOPG = f"SELECT holdfast_work.enqueue({', '.join(f'%s::{t}' for t in _TYPES)})"
+_SQLALCHEMY = f"SELECT holdfast_work.enqueue({', '.join(f'CAST(:p{n} AS {t})' for n, t in enumerate(_TYPES))})"
+_RANDOM = random.Random()
+
+
+def arguments(drafts: Sequence[Draft], rng: random.Random) -> tuple[list[Any] | None, ...]:
+    """The arrays of the SQL function ``enqueue``."""
+    places = [place_of(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None) for d in drafts]
+    from_outside = any(d.source for d in drafts)
+    return (
+        [partition for partition, _ in places],
+        [lane for _, lane in places],
+        [d.stream for d in drafts],
+        [d.type for d in drafts],
+        [d.destination for d in drafts],
+        [d.payload for d in drafts],
+        [d.delay_seconds for d in drafts],
+        [d.source or None for d in drafts] if from_outside else None,
+        [d.source_id or None for d in drafts] if from_outside else None,
+    )
+
+
+async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
+    """Store jobs in the connection's transaction; their sequences, 0 for one that the inbox has seen before."""
+    values = arguments(drafts, _RANDOM)
+    match type(connection).__module__.partition(".")[0]:
+        case "asyncpg":
+            return list(await connection.fetchval(ENQUEUE, *values))
+        case "psycopg":
+            cursor = await connection.execute(_PSYCOPG, values)
+            return list((await cursor.fetchone())[0])
+        case "sqlalchemy":
+            result = await connection.execute(*_sqlalchemy(values))
+            return list(result.scalar_one())
+        case other:
+            raise BadSetting(f"enqueue takes a connection of asyncpg, psycopg or SQLAlchemy, not of {other!r}")
+
+
+def enqueue_sync(connection: Any, *drafts: Draft) -> list[int]:
+    """``enqueue`` for a synchronous connection or session of psycopg or SQLAlchemy."""
+    values = arguments(drafts, _RANDOM)
+    match type(connection).__module__.partition(".")[0]:
+        case "psycopg":
+            return list(connection.execute(_PSYCOPG, values).fetchone()[0])
+        case "sqlalchemy":
+            return list(connection.execute(*_sqlalchemy(values)).scalar_one())
+        case other:
+            raise BadSetting(f"enqueue_sync takes a connection of psycopg or SQLAlchemy, not of {other!r}")
+
+
+def _sqlalchemy(values: Sequence[list[Any] | None]) -> tuple[Any, dict[str, Any]]:
+    from sqlalchemy import text  # only when the caller uses it
+
+    return text(_SQLALCHEMY), {f"p{n}": value for n, value in enumerate(values)}

@@ -1,0 +1,252 @@
+"""Jobs in PostgreSQL (13 or newer), for many processes; see ``contract``. The statements are in ``sql/postgres``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import asyncpg
+
+from holdfast.errors import BadSetting, NotFound, OutcomeUnknown, StateCorrupted, Unavailable
+from holdfast.work.contract import (
+    Act,
+    BlockedStream,
+    Capabilities,
+    Entry,
+    OpenBreaker,
+    Query,
+    Stats,
+)
+from holdfast.work.job import Draft, Reason, State
+from holdfast.work.outbox import ENQUEUE, arguments
+from holdfast.work.postgres_seat import PostgresSeat, SeatSettings, block_of
+from holdfast.work.statements import script, statements
+
+SCHEMA_VERSION = 1
+SERVER_VERSION_MIN = 130000
+MIGRATIONS: Mapping[int, Sequence[str]] = {
+    1: ("tables.sql", "enqueue.sql", "process.sql", "seats.sql", "views.sql"),
+}
+_MIGRATION_LOCK = 1214869100
+_POISON_CANDIDATE_ATTEMPTS = 10
+_PEOPLE = statements("postgres/people.sql")
+_CONNECTION_ERRORS = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, TimeoutError)
+
+
+@asynccontextmanager
+async def translated() -> AsyncIterator[None]:
+    """Foreign errors end here: what the server refused did not happen, what was cut off is unknown."""
+    try:
+        yield
+    except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.QueryCanceledError) as error:
+        raise Unavailable(f"PostgreSQL gave up the transaction: {error}") from error
+    except (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError) as error:
+        raise Unavailable(f"PostgreSQL does not accept work now: {error}") from error
+    except _CONNECTION_ERRORS as error:
+        raise OutcomeUnknown(f"the connection to PostgreSQL was lost: {error or type(error).__name__}") from error
+
+
+class PostgresWork:
+    """A store of jobs in one PostgreSQL database, in the schema ``holdfast_work``."""
+
+    capabilities = Capabilities(shared=True, transactions=True)
+
+    def __init__(self, url: str, pool: asyncpg.Pool, seat_settings: SeatSettings, rng: random.Random) -> None:
+        self._url = url
+        self._pool = pool
+        self._seat_settings = seat_settings
+        self._rng = rng
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        seat_settings: SeatSettings | None = None,
+        connections_max: int = 8,
+        rng: random.Random | None = None,
+    ) -> PostgresWork:
+        """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do."""
+        try:
+            pool = await asyncpg.create_pool(url, min_size=1, max_size=connections_max, command_timeout=60)
+        except _CONNECTION_ERRORS as error:
+            raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
+        except asyncpg.PostgresError as error:
+            raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error
+        try:
+            async with pool.acquire() as connection:
+                await migrate(connection)
+        except BaseException:
+            await pool.close()
+            raise
+        return cls(url, pool, seat_settings or SeatSettings(), rng or random.Random())
+
+    async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
+        async with translated(), self._pool.acquire() as connection:
+            return list(await connection.fetchval(ENQUEUE, *arguments(drafts, self._rng)) or [])
+
+    async def join(self, name: str) -> PostgresSeat:
+        async with translated():
+            return await PostgresSeat.join(self._url, self._pool, name, self._seat_settings, self._rng)
+
+    async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+        return [_entry(row) for row in await self._fetch("find", *_conditions(query), limit)]
+
+    async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+        return [_entry(row) for row in await self._fetch("dead", *_conditions(query), limit)]
+
+    async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
+        async with self._act("retry", seqs, by, why) as act:
+            return await act.apply(await act.fetch("retry", list(seqs), reset), "no such job waits for a retry")
+
+    async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+        async with self._act("park", seqs, by, why) as act:
+            return await act.apply(await act.fetch("park", list(seqs), by, why), "no such job, or it is parked already")
+
+    async def release(
+        self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
+    ) -> int:
+        async with self._act("release", [stream, *ids, *([type] if type else [])], by, why) as act:
+            types = [type] if type else []
+            rows = await act.fetch("release", stream, list(ids), types, through, by, why)
+            return await act.apply(rows, f"the stream {stream!r} is not blocked")
+
+    async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+        async with self._act("dead", seqs, by, why) as act:
+            rows = await act.fetch("partitions_of", list(seqs))
+            await act.connection.execute("SELECT holdfast_work.bury($1::bigint[])", list(seqs))
+            return await act.apply(rows, "no such job")
+
+    async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
+        async with self._act("replay", query.seqs or [str(query)], by, why) as act:
+            rows = sorted(await act.fetch("exhume", *_conditions(query), limit), key=lambda row: cast(int, row["seq"]))
+            drafts = [Draft(r["type"], r["payload"], r["stream"], r["destination"]) for r in rows]
+            if drafts:
+                new = await act.connection.fetchval(ENQUEUE, *arguments(drafts, self._rng))
+                columns = ([r["origin"] or r["seq"] for r in rows], *([r[c] for r in rows] for c in _KEPT_BY_REPLAY))
+                await act.connection.execute(_PEOPLE["remember"], new, *columns)
+            return await act.apply(rows, "no such dead letter")
+
+    async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
+        async with self._act("discard", query.seqs or [str(query)], by, why) as act:
+            return await act.apply(await act.fetch("exhume", *_conditions(query), limit), "no such dead letter")
+
+    async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
+        return [
+            BlockedStream(
+                block_of(row),
+                row["waiting"],
+                row["head_type"] or "",
+                row["head_attempt"] or 0,
+                _reason(row["head_reason"]),
+                row["head_error"] or "",
+                row["head_due_at"],
+                row["since_at"],
+            )
+            for row in await self._fetch("streams", limit)
+        ]
+
+    async def stats(self) -> Stats:
+        by_state = {State(row["state"]): row["n"] for row in await self._fetch("by_state")}
+        by_reason = {Reason(row["reason"]): row["n"] for row in await self._fetch("by_reason")}
+        by_attempt = {row["attempt"]: row["n"] for row in await self._fetch("by_attempt")}
+        (total,) = await self._fetch("totals", _POISON_CANDIDATE_ATTEMPTS)
+        return Stats(
+            by_state,
+            by_reason,
+            by_attempt,
+            dead=total["dead"],
+            poison_candidates=total["poison"],
+            scheduled=total["scheduled"],
+            next_due_at=total["next_due_at"],
+            last_due_at=total["last_due_at"],
+            oldest_age_seconds=max(0.0, total["oldest"] or 0.0),
+            blocked_streams=total["blocked"],
+        )
+
+    async def open_breakers(self) -> Sequence[OpenBreaker]:
+        rows = await self._fetch("open_breakers")
+        return [OpenBreaker(row["type"], row["open_until"], row["by"]) for row in rows]
+
+    async def acts(self, limit: int = 100) -> Sequence[Act]:
+        return [Act(**row) for row in await self._fetch("acts", limit)]
+
+    async def forget_seen(self, older_than_seconds: float = 7 * 86400, batch: int = 5000) -> int:
+        """Delete inbox ids older than the window, at most one batch; how many went."""
+        async with translated(), self._pool.acquire() as connection:
+            status = await connection.execute(_PEOPLE["forget_seen"], older_than_seconds, batch)
+            return int(status.split()[-1])
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _fetch(self, name: str, *values: Any) -> list[Any]:
+        async with translated(), self._pool.acquire() as connection:
+            return list(await connection.fetch(_PEOPLE[name], *values))
+
+    @asynccontextmanager
+    async def _act(self, verb: str, targets: Sequence[object], by: str, why: str) -> AsyncIterator[_Act]:
+        async with translated(), self._pool.acquire() as connection, connection.transaction():
+            yield _Act(connection, verb, " ".join(map(str, targets))[:1000], by, why)
+
+
+_KEPT_BY_REPLAY = ("stages", "source", "source_id")
+
+
+class _Act:
+    """An operator's act in its transaction: the change, its record, and word to the streams' owners."""
+
+    def __init__(self, connection: Any, verb: str, target: str, by: str, why: str) -> None:
+        self.connection = connection
+        self._record = (verb, target), (by, why)
+
+    async def fetch(self, name: str, *values: Any) -> list[Any]:
+        return list(await self.connection.fetch(_PEOPLE[name], *values))
+
+    async def apply(self, rows: Sequence[Any], nothing: str) -> int:
+        """Record the act on these rows; NotFound, and nothing changed, if there are none."""
+        if not rows:
+            raise NotFound(nothing)
+        what, who = self._record
+        await self.connection.execute(_PEOPLE["record"], *what, len(rows), *who)
+        partitions = [row["partition"] for row in rows if "partition" in row]
+        await self.connection.execute("SELECT holdfast_work.tell($1::smallint[])", partitions)
+        return len(rows)
+
+
+async def migrate(connection: Any) -> None:
+    """Bring the schema to SCHEMA_VERSION, in one transaction, one process at a time; refuses a newer one."""
+    number = connection.get_server_version()
+    if number.major * 10000 < SERVER_VERSION_MIN:
+        raise BadSetting(f"PostgreSQL {number.major} is too old: work needs 13 or newer")
+    async with translated(), connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+        known = await connection.fetchval("SELECT to_regclass('holdfast_work.version') IS NOT NULL")
+        version = await connection.fetchval("SELECT number FROM holdfast_work.version") if known else 0
+        if version is None or version > SCHEMA_VERSION:
+            raise StateCorrupted(
+                f"the schema holdfast_work has version {version}; this program knows up to {SCHEMA_VERSION}: upgrade it"
+            )
+        for step in range(version + 1, SCHEMA_VERSION + 1):
+            for name in MIGRATIONS[step]:
+                await connection.execute(script(f"postgres/{name}"))
+
+
+def _conditions(query: Query) -> tuple[Any, ...]:
+    reason = int(query.reason) if query.reason is not None else None
+    state = int(query.state) if query.state is not None else None
+    return list(query.seqs), query.type, query.stream, reason, state, query.fingerprint
+
+
+def _reason(number: int | None) -> Reason | None:
+    return None if number is None else Reason(number)
+
+
+def _entry(row: Any) -> Entry:
+    values = dict(row)
+    values["state"], values["reason"] = State(values["state"]), _reason(values["reason"])
+    for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
+        values[name] = values[name] or ""
+    return Entry(**values)

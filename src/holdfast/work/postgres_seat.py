@@ -1,0 +1,303 @@
+"""A worker's place at a PostgreSQL store: its sweep, its partitions, its heartbeat; see ``contract.Seat``.
+
+It has a connection of its own for ``process``, one to listen, and one in the heartbeat's thread; handlers'
+transactions come from the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.work.contract import Claimed, LeaseLost, Report, Roster, Want
+from holdfast.work.heartbeat import Beat, Heartbeat
+from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
+from holdfast.work.outbox import arguments
+from holdfast.work.statements import statements
+from holdfast.work.sweep import Sweep
+
+_SEAT = statements("postgres/seat.sql")
+_PEOPLE = statements("postgres/people.sql")
+_CHANNEL = "holdfast_work"
+_CASTS = {33: "::text::pg_snapshot", 34: "::text::xid8", 35: "::text[]::xid8[]"}
+_PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 39))})"
+_LOST = "this worker was declared dead; its jobs belong to others now"
+
+
+@dataclass(frozen=True, slots=True)
+class SeatSettings:
+    """``dead_after`` must leave room for several beats, ``no_start_after`` must be shorter than ``dead_after``."""
+
+    beat_seconds: float = 5.0
+    dead_after_seconds: float = 20.0
+    no_start_after_seconds: float = 15.0
+    stuck_after_seconds: float = 30.0
+    call_timeout_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beat_seconds < self.no_start_after_seconds < self.dead_after_seconds:
+            raise ValueError("beat_seconds < no_start_after_seconds < dead_after_seconds must hold")
+
+
+class PostgresSeat:
+    """See ``contract.Seat``."""
+
+    def __init__(self, instance: int, pool: asyncpg.Pool, url: str, name: str, settings: SeatSettings) -> None:
+        self.instance = instance
+        self._name, self._url, self._pool, self._settings = name, url, pool, settings
+        self._clock: Clock = SystemClock()
+        self._rng = random.Random()
+        self._sweep = Sweep()
+        self._partitions: dict[int, int] = {}
+        self._stack = AsyncExitStack()
+        self._connection: Any = None
+        self._listener: Any = None
+        self._woken = asyncio.Event()
+        self._heartbeat = Heartbeat(
+            self._beat_connection,
+            self._clock,
+            interval_seconds=settings.beat_seconds,
+            stuck_after_seconds=settings.stuck_after_seconds,
+        )
+
+    @classmethod
+    async def join(
+        cls, url: str, pool: asyncpg.Pool, name: str, settings: SeatSettings, rng: random.Random
+    ) -> PostgresSeat:
+        instance = await pool.fetchval(_SEAT["join"], name)
+        seat = cls(instance, pool, url, name, settings)
+        seat._rng = rng
+        await seat._stack.enter_async_context(seat._heartbeat.beating())
+        return seat
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the lease is certain enough to start a job."""
+        fresh = self._heartbeat.confirmed_age() < self._settings.no_start_after_seconds
+        return fresh and not self._heartbeat.lost
+
+    def fence(self, job: Job) -> int:
+        """Rises with every new owner of the job's stream; a resource that remembers it can refuse a zombie."""
+        return self._partitions.get(job.partition, 0)
+
+    async def process(self, report: Report, want: Want) -> Claimed:
+        sent_at = self._clock.monotonic()
+        sweep = self._sweep
+        async with self._call() as connection:
+            values = (*_reported(self.instance, report, self._rng), *self._wanted(report, want))
+            row = await connection.fetchrow(_PROCESS, *values, timeout=self._settings.call_timeout_seconds)
+        if row["lost"]:
+            raise LeaseLost(_LOST)
+        self._heartbeat.confirm(sent_at)
+        claimed = Claimed(notice=row["noticed"], next_due_seconds=row["due_in"], busy=row["busy"] or [])
+        if row["overflow"]:
+            claimed.notice = True
+        elif row["snapshot"] is not None and sweep is self._sweep:
+            sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
+            _unpack(row, claimed)
+        return claimed
+
+    async def rewind(self) -> Sequence[Block]:
+        self._sweep = Sweep()
+        async with self._call() as connection:
+            return [block_of(row) for row in await connection.fetch(_PEOPLE["blocks"], self._owned())]
+
+    async def step(self, job: Job, stages: int) -> None:
+        async with self._pool.acquire() as connection:
+            if await connection.fetchval(_SEAT["step"], job.seq, stages, job.partition, self.instance) is None:
+                raise LeaseLost(_LOST)
+
+    @asynccontextmanager
+    async def transaction(self, job: Job) -> AsyncIterator[Any]:
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield connection
+            if await connection.fetchval(_SEAT["finish"], job.seq, job.partition, self.instance) is None:
+                raise LeaseLost(_LOST)
+
+    async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
+        async with self._call() as connection:
+            if closed:
+                await connection.execute(_PEOPLE["close_breakers"], list(closed))
+            for job_type, seconds in opened.items():
+                await connection.execute(_PEOPLE["open_breaker"], job_type, seconds, self._name)
+            rows = await connection.fetch(_PEOPLE["open_breakers"])
+            return {row["type"]: row["seconds"] for row in rows}
+
+    async def roster(self) -> Roster:
+        async with self._call() as connection:
+            bury = "SELECT holdfast_work.bury_dead($1, $2)"
+            await connection.execute(bury, self._settings.dead_after_seconds, CRASHES_MAX)
+            alive = [row["id"] for row in await connection.fetch(_SEAT["alive"])]
+            owners = {row["id"]: row["owner"] for row in await connection.fetch(_SEAT["owners"])}
+        if self.instance not in alive:
+            raise LeaseLost(_LOST)
+        return Roster(alive, owners)
+
+    async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        async with self._call() as connection:
+            rows = await connection.fetch(_SEAT["take"], self.instance, list(partitions))
+        self._partitions.update({row["id"]: row["epoch"] for row in rows})
+        return dict(self._partitions)
+
+    async def give(self, partitions: Sequence[int]) -> None:
+        for partition in partitions:
+            self._partitions.pop(partition, None)
+        async with self._call() as connection:
+            await connection.execute(_SEAT["give"], self.instance, list(partitions))
+
+    async def wait(self, timeout_seconds: float) -> bool:
+        if self._listener is None or self._listener.is_closed():
+            await self._listen()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._woken.clear()
+        return True
+
+    async def leave(self) -> None:
+        await self._stack.aclose()
+        try:
+            async with self._call() as connection:
+                await connection.execute(_SEAT["leave"], self.instance)
+                await connection.execute("SELECT holdfast_work.bury_dead(0, $1, $2)", CRASHES_MAX, self.instance)
+        except (OutcomeUnknown, Unavailable):
+            pass  # the others find out by themselves: this seat beats no more
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for connection in (self._connection, self._listener):
+            if connection is not None:
+                connection.terminate()
+
+    def _owned(self) -> bytes | None:
+        if len(self._partitions) == PARTITIONS:
+            return None
+        bits = bytearray(PARTITIONS // 8)
+        for partition in self._partitions:
+            bits[partition // 8] |= 1 << partition % 8
+        return bytes(bits)
+
+    def _wanted(self, report: Report, want: Want) -> tuple[Any, ...]:
+        sweep = self._sweep
+        seen = sweep.snapshot or "1:1:"
+        cursor = (sweep.settled, sweep.through, seen, str(sweep.xid), [str(xid) for xid in sweep.late])
+        jobs = want.jobs if self._partitions else 0
+        backlogs = (list(want.backlogs), list(want.backlogs.values()), want.per_backlog)
+        limits = (jobs, want.bytes_max, want.starting)
+        return (report.running, want.sleeping, *limits, self._owned(), *cursor, *backlogs)
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[Any]:
+        """The seat's own connection, made anew after a loss; foreign errors end here."""
+        try:
+            if self._connection is None or self._connection.is_closed():
+                async with asyncio.timeout(self._settings.call_timeout_seconds):
+                    self._connection = await asyncpg.connect(self._url)
+        except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+            raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
+        try:
+            yield self._connection
+        except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.QueryCanceledError) as error:
+            raise Unavailable(f"PostgreSQL gave up the transaction: {error}") from error
+        except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+            self._connection.terminate()
+            raise OutcomeUnknown(f"the connection to PostgreSQL was lost: {error or type(error).__name__}") from error
+        except asyncio.CancelledError:
+            self._connection.terminate()
+            raise
+
+    async def _listen(self) -> None:
+        try:
+            self._listener = await asyncpg.connect(self._url)
+            await self._listener.add_listener(_CHANNEL, self._heard)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise Unavailable(f"cannot listen to PostgreSQL: {error}") from error
+
+    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
+        if payload == str(self.instance):
+            self._woken.set()
+
+    @asynccontextmanager
+    async def _beat_connection(self) -> AsyncIterator[Beat]:
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_seconds):
+                connection = await asyncpg.connect(self._url)
+        except asyncpg.PostgresError as error:
+            raise OSError(str(error)) from error
+        try:
+            yield lambda: _beat(connection, self.instance)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise OSError(str(error)) from error
+        finally:
+            connection.terminate()
+
+
+async def _beat(connection: Any, instance: int) -> bool:
+    return await connection.fetchval(_SEAT["beat"], instance) is not None
+
+
+def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
+    failed = report.failed
+    verdicts = [f.verdict for f in failed]
+    failures = [f.failure for f in failed]
+    return (
+        instance,
+        report.completed,
+        [f.seq for f in failed],
+        [f.attempt for f in failed],
+        [v.action for v in verdicts],
+        [v.delay_seconds for v in verdicts],
+        [v.strike for v in verdicts],
+        [v.stream for v in verdicts],
+        [v.reason for v in verdicts],
+        [f.stages for f in failed],
+        [f.error_type for f in failures],
+        [f.error for f in failures],
+        [f.trace for f in failures],
+        [f.fingerprint for f in failures],
+        report.held,
+        report.released,
+        [child.parent for child in report.children],
+        *arguments([child.draft for child in report.children], rng)[:7],
+    )
+
+
+def _unpack(row: Any, claimed: Claimed) -> None:
+    if row["seqs"] is None:
+        return
+    columns = (
+        row["seqs"],
+        row["types"],
+        row["payloads"],
+        row["streams"],
+        row["destinations"],
+        row["partitions"],
+        row["attempts"],
+        row["strikes"],
+        row["crashes"],
+        row["stages"],
+        row["origins"],
+    )
+    for kind, seq, type_, payload, stream, destination, partition, attempt, *rest in zip(
+        row["kinds"], *columns, strict=True
+    ):
+        job = Job(seq, type_, payload, stream, destination, partition, attempt + 1, *rest)
+        (claimed.backlog if kind else claimed.jobs).append(job)
+    claimed.started.update(row["started"] or ())
+
+
+def block_of(row: Any) -> Block:
+    released = frozenset(row["released_ids"]), frozenset(row["released_types"])
+    policy = OnFailure(row["policy"])
+    return Block(row["stream"], row["head"], policy, row["released_through"], *released, row["by"], row["why"])

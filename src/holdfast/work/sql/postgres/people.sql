@@ -1,0 +1,129 @@
+-- name: find
+-- Jobs by sequence. $1 seqs (empty: any), $2 type, $3 stream, $4 reason, $5 state, $6 fingerprint (NULL: any), $7 limit
+SELECT seq, type, stream, state, attempt, strikes, crashes, stages, extract(epoch FROM created_at)::float8 AS created_at,
+       extract(epoch FROM due_at)::float8 AS due_at, destination, payload, reason, error_type, error, trace, fingerprint,
+       source, source_id, origin, NULL::float8 AS dead_at
+  FROM holdfast_work.job
+ WHERE (cardinality($1::bigint[]) = 0 OR seq = ANY ($1)) AND ($2::text IS NULL OR type = $2)
+   AND ($3::text IS NULL OR stream = $3) AND ($4::smallint IS NULL OR reason = $4)
+   AND ($5::smallint IS NULL OR state = $5) AND ($6::text IS NULL OR fingerprint = $6)
+ ORDER BY seq LIMIT $7
+
+-- name: dead
+-- Dead letters, newest first; arguments as in find.
+SELECT seq, type, stream, state, attempt, strikes, crashes, stages, extract(epoch FROM created_at)::float8 AS created_at,
+       NULL::float8 AS due_at, destination, payload, reason, error_type, error, trace, fingerprint,
+       source, source_id, origin, extract(epoch FROM dead_at)::float8 AS dead_at
+  FROM holdfast_work.dead
+ WHERE (cardinality($1::bigint[]) = 0 OR seq = ANY ($1)) AND ($2::text IS NULL OR type = $2)
+   AND ($3::text IS NULL OR stream = $3) AND ($4::smallint IS NULL OR reason = $4)
+   AND ($5::smallint IS NULL OR state = $5) AND ($6::text IS NULL OR fingerprint = $6)
+ ORDER BY dead_at DESC, seq DESC LIMIT $7
+
+-- name: exhume
+-- Take dead letters out, oldest first; arguments as in find.
+DELETE FROM holdfast_work.dead WHERE seq IN (
+    SELECT seq FROM holdfast_work.dead
+     WHERE (cardinality($1::bigint[]) = 0 OR seq = ANY ($1)) AND ($2::text IS NULL OR type = $2)
+       AND ($3::text IS NULL OR stream = $3) AND ($4::smallint IS NULL OR reason = $4)
+       AND ($5::smallint IS NULL OR state = $5) AND ($6::text IS NULL OR fingerprint = $6)
+     ORDER BY seq LIMIT $7 FOR UPDATE SKIP LOCKED)
+RETURNING seq, type, stream, destination, payload, stages, origin, source, source_id
+
+-- name: remember
+-- A replayed job keeps its first id, its progress and where it came from. $1 new seqs, $2 origins, $3 stages, $4 sources, $5 source ids
+UPDATE holdfast_work.job AS j SET origin = g.origin, stages = g.stages, source = g.source, source_id = g.source_id
+  FROM unnest($1::bigint[], $2::bigint[], $3::integer[], $4::text[], $5::text[]) AS g(seq, origin, stages, source, source_id)
+ WHERE j.seq = g.seq
+
+-- name: retry
+-- Make waiting or parked jobs due now. $1 seqs, $2 whether attempts and strikes are forgotten
+UPDATE holdfast_work.job
+   SET state = 1, due_at = clock_timestamp(), attempt = CASE WHEN $2 THEN 0 ELSE attempt END,
+       strikes = CASE WHEN $2 THEN 0 ELSE strikes END, crashes = CASE WHEN $2 THEN 0 ELSE crashes END
+ WHERE seq = ANY ($1::bigint[]) AND state IN (1, 3) RETURNING partition
+
+-- name: park
+-- Stop jobs and, with a block, the streams behind them. $1 seqs, $2 by, $3 why
+WITH parked AS (
+    UPDATE holdfast_work.job SET state = 3, due_at = NULL WHERE seq = ANY ($1::bigint[]) AND state <> 3
+    RETURNING seq, stream, partition
+), blocked AS (
+    INSERT INTO holdfast_work.block (head, stream, partition, policy, by, why)
+    SELECT seq, stream, partition, 2, $2, $3 FROM parked WHERE stream IS NOT NULL
+    ON CONFLICT (head) DO UPDATE SET policy = 2, by = excluded.by, why = excluded.why
+)
+SELECT partition FROM parked
+
+-- name: release
+-- Let jobs pass every block of their stream. $1 stream, $2 ids, $3 types, $4 through, $5 by, $6 why
+UPDATE holdfast_work.block
+   SET released_ids = released_ids || $2::bigint[], released_types = released_types || $3::text[],
+       released_through = greatest(released_through, $4), by = $5, why = $6
+ WHERE stream = $1 RETURNING partition
+
+-- name: partitions_of
+-- $1 seqs
+SELECT partition FROM holdfast_work.job WHERE seq = ANY ($1::bigint[])
+
+-- name: record
+-- $1 verb, $2 target, $3 count, $4 by, $5 why
+INSERT INTO holdfast_work.act (verb, target, count, by, why) VALUES ($1, $2, $3, $4, $5)
+
+-- name: acts
+-- $1 limit
+SELECT extract(epoch FROM at)::float8 AS at, verb, target, count, by, why FROM holdfast_work.act ORDER BY number DESC LIMIT $1
+
+-- name: streams
+-- Blocked streams, longest waiting first. $1 limit
+WITH chosen AS (SELECT * FROM holdfast_work.block ORDER BY since LIMIT $1),
+waiting AS (
+    SELECT chosen.head, count(*) AS n FROM chosen JOIN holdfast_work.job ON job.stream = chosen.stream AND job.seq > chosen.head
+     GROUP BY chosen.head
+)
+SELECT b.*, coalesce(w.n, 0) AS waiting, j.type AS head_type, j.attempt AS head_attempt, j.reason AS head_reason,
+       j.error AS head_error, extract(epoch FROM j.due_at)::float8 AS head_due_at, extract(epoch FROM b.since)::float8 AS since_at
+  FROM chosen AS b LEFT JOIN waiting AS w USING (head) LEFT JOIN holdfast_work.job AS j ON j.seq = b.head
+ ORDER BY b.since
+
+-- name: blocks
+-- The blocks of some partitions. $1 a bit per partition, NULL for all
+SELECT * FROM holdfast_work.block WHERE $1::bytea IS NULL OR get_bit($1, partition) = 1
+
+-- name: by_state
+SELECT state, count(*) AS n FROM holdfast_work.job GROUP BY state
+
+-- name: by_reason
+SELECT reason, count(*) AS n FROM holdfast_work.job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY reason
+
+-- name: by_attempt
+SELECT attempt, count(*) AS n FROM holdfast_work.job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY attempt
+
+-- name: totals
+-- $1 how many attempts make a poison candidate
+SELECT (SELECT count(*) FROM holdfast_work.dead) AS dead,
+       (SELECT count(*) FROM holdfast_work.block) AS blocked,
+       (SELECT count(*) FROM holdfast_work.job WHERE state IN (1, 3) AND reason IS NOT NULL AND attempt >= $1) AS poison,
+       (SELECT count(*) FROM holdfast_work.job WHERE state = 1) AS scheduled,
+       (SELECT extract(epoch FROM min(due_at))::float8 FROM holdfast_work.job WHERE state = 1) AS next_due_at,
+       (SELECT extract(epoch FROM max(due_at))::float8 FROM holdfast_work.job WHERE state = 1) AS last_due_at,
+       (SELECT extract(epoch FROM now() - min(created_at))::float8 FROM holdfast_work.job) AS oldest
+
+-- name: open_breakers
+SELECT type, extract(epoch FROM open_until)::float8 AS open_until, by,
+       extract(epoch FROM open_until - clock_timestamp())::float8 AS seconds
+  FROM holdfast_work.breaker WHERE open_until > clock_timestamp() ORDER BY type
+
+-- name: open_breaker
+-- $1 type, $2 seconds, $3 by
+INSERT INTO holdfast_work.breaker (type, open_until, by) VALUES ($1, clock_timestamp() + $2 * interval '1 second', $3)
+ON CONFLICT (type) DO UPDATE SET open_until = greatest(breaker.open_until, excluded.open_until), by = excluded.by
+
+-- name: close_breakers
+-- $1 types
+DELETE FROM holdfast_work.breaker WHERE type = ANY ($1::text[])
+
+-- name: forget_seen
+-- Inbox ids older than the window, in batches. $1 seconds, $2 limit
+DELETE FROM holdfast_work.seen WHERE (source, id) IN (
+    SELECT source, id FROM holdfast_work.seen WHERE seen_at < now() - $1 * interval '1 second' LIMIT $2)

@@ -1,0 +1,215 @@
+-- fail: apply failure reports: retry, park, postpone or bury, and make or lift blocks. A report counts once: it names
+-- the attempt it is about.
+-- actions: 1 retry, 2 park, 3 dead, 4 postpone (no attempt counted); policies: 0 block, 1 skip, 2 park.
+CREATE FUNCTION holdfast_work.fail(
+    seqs bigint[], attempts integer[], actions smallint[], delays float8[], strike boolean[], policies smallint[],
+    reasons smallint[], stages_done integer[], error_types text[], errors text[], traces text[], fingerprints text[]
+) RETURNS void
+LANGUAGE sql AS $$
+    WITH given AS (
+        SELECT * FROM unnest(seqs, attempts, actions, delays, strike, policies, reasons, stages_done, error_types,
+                             errors, traces, fingerprints)
+            AS g(seq, attempt, action, delay, strike, policy, reason, stages, error_type, error, trace, fingerprint)
+    ), kept AS (
+        UPDATE holdfast_work.job AS j
+           SET attempt = j.attempt + CASE WHEN g.action = 4 THEN 0 ELSE 1 END,
+               strikes = j.strikes + g.strike::integer,
+               stages = j.stages | g.stages,
+               state = CASE WHEN g.action = 2 THEN 3 ELSE 1 END,
+               due_at = CASE WHEN g.action = 2 THEN NULL ELSE clock_timestamp() + g.delay * interval '1 second' END,
+               reason = g.reason, error_type = g.error_type, error = g.error, trace = g.trace,
+               fingerprint = g.fingerprint, failed_at = clock_timestamp()
+          FROM given AS g
+         WHERE j.seq = g.seq AND j.attempt = g.attempt - 1 AND g.action <> 3
+        RETURNING j.seq, j.stream, j.partition, g.policy
+    ), blocked AS (
+        INSERT INTO holdfast_work.block (head, stream, partition, policy)
+        SELECT seq, stream, partition, policy FROM kept WHERE stream IS NOT NULL AND policy <> 1
+        ON CONFLICT DO NOTHING
+    ), skipped AS (
+        DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM kept WHERE policy = 1)
+    ), removed AS (
+        DELETE FROM holdfast_work.job AS j USING given AS g
+         WHERE j.seq = g.seq AND j.attempt = g.attempt - 1 AND g.action = 3
+        RETURNING j.xid, j.seq, j.created_at, j.origin, g.attempt, j.strikes + g.strike::integer AS strikes, j.crashes,
+                  j.stages | g.stages AS stages, j.partition, j.state, j.type, j.destination, j.payload, j.stream,
+                  NULL::timestamptz AS due_at, j.source, j.source_id, g.reason, g.error_type, g.error, g.trace,
+                  g.fingerprint, clock_timestamp() AS failed_at
+    ), buried AS (
+        INSERT INTO holdfast_work.dead SELECT removed.*, now() FROM removed RETURNING seq
+    )
+    DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM buried);
+$$;
+
+-- held_back: whether a block of its stream holds this job.
+CREATE FUNCTION holdfast_work.held_back(job_stream text, job_seq bigint, job_type text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM holdfast_work.block
+                    WHERE stream = job_stream AND head < job_seq AND job_seq > released_through
+                      AND job_seq <> ALL (released_ids) AND job_type <> ALL (released_types));
+$$;
+
+-- process: the one round trip of a worker: report and claim in one transaction.
+--
+--   fence -> delete completed (with their children stored) -> failures -> held, released -> due retries -> read
+--
+-- me:        the worker's instance; when its row is gone its lease is lost, and nothing else happens.
+-- completed: jobs that are done; children (c_*) are stored exactly when their parent is deleted here.
+-- f_*:       failure reports, see fail().
+-- held:      jobs that wait behind a block; released: jobs let past the blocks of their streams.
+-- running:   what is in flight; the first `starting` claimed jobs that are no suspects are added to it.
+-- want, bytes_max: how much to read at most; owned: a bit per partition, NULL for all.
+-- settled, through, seen, seen_by, late: where the worker's sweep stands, see work/sweep.py.
+-- b_stream, b_after, b_limit: streams whose held jobs are wanted, after which sequence, how many of each.
+--
+-- The read is one statement, hence one snapshot: of a stream, a later job is never seen without an earlier one.
+CREATE FUNCTION holdfast_work.process(
+    me bigint, completed bigint[],
+    f_seq bigint[], f_attempt integer[], f_action smallint[], f_delay float8[], f_strike boolean[], f_policy smallint[],
+    f_reason smallint[], f_stages integer[], f_type text[], f_error text[], f_trace text[], f_fingerprint text[],
+    held bigint[], released bigint[],
+    c_parent bigint[], c_partition smallint[], c_lane integer[], c_stream text[], c_type text[], c_destination text[],
+    c_payload bytea[], c_delay float8[],
+    running bigint[], is_sleeping boolean, want integer, bytes_max bigint, starting integer, owned bytea,
+    settled bigint, through bigint, seen pg_snapshot, seen_by xid8, late xid8[], b_stream text[], b_after bigint[], b_limit integer,
+    OUT lost boolean, OUT noticed boolean, OUT busy bigint[], OUT xid text, OUT snapshot text, OUT read_through bigint,
+    OUT overflow boolean, OUT due_in float8, OUT started bigint[],
+    OUT seqs bigint[], OUT kinds smallint[], OUT types text[], OUT payloads bytea[], OUT streams text[],
+    OUT destinations text[], OUT partitions smallint[], OUT attempts integer[], OUT strikes integer[],
+    OUT crashes integer[], OUT stages integer[], OUT origins bigint[]
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    busy_lanes integer[];
+    due bigint[];
+BEGIN
+    SELECT notice INTO noticed FROM holdfast_work.instance WHERE id = me FOR NO KEY UPDATE;
+    lost := NOT FOUND;
+    IF lost THEN
+        RETURN;
+    END IF;
+    process.xid := pg_current_xact_id()::text;
+
+    -- Children whose lane is held by an open transaction must not make this worker wait: they come again.
+    IF cardinality(c_parent) > 0 THEN
+        SELECT array_agg(lane) INTO busy_lanes
+          FROM (SELECT DISTINCT lane FROM unnest(c_lane) AS l(lane) WHERE lane IS NOT NULL ORDER BY lane) AS sorted
+         WHERE NOT pg_try_advisory_xact_lock(1214869099, lane);
+        SELECT array_agg(DISTINCT parent) INTO process.busy
+          FROM unnest(c_parent, c_lane) AS c(parent, lane) WHERE lane = ANY (busy_lanes);
+        WITH done AS (
+            DELETE FROM holdfast_work.job WHERE seq = ANY (c_parent) AND seq <> ALL (coalesce(process.busy, '{}')) RETURNING seq
+        ), born AS (
+            SELECT c.* FROM unnest(c_parent, c_partition, c_lane, c_stream, c_type, c_destination, c_payload, c_delay)
+                WITH ORDINALITY AS c(parent, partition, lane, stream, type, destination, payload, delay, n)
+              JOIN done ON done.seq = c.parent
+        )
+        SELECT holdfast_work.enqueue(array_agg(partition ORDER BY n), array_agg(lane ORDER BY n),
+                                     array_agg(stream ORDER BY n), array_agg(type ORDER BY n),
+                                     array_agg(destination ORDER BY n), array_agg(payload ORDER BY n),
+                                     array_agg(delay ORDER BY n))
+          INTO due FROM born HAVING count(*) > 0;
+        due := NULL;
+    END IF;
+    IF cardinality(completed) > 0 THEN
+        DELETE FROM holdfast_work.job WHERE seq = ANY (completed) AND seq <> ALL (coalesce(process.busy, '{}'));
+        IF EXISTS (SELECT FROM holdfast_work.block) THEN
+            DELETE FROM holdfast_work.block WHERE head = ANY (completed) AND head <> ALL (coalesce(process.busy, '{}'));
+        END IF;
+    END IF;
+    IF cardinality(f_seq) > 0 THEN
+        PERFORM holdfast_work.fail(f_seq, f_attempt, f_action, f_delay, f_strike, f_policy, f_reason, f_stages, f_type,
+                                   f_error, f_trace, f_fingerprint);
+    END IF;
+    IF cardinality(held) > 0 THEN
+        UPDATE holdfast_work.job SET state = 2 WHERE seq = ANY (held) AND state = 0;
+    END IF;
+    IF cardinality(released) > 0 THEN
+        UPDATE holdfast_work.block AS b SET released_ids = b.released_ids || j.ids, by = i.name, why = 'released by its worker'
+          FROM (SELECT stream, array_agg(seq) AS ids FROM holdfast_work.job WHERE seq = ANY (released) GROUP BY stream) AS j,
+               holdfast_work.instance AS i
+         WHERE b.stream = j.stream AND i.id = me;
+        noticed := true;
+    END IF;
+
+    -- Due retries become ready; being this worker's own rows they are contended by nobody.
+    IF want > 0 THEN
+        WITH chosen AS (
+            SELECT seq FROM holdfast_work.job
+             WHERE state = 1 AND due_at <= clock_timestamp() AND (owned IS NULL OR get_bit(owned, partition) = 1)
+             ORDER BY due_at LIMIT want
+        ), woken AS (
+            UPDATE holdfast_work.job SET state = 0 WHERE seq IN (SELECT seq FROM chosen) RETURNING seq
+        )
+        SELECT array_agg(seq) INTO due FROM woken;
+    END IF;
+    SELECT extract(epoch FROM due_at - clock_timestamp()) INTO due_in FROM holdfast_work.job
+     WHERE state = 1 AND (owned IS NULL OR get_bit(owned, partition) = 1) ORDER BY due_at LIMIT 1;
+
+    IF want > 0 THEN
+        WITH overdue AS (
+            (SELECT j.* FROM holdfast_work.job AS j
+              WHERE j.seq > settled AND j.seq <= through AND NOT pg_visible_in_snapshot(j.xid, seen) AND j.xid <> seen_by
+                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 1)
+            UNION ALL
+            (SELECT j.* FROM holdfast_work.job AS j
+              WHERE j.xid = ANY (late) AND j.seq <= settled
+                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 1)
+        ), forward AS (
+            SELECT j.* FROM holdfast_work.job AS j
+             WHERE j.seq > through AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
+               AND (j.state = 0 OR (j.state = 2 AND NOT holdfast_work.held_back(j.stream, j.seq, j.type)))
+             ORDER BY j.seq LIMIT want
+        ), weighed AS (
+            SELECT *, sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS before
+              FROM forward
+        ), fitting AS (
+            SELECT * FROM weighed WHERE before < bytes_max
+        ), backlog AS (
+            SELECT h.* FROM unnest(b_stream, b_after) AS b(stream, after)
+             CROSS JOIN LATERAL (SELECT * FROM holdfast_work.job AS j
+                                  WHERE j.stream = b.stream AND j.seq > b.after AND j.state = 2
+                                  ORDER BY j.seq LIMIT b_limit) AS h
+        ), found AS (
+            SELECT 0::smallint AS kind, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
+              FROM fitting
+            UNION ALL
+            SELECT 0::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
+              FROM overdue
+            UNION ALL
+            SELECT 0::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
+              FROM holdfast_work.job WHERE seq = ANY (due) AND seq <= through
+            UNION ALL
+            SELECT 1::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
+              FROM backlog
+        ), listed AS (
+            SELECT DISTINCT ON (kind, seq) * FROM found ORDER BY kind, seq
+        )
+        SELECT pg_current_snapshot()::text, (SELECT count(*) FROM overdue) > want,
+               CASE WHEN (SELECT count(*) FROM fitting) = want OR (SELECT count(*) FROM fitting) < (SELECT count(*) FROM forward)
+                    THEN (SELECT max(seq) FROM fitting)
+                    -- Drawn before the next call takes its id, so it may be a checkpoint like a row that was seen.
+                    ELSE greatest((SELECT max(seq) FROM fitting),
+                                  (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM holdfast_work.job_seq)) END,
+               array_agg(seq), array_agg(kind), array_agg(type), array_agg(payload), array_agg(stream),
+               array_agg(destination), array_agg(partition), array_agg(attempt), array_agg(strikes), array_agg(crashes),
+               array_agg(stages), array_agg(origin)
+          INTO process.snapshot, overflow, read_through, seqs, kinds, types, payloads, streams, destinations, partitions,
+               attempts, process.strikes, process.crashes, process.stages, origins
+          FROM listed;
+        IF starting > 0 AND seqs IS NOT NULL THEN
+            SELECT array_agg(s) INTO process.started
+              FROM (SELECT s FROM unnest(seqs, kinds, process.crashes) AS u(s, k, c) WHERE k = 0 AND c = 0 LIMIT starting) AS first;
+        END IF;
+    END IF;
+
+    UPDATE holdfast_work.instance
+       SET beat_at = clock_timestamp(), running = process.running || coalesce(process.started, '{}'), sleeping = is_sleeping,
+           notice = false
+     WHERE id = me;
+END $$;

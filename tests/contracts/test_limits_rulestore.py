@@ -1,0 +1,241 @@
+"""One suite for every store of rules: changes, conflicts, keys, history, log, snapshot, doorbell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from engines import Server
+from holdfast.clock import SystemClock
+from holdfast.errors import (
+    HoldfastError,
+    InvalidRule,
+    KeyReused,
+    NotFound,
+    StateCorrupted,
+    Unavailable,
+    VersionConflict,
+)
+from holdfast.limits.changes import Action, Change, rollback_body
+from holdfast.limits.rules import RuleName, RuleSet
+from holdfast.limits.rulestore.contract import RuleStore
+from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
+from holdfast.limits.rulestore.sqlite import SqliteRuleStore, raise_epoch
+
+Scenario = Callable[[RuleStore, Any], Awaitable[None]]
+SEARCH = RuleName("acme", "/api/search")
+BODY = {"algorithm": "token_bucket", "limit": 100, "window": "60s"}
+
+
+async def empty_database(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
+    await connection.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
+    await connection.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Scenario], None]]:
+    """Runs a scenario on an empty store of one kind, with its doorbell."""
+    url = request.getfixturevalue("postgres_server").url if request.param == "postgres" else ""
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[tuple[RuleStore, Any]]:
+        if not url:
+            async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as embedded:
+                yield embedded, embedded
+            return
+        await empty_database(url)
+        settings = PostgresSettings(url)
+        async with PostgresRuleStore(settings) as store:
+            await store.prepare()
+            await store.prepare()
+            yield store, PostgresBell(settings)
+
+    def run(scenario: Scenario) -> None:
+        async def main() -> None:
+            async with fresh() as (store, bell):
+                await asyncio.wait_for(scenario(store, bell), 30)
+
+        asyncio.run(main())
+
+    yield run
+
+
+def change(action: Action, name: RuleName = SEARCH, **changes: Any) -> Change:
+    given: dict[str, Any] = {"actor": "olga", "at": "2026-01-01T10:00:00.000Z", "reason": "because"}
+    if action == "create":
+        given["body"] = BODY
+    return Change(action, name, **{**given, **changes})
+
+
+async def refused(store: RuleStore, change: Change, kind: type[HoldfastError]) -> HoldfastError:
+    before = await store.snapshot()
+    with pytest.raises(kind) as raised:
+        await store.change(change)
+    assert await store.snapshot() == before, "a refused change changes nothing"
+    return raised.value
+
+
+def test_a_rule_lives_from_creation_to_tombstone_and_again(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        created = await store.change(change("create"))
+        assert (created.rule.version, created.rule.limit, created.rule.updated_by) == (1, 100, "olga")
+        updated = await store.change(change("update", body={"limit": 500}, expected_version=1))
+        assert (updated.rule.version, updated.rule.limit, updated.rule.window_seconds) == (2, 500, 60.0)
+        deleted = await store.change(change("delete", expected_version=2))
+        assert (deleted.rule.version, deleted.rule.deleted) == (3, True)
+        assert await store.page(None, None, 10) == []
+        again = await store.change(change("create"))
+        assert again.rule.version == 4, "versions of a name never restart"
+        assert await store.get(SEARCH) == again.rule
+        log = await store.changes_after(0)
+        assert [(c.seq, c.action, c.rule.version) for c in log] == [
+            (1, "create", 1), (2, "update", 2), (3, "delete", 3), (4, "create", 4),
+        ]  # fmt: skip
+        assert [c.rule.version for c in await store.history(SEARCH, None, 10)] == [4, 3, 2, 1]
+        assert [c.rule.version for c in await store.history(SEARCH, 3, 1)] == [2]
+        assert {(c.actor, c.reason) for c in log} == {("olga", "because")}
+
+    stored(scenario)
+
+
+def test_who_is_late_is_told_what_is_there_now(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        await refused(store, change("update", body={"limit": 5}), NotFound)
+        await refused(store, change("delete"), NotFound)
+        await store.change(change("create"))
+        await store.change(change("update", body={"limit": 500}, expected_version=1))
+        error = await refused(store, change("update", body={"limit": 200}, expected_version=1), VersionConflict)
+        assert error.details["currentVersion"] == 2
+        assert error.details["rule"]["limit"] == 500
+        await refused(store, change("delete", expected_version=1), VersionConflict)
+        await refused(store, change("create"), VersionConflict)
+        await refused(store, change("update", body={"limit": -1}), InvalidRule)
+
+    stored(scenario)
+
+
+def test_of_two_operators_with_the_same_version_one_wins(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        await store.change(change("create"))
+        outcomes = await asyncio.gather(
+            *[store.change(change("update", body={"limit": 10 + n}, expected_version=1)) for n in range(8)],
+            return_exceptions=True,
+        )
+        assert sum(isinstance(outcome, VersionConflict) for outcome in outcomes) == 7
+        assert (await store.head()).seq == 2
+
+    stored(scenario)
+
+
+def test_the_same_key_gets_the_first_answer_for_ever(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        create = change("create", key="k1")
+        first = await store.change(create)
+        update = change("update", body={"limit": 7}, expected_version=1, key="k2")
+        second = await store.change(update)
+        await store.change(change("delete", key="k3"))
+        assert await store.change(create) == type(first)(first.rule, first.seq, repeated=True)
+        assert (await store.change(update)).rule == second.rule
+        assert (await store.change(change("delete", key="k3"))).repeated
+        assert (await store.head()).seq == 3
+        await refused(store, change("update", body={"limit": 8}, expected_version=1, key="k2"), KeyReused)
+
+    stored(scenario)
+
+
+def test_a_snapshot_and_the_log_tell_the_same(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        for n in range(30):
+            await store.change(change("create", RuleName("acme", f"/r{n}")))
+        for n in range(0, 30, 3):
+            await store.change(change("delete", RuleName("acme", f"/r{n}")))
+        snapshot, head = await store.snapshot(), await store.head()
+        replayed = RuleSet(epoch=snapshot.epoch)
+        for each in await store.changes_after(0, 1000):
+            replayed = replayed.merge(each.rule)
+        assert replayed.digest == head.digest == RuleSet().merge_snapshot(snapshot).digest
+        assert (head.seq, snapshot.seq, head.lag_seconds) == (40, 40, 0)
+        assert [c.seq for c in await store.changes_after(38)] == [39, 40]
+        first = await store.page("acme", None, 15)
+        rest = await store.page("acme", first[-1].name, 15)
+        assert len({rule.name for rule in (*first, *rest)}) == 20
+        assert await store.page("other", None, 10) == []
+
+    stored(scenario)
+
+
+def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        first = await store.change(change("create"))
+        await store.change(change("update", body={"limit": 1, "mode": "shadow"}))
+        await store.change(change("delete"))
+        back = await store.change(change("rollback", body=rollback_body(first.rule)))
+        assert (back.rule.version, back.rule.limit, back.rule.mode, back.rule.deleted) == (4, 100, "enforce", False)
+
+    stored(scenario)
+
+
+def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, bell: Any) -> None:
+        rings = bell.rings()
+        assert (await anext(rings)).seq == 0
+        changed = await store.change(change("create"))
+        ring = await asyncio.wait_for(anext(rings), 5)
+        assert (ring.seq, ring.rule) == (1, changed.rule)
+        longest = RuleName("t" * 64, "/" + "r" * 255)
+        await store.change(change("create", longest))
+        assert (await asyncio.wait_for(anext(rings), 5)).seq == 2
+        await rings.aclose()
+
+    stored(scenario)
+
+
+def test_a_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
+            old = await store.change(change("create"))
+        raise_epoch(tmp_path / "limits.db")
+        async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
+            new = await store.change(change("update", body={"limit": 9}))
+            assert new.rule.stamp > old.rule.stamp
+            assert new.rule.epoch == old.rule.epoch + 1 == (await store.head()).epoch
+
+    asyncio.run(main())
+
+
+def test_a_database_that_is_away_is_unavailable_and_tells_no_host() -> None:
+    async def main() -> None:
+        settings = PostgresSettings("postgresql://nobody@127.0.0.1:1/none", connect_timeout_seconds=0.5)
+        async with PostgresRuleStore(settings) as store:
+            for call in (store.change(change("create")), store.head(), store.get(SEARCH), store.beat()):
+                with pytest.raises(Unavailable) as raised:
+                    await call
+                assert "127.0.0.1" not in str(raised.value)
+                assert raised.value.retry_after_seconds
+            with pytest.raises(Unavailable):
+                await anext(PostgresBell(settings).rings())
+
+    asyncio.run(main())
+
+
+def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
+    async def main() -> None:
+        await empty_database(postgres_server.url)
+        async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
+            await store.prepare()
+            connection = await asyncpg.connect(postgres_server.url)
+            await connection.execute("INSERT INTO holdfast_limits_schema VALUES (99)")
+            await connection.close()
+            with pytest.raises(StateCorrupted):
+                await store.prepare()
+        await empty_database(postgres_server.url)
+
+    asyncio.run(main())

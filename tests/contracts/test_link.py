@@ -1,0 +1,70 @@
+"""What every link to gateways promises. A bench connects named gateways through the adapter under test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from scripted import ANNA
+
+from holdfast.errors import Unavailable
+from holdfast.fanout.contract import Envelope, Link, Stretch
+from holdfast.fanout.link.local import LocalLink
+from holdfast.message import Message
+
+Connect = Callable[[str, Callable[[Envelope], None]], None]
+
+
+def local() -> tuple[Link, Connect, Callable[[str], None]]:
+    link = LocalLink()
+    return link, link.connect, link.disconnect
+
+
+ADAPTERS = {"local": local}
+
+
+@pytest.fixture(params=ADAPTERS)
+def bench(request: pytest.FixtureRequest) -> tuple[Link, Connect, Callable[[str], None]]:
+    return ADAPTERS[request.param]()
+
+
+def envelope(*sequences: int) -> Envelope:
+    messages = [Message(f"msg_{n}", "c", n, "text", "anna", None, "hi", "text/plain", "now") for n in sequences]
+    return Envelope([Stretch("default", messages, frozenset({ANNA}))])
+
+
+def test_an_envelope_reaches_the_gateway_it_names_whole_and_in_order(bench) -> None:  # type: ignore[no-untyped-def]
+    link, connect, _ = bench
+    got: dict[str, list[Envelope]] = {"east": [], "west": []}
+    for name, received in got.items():
+        connect(name, received.append)
+
+    async def main() -> None:
+        await link.deliver("east", envelope(1, 2))
+        await link.deliver("east", envelope(3))
+        await link.deliver("west", envelope(4))
+
+    asyncio.run(main())
+    assert got == {"east": [envelope(1, 2), envelope(3)], "west": [envelope(4)]}
+
+
+def test_a_gateway_that_is_not_there_is_unavailable(bench) -> None:  # type: ignore[no-untyped-def]
+    link, connect, disconnect = bench
+    connect("east", lambda envelope: None)
+    disconnect("east")
+    disconnect("east")
+    for name in ("east", "never"):
+        with pytest.raises(Unavailable):
+            asyncio.run(link.deliver(name, envelope(1)))
+
+
+def test_a_gateway_that_breaks_is_unavailable_and_nothing_foreign_comes_out(bench) -> None:  # type: ignore[no-untyped-def]
+    link, connect, _ = bench
+
+    def broken(envelope: Envelope) -> None:
+        raise ZeroDivisionError("a defect in a session")
+
+    connect("east", broken)
+    with pytest.raises(Unavailable):
+        asyncio.run(link.deliver("east", envelope(1)))

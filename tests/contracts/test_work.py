@@ -1,0 +1,557 @@
+"""One behaviour, every store of jobs: failure and retry, blocks and releases, dead letters, inbox, takeover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from work_stores import Hand, Opened, draft, postgres_work, run
+
+from holdfast.errors import NotFound
+from holdfast.work.contract import Child, LeaseLost, Query
+from holdfast.work.job import OnFailure, Policies, Reason, Stage, State
+
+Open = Callable[[], Any]
+
+
+@pytest.fixture(params=["postgres"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    server = request.getfixturevalue("postgres_server")
+    return lambda: postgres_work(server.url)
+
+
+def check(opened: Open, body: Callable[[Opened], Any]) -> None:
+    async def main() -> None:
+        async with opened() as store:
+            await body(store)
+
+    run(main())
+
+
+def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft("a"), draft("b"), draft(None), draft("a")])
+        assert seqs == sorted(seqs)
+        hand = await Hand.sit(o.store)
+        assert await hand.turn() == seqs
+        assert hand.jobs[seqs[0]].attempt == 1
+        assert hand.jobs[seqs[0]].stages == Stage.STORED
+        assert await hand.turn(completed=seqs) == []
+        assert await o.store.find(Query()) == []
+
+    check(opened, body)
+
+
+def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft() for _ in range(5)])
+        hand = await Hand.sit(o.store)
+        assert await hand.turn(want=3) == seqs[:3]
+        assert await hand.turn() == seqs[3:]
+        assert await hand.turn() == []
+        await hand.seat.rewind()
+        assert await hand.turn(completed=seqs[:1]) == seqs[1:]
+
+    check(opened, body)
+
+
+def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        from holdfast.work.contract import Report, Want
+
+        seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
+        hand = await Hand.sit(o.store)
+        first = await hand.seat.process(Report(), Want(jobs=10, bytes_max=2500))
+        assert [job.seq for job in first.jobs] == seqs[:3]
+        second = await hand.seat.process(Report(), Want(jobs=10, bytes_max=1))
+        assert [job.seq for job in second.jobs] == seqs[3:4]
+        assert await hand.turn() == seqs[4:]
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 ProcessWorkBatch_FailsOutboxMessages_MarksAsFailedWithErrorAsync")
+def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        failure = hand.failure(m1, Reason.TRANSPORT_UNAVAILABLE, stages=int(Stage.STORED), error="Network timeout")
+        assert await hand.turn(failed=[failure]) == []
+        (entry,) = await o.store.find(Query())
+        assert (entry.state, entry.attempt, entry.error) == (State.RETRY, 1, "Network timeout")
+        assert (entry.reason, entry.error_type) == (Reason.TRANSPORT_UNAVAILABLE, "ValueError")
+        assert (entry.trace, entry.fingerprint) == ("trace", "print")
+        await o.pass_time(59)
+        assert await hand.turn() == []
+        await o.pass_time(2)
+        assert await hand.turn() == [m1]
+        assert hand.jobs[m1].attempt == 2
+        assert await hand.turn(completed=[m1]) == []
+        assert await o.store.find(Query()) == []
+        assert await o.store.streams() == []
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 ProcessWorkBatch_ScheduledRetry_BlocksLaterMessagesInStreamAsync")
+def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2, other = await o.store.enqueue([draft(), draft(), draft("other")])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2], completed=[other])
+        (blocked,) = await o.store.streams()
+        assert (blocked.block.stream, blocked.block.head, blocked.waiting) == ("s", m1, 1)
+        blocks = await hand.seat.rewind()
+        assert [block.head for block in blocks] == [m1]
+        assert await hand.turn() == [], "neither the head nor what it holds may come"
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 ProcessWorkBatch_ScheduledRetryExpires_UnblocksStreamAsync")
+def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        claimed = await hand.call(failed=[hand.failure(m1)], held=[m2, m3])
+        assert claimed.next_due_seconds is not None and 58 < claimed.next_due_seconds <= 60
+        await o.pass_time(61)
+        assert await hand.turn() == [m1]
+        assert await hand.turn(completed=[m1], backlogs={"s": 0}) == [m2, m3]
+        assert await o.store.streams() == []
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 ProcessWorkBatch_StreamBasedFailureCascade_ReleasesLaterMessagesInSameStreamAsync")
+def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2, m3, m4 = await o.store.enqueue([draft() for _ in range(4)])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2, m3, m4])
+        claimed = await hand.call(released=[m2, m3])
+        assert claimed.notice, "what was released is read by a rewind"
+        (block,) = await hand.seat.rewind()
+        assert block.released_ids == {m2, m3}
+        assert await hand.turn() == [m2, m3]
+        (head,) = await o.store.find(Query(seqs=[m1]))
+        assert head.state is State.RETRY
+        await o.pass_time(61)
+        assert await hand.turn(completed=[m2, m3]) == [m1]
+        assert await hand.turn(completed=[m1], backlogs={"s": 0}) == [m4]
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 decision matrix: failed, scheduled / no release")
+def test_matrix_failed_and_scheduled_without_release_blocks(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        await hand.seat.rewind()
+        assert await hand.turn() == []
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 decision matrix: failed, scheduled / released")
+def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        await o.store.release("s", ids=[m2], by="ann", why="independent")
+        assert (await hand.call()).notice
+        await hand.seat.rewind()
+        assert await hand.turn() == [m2]
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 decision matrix: failed, not scheduled / released")
+def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store, policies=Policies().with_type("order", stream=OnFailure.PARK))
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        (head,) = await o.store.find(Query(seqs=[m1]))
+        assert (head.state, head.due_at) == (State.PARKED, None)
+        await o.store.release("s", through=m2, by="ann", why="m1 is poison")
+        await hand.call()
+        await hand.seat.rewind()
+        assert await hand.turn() == [m2]
+        await o.pass_time(1e6)
+        assert await hand.turn(completed=[m2]) == [], "a parked job never runs by itself"
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 decision matrix: processing")
+def test_matrix_processing_blocks_for_every_other_worker(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, _ = await o.store.enqueue([draft(), draft()])
+        first = await Hand.sit(o.store)
+        assert await first.turn(want=1) == [m1]
+        if o.store.capabilities.shared:
+            second = await Hand.sit(o.store, "second")
+            assert await second.turn() == [], "a stream has one owner"
+            await second.seat.leave()
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 decision matrix: completed")
+def test_matrix_completed_goes_on(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store)
+        assert await hand.turn(want=1) == [m1]
+        assert await hand.turn(completed=[m1]) == [m2]
+
+    check(opened, body)
+
+
+def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2, m3 = await o.store.enqueue([draft(), draft(type="mail"), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
+        await o.store.release("s", type="mail", by="ann", why="mails are independent")
+        await hand.call()
+        (block,) = await hand.seat.rewind()
+        assert await hand.turn() == [m2]
+        assert not block.holds(m3 + 100, "mail")
+        assert block.holds(m3, "order")
+        (act,) = await o.store.acts()
+        assert (act.verb, act.by, act.why) == ("release", "ann", "mails are independent")
+
+    check(opened, body)
+
+
+def test_a_later_failure_makes_a_new_block(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
+        await hand.call(released=[m2, m3])
+        await hand.seat.rewind()
+        assert await hand.turn() == [m2, m3]
+        await hand.turn(failed=[hand.failure(m2)], held=[m3])
+        await hand.seat.rewind()
+        assert await hand.turn() == [], "m3 waits behind the new block"
+        assert [blocked.block.head for blocked in await o.store.streams()] == [m1, m2]
+
+    check(opened, body)
+
+
+def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        await o.store.enqueue([draft()])
+        with pytest.raises(NotFound, match="not blocked"):
+            await o.store.release("s", ids=[1], by="ann", why="?")
+        assert await o.store.acts() == []
+
+    check(opened, body)
+
+
+def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store, policies=Policies.preset("seed").with_type("order", stream=OnFailure.SKIP))
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], completed=[m2])
+        assert await o.store.streams() == []
+        await o.pass_time(61)
+        assert await hand.turn() == [m1]
+
+    check(opened, body)
+
+
+def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        for _ in range(8):
+            await o.pass_time(1e6)
+            assert await hand.turn() == [m1]
+            await hand.turn(failed=[hand.failure(m1)])
+        await o.pass_time(1e6)
+        assert await hand.turn() == [m1]
+        assert await hand.turn(failed=[hand.failure(m1, error="the tenth")], backlogs={"s": 0}) == [m2]
+        (dead,) = await o.store.dead(Query())
+        assert (dead.seq, dead.attempt, dead.strikes) == (m1, 10, 10)
+        assert (dead.reason, dead.error) == (Reason.POISON_MESSAGE, "the tenth")
+        assert await o.store.streams() == []
+
+    check(opened, body)
+
+
+def test_serialization_and_validation_failures_are_dead_at_once(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(None), draft(None)])
+        hand = await Hand.sit(o.store, policies=Policies())
+        await hand.turn()
+        failures = [hand.failure(m1, Reason.SERIALIZATION_ERROR), hand.failure(m2, Reason.VALIDATION_FAILURE)]
+        await hand.turn(failed=failures)
+        assert {entry.reason for entry in await o.store.dead(Query())} == {
+            Reason.SERIALIZATION_ERROR,
+            Reason.VALIDATION_FAILURE,
+        }
+
+    check(opened, body)
+
+
+def test_a_failure_report_counts_once(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        failure = hand.failure(m1)
+        await hand.turn(failed=[failure])
+        await hand.turn(failed=[failure])
+        (entry,) = await o.store.find(Query())
+        assert (entry.attempt, entry.strikes) == (1, 1)
+
+    check(opened, body)
+
+
+@pytest.mark.seed("003 partial completion")
+def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1, stages=int(Stage.STORED | Stage.EVENT_STORED))])
+        await o.pass_time(61)
+        await hand.turn()
+        assert hand.jobs[m1].stages == Stage.STORED | Stage.EVENT_STORED
+        await hand.turn(failed=[hand.failure(m1, stages=0)])
+        (entry,) = await o.store.find(Query())
+        assert entry.stages == Stage.STORED | Stage.EVENT_STORED
+
+    check(opened, body)
+
+
+def test_a_step_is_durable_before_the_job_ends(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.seat.step(hand.jobs[m1], int(Stage.PUBLISHED))
+        (entry,) = await o.store.find(Query())
+        assert entry.stages == Stage.STORED | Stage.PUBLISHED
+
+    check(opened, body)
+
+
+def test_a_delayed_job_comes_when_it_is_due(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        later, now = await o.store.enqueue([draft(delay_seconds=100), draft()])
+        hand = await Hand.sit(o.store)
+        claimed = await hand.call()
+        assert [job.seq for job in claimed.jobs] == [now]
+        assert claimed.next_due_seconds is not None and 90 < claimed.next_due_seconds <= 100
+        await o.pass_time(101)
+        assert await hand.turn() == [later]
+        assert hand.jobs[later].attempt == 1
+
+    check(opened, body)
+
+
+def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        shop = {"source": "shop", "source_id": "42"}
+        first = await o.store.enqueue([draft(**shop), draft(**shop), draft(source="shop", source_id="43"), draft()])
+        assert first[1] == 0 and first[0] and first[2] and first[3]
+        assert await o.store.enqueue([draft(**shop)]) == [0]
+        hand = await Hand.sit(o.store)
+        assert await hand.turn() == [first[0], first[2], first[3]]
+        await hand.turn(completed=[first[0]])
+        assert await o.store.enqueue([draft(**shop)]) == [0], "also after it was handled"
+
+    check(opened, body)
+
+
+def test_children_are_stored_exactly_with_their_parents_completion(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        children = [Child(m1, draft("next", "mail")), Child(m1, draft(None, "log"))]
+        born = await hand.turn(completed=[m1], children=children)
+        assert len(born) == 2
+        assert await hand.turn(completed=[m1], children=children) == [], "a repeated report stores nothing"
+
+    check(opened, body)
+
+
+def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")])
+        hand = await Hand.sit(o.store, policies=Policies())
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(seq, Reason.VALIDATION_FAILURE, stages=4) for seq in seqs])
+        assert await o.store.replay(Query(type="order"), limit=10, by="ann", why="fixed") == 2
+        assert [hand.jobs[seq].payload for seq in await hand.turn()] == [b"1", b"2"]
+        replayed = [job for job in hand.jobs.values() if job.origin]
+        assert [job.key for job in replayed] == seqs[:2]
+        assert {job.stages for job in replayed} == {5}, "what was completed is not repeated"
+        assert {(job.attempt, job.strikes) for job in replayed} == {(1, 0)}
+        assert (await o.store.acts())[0].verb == "replay"
+        with pytest.raises(NotFound):
+            await o.store.replay(Query(seqs=seqs[:1]), limit=10, by="ann", why="again")
+        assert await o.store.discard(Query(seqs=seqs[2:]), limit=10, by="ann", why="junk") == 1
+        assert await o.store.dead(Query()) == []
+
+    check(opened, body)
+
+
+def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)])
+        assert await hand.turn() == []
+        assert await o.store.retry([m1], reset=True, by="ann", why="fixed") == 1
+        assert await hand.turn() == [m1]
+        assert (hand.jobs[m1].attempt, hand.jobs[m1].strikes) == (1, 0)
+        with pytest.raises(NotFound):
+            await o.store.retry([m1 + 99], reset=False, by="ann", why="no such job")
+
+    check(opened, body)
+
+
+def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store)
+        assert await o.store.park([m1], by="ann", why="look first") == 1
+        claimed = await hand.call()
+        assert claimed.notice
+        (block,) = await hand.seat.rewind()
+        assert (block.head, block.policy, block.why) == (m1, OnFailure.PARK, "look first")
+        assert await o.store.bury([m1], by="ann", why="hopeless") == 1
+        assert (await hand.call()).notice
+        assert await hand.seat.rewind() == []
+        assert await hand.turn() == [m2]
+        assert [act.verb for act in await o.store.acts()] == ["dead", "park"]
+
+    check(opened, body)
+
+
+def test_the_numbers_people_look_at(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2, m3, _ = await o.store.enqueue([draft(), draft(), draft(None), draft(None)])
+        hand = await Hand.sit(o.store, policies=Policies())
+        await hand.turn()
+        failures = [hand.failure(m1, Reason.THROTTLED), hand.failure(m3, Reason.VALIDATION_FAILURE)]
+        await hand.turn(failed=failures, held=[m2])
+        stats = await o.store.stats()
+        assert stats.by_state == {State.READY: 1, State.RETRY: 1, State.HELD: 1}
+        assert stats.by_reason == {Reason.THROTTLED: 1}
+        assert stats.by_attempt == {1: 1}
+        assert (stats.dead, stats.scheduled, stats.blocked_streams, stats.poison_candidates) == (1, 1, 1, 0)
+        assert stats.next_due_at is not None and stats.next_due_at == stats.last_due_at
+        assert stats.oldest_age_seconds >= 0
+
+    check(opened, body)
+
+
+def test_open_breakers_are_shared_and_end(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        hand = await Hand.sit(o.store)
+        left = await hand.seat.breakers({"mail": 30.0}, [])
+        assert 28 < left["mail"] <= 30
+        (breaker,) = await o.store.open_breakers()
+        assert (breaker.type, breaker.by) == ("mail", "hand")
+        assert await hand.seat.breakers({}, ["mail"]) == {}
+        await hand.seat.breakers({"mail": 30.0}, [])
+        await o.pass_time(31)
+        assert await o.store.open_breakers() == []
+
+    check(opened, body)
+
+
+def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        killer, innocent = await o.store.enqueue([draft(), draft()])
+        for crash in range(3):
+            hand = await Hand.sit(o.store, f"victim {crash}")
+            claimed = await hand.call(starting=1)
+            if crash == 0:
+                assert claimed.started == {killer}
+            else:
+                assert claimed.started != {killer}, "a suspect is not started unannounced"
+                await hand.call(running=[killer])
+            assert hand.jobs[killer].crashes == crash
+            assert hand.jobs[killer].attempt == crash + 1
+            await o.kill(hand.seat)
+        survivor = await Hand.sit(o.store, "survivor")
+        assert await survivor.turn() == [innocent]
+        (dead,) = await o.store.dead(Query())
+        assert (dead.seq, dead.crashes, dead.reason) == (killer, 3, Reason.POISON_MESSAGE)
+        assert survivor.jobs[innocent].crashes == 0
+
+    check(opened, body)
+
+
+def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft() for _ in range(4)])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(completed=seqs[:1])
+        await o.kill(hand.seat)
+        heir = await Hand.sit(o.store, "heir")
+        assert await heir.turn() == seqs[1:]
+        assert heir.seat.fence(heir.jobs[seqs[1]]) > 0
+
+    check(opened, body)
+
+
+def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        zombie = await Hand.sit(o.store, "zombie")
+        await zombie.turn()
+        old_fence = zombie.seat.fence(zombie.jobs[m1])
+        await o.kill(zombie.seat)
+        heir = await Hand.sit(o.store, "heir")
+        assert await heir.turn() == [m1]
+        assert heir.seat.fence(heir.jobs[m1]) > old_fence
+        with pytest.raises(LeaseLost):
+            await zombie.turn(completed=[m1])
+        with pytest.raises(LeaseLost):
+            await zombie.seat.step(zombie.jobs[m1], 4)
+        (entry,) = await o.store.find(Query())
+        assert (entry.seq, entry.stages) == (m1, 1)
+
+    check(opened, body)
+
+
+def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn(starting=2)
+        await hand.seat.leave()
+        heir = await Hand.sit(o.store, "heir")
+        assert await heir.turn() == seqs
+        assert {job.crashes for job in heir.jobs.values()} == {0}
+
+    check(opened, body)

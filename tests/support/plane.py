@@ -1,0 +1,195 @@
+"""A gateway with the real parts behind it, on memory adapters and without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from holdfast.access import Principal
+from holdfast.access.principal import USER_SCOPES
+from holdfast.clock import Ids, timestamp
+from holdfast.errors import Unauthorized
+from holdfast.gateway.connection import Connection, Plane
+from holdfast.gateway.gateway import Gateway
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.intake import Intake
+from holdfast.ingest.repair import EpochRaiser
+from holdfast.ingest.watermarks import Watermarks
+from holdfast.message import Message, User
+from holdfast.store.changes import Act, CreateChat
+from holdfast.store.contract import Store
+from holdfast.store.history import History
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import LoopClock
+
+TENANT = "default"
+PLENTY = 1 << 40
+
+
+def decode_frames(data: bytes) -> list[dict[str, Any]]:
+    """The JSON of every unmasked text frame in ``data``."""
+    frames = []
+    while data:
+        assert data[0] == 0x81, data[:20]
+        size, start = data[1], 2
+        if size == 126:
+            size, start = int.from_bytes(data[2:4], "big"), 4
+        elif size == 127:
+            size, start = int.from_bytes(data[2:10], "big"), 10
+        frames.append(msgspec.json.decode(data[start : start + size]))
+        data = data[start + size :]
+    return frames
+
+
+class FakeSocket:
+    """The client's end: what was written to it, and a tap to stop it from taking more."""
+
+    def __init__(self) -> None:
+        self.connection: Connection
+        self.writes: list[bytes] = []
+        self.closed: tuple[int, str] | None = None
+        self.aborted = False
+        self.reading = True
+        self.stopped = False
+
+    def write(self, data: bytes) -> None:
+        assert self.closed is None, "nothing is written behind a close frame"
+        self.writes.append(data)
+        if self.stopped:
+            self.connection.writing_paused()
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed = (code, reason)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def take(self) -> list[dict[str, Any]]:
+        """The frames written since the last time."""
+        frames = decode_frames(b"".join(self.writes))
+        self.writes = []
+        return frames
+
+    def say(self, kind: str, request_id: str | None = None, **payload: Any) -> None:
+        """A frame from the client."""
+        frame: dict[str, Any] = {"type": kind, "payload": payload}
+        if request_id is not None:
+            frame["request_id"] = request_id
+        self.connection.frame_received(msgspec.json.encode(frame))
+
+
+class NoNeighbours:
+    """Records what the gateway tells the fanout plane."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def came(self, user: User) -> None:
+        self.events.append(("came", user.user_id))
+
+    def left(self, user: User) -> None:
+        self.events.append(("left", user.user_id))
+
+    def typing(self, user: User, chat_id: str, active: bool) -> None:
+        self.events.append(("typing", user.user_id, chat_id, active))
+
+
+def verify(token: str) -> Principal:
+    """Tokens are user names here; `bad` is none."""
+    if token == "bad":
+        raise Unauthorized("the token is not valid here: get a new one")
+    return principal(token)
+
+
+def principal(user_id: str, expires_at: float | None = None) -> Principal:
+    return Principal(TENANT, user_id, USER_SCOPES, "user", expires_at)
+
+
+@dataclass
+class Bench:
+    """The parts of a node around one gateway."""
+
+    gateway: Gateway
+    store: Any
+    clock: LoopClock
+    ids: Ids
+    neighbours: NoNeighbours
+    intake: Intake
+    sockets: list[FakeSocket] = field(default_factory=list)
+
+    def connect(self, user_id: str | None, device_id: str = "", expires_at: float | None = None) -> FakeSocket:
+        socket = FakeSocket()
+        who = None if user_id is None else principal(user_id, expires_at)
+        socket.connection = self.gateway.accept(socket, who, device_id)
+        self.sockets.append(socket)
+        return socket
+
+    async def chat(self, *users: str) -> str:
+        """A chat of these users; the first is its owner."""
+        chat_id = self.ids.new("chat_")
+        act = Act(User(TENANT, users[0]), timestamp(self.clock.now()), self.ids.new("msg_"))
+        await self.store.change(CreateChat(act, chat_id, "group", "a chat", users[1:]))
+        return chat_id
+
+
+async def settle(turns: int = 20) -> None:
+    """Let everything that is ready run."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def message(chat_id: str, sequence: int, **changes: Any) -> Message:
+    given = {
+        "message_id": f"msg_{sequence}",
+        "chat_id": chat_id,
+        "sequence": sequence,
+        "kind": "text",
+        "sender_id": "alice",
+        "client_message_id": f"c{sequence}",
+        "content": f"message {sequence}",
+        "content_type": "text/plain",
+        "created_at": "2026-01-01T00:00:00.000Z",
+    }
+    return Message(**{**given, **changes})
+
+
+@asynccontextmanager
+async def bench(
+    limits: GatewayLimits | None = None, store: Store | None = None, memory_budget_bytes: int = PLENTY
+) -> AsyncIterator[Bench]:
+    clock = LoopClock()
+    ids = Ids(clock, random.Random(1))
+    store = store or MemoryStore()
+    durability = GuardedStore(store, clock)
+    intake = Intake(durability, clock, ids)
+    plane = Plane(
+        limits=limits or GatewayLimits(),
+        clock=clock,
+        ids=ids,
+        intake=intake,
+        history=History(store, EpochRaiser(durability, clock, ids), clock),
+        watermarks=Watermarks(durability, lambda moved: None),
+        verify=verify,
+    )
+    neighbours = NoNeighbours()
+    running = asyncio.create_task(intake.run())
+    async with Gateway(plane, neighbours, memory_budget_bytes, random.Random(1)) as gateway:
+        made = Bench(gateway, store, clock, ids, neighbours, intake)
+        yield made
+        for socket in made.sockets:
+            socket.connection.lost()
+    intake.stop()
+    await running

@@ -1,0 +1,119 @@
+"""Stores of jobs for tests: each adapter opened fresh, with a way to let time pass in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+
+from holdfast.work.contract import Claimed, Failed, Report, Seat, Want, WorkStore
+from holdfast.work.job import PARTITIONS, Draft, Failure, Job, Policies, Reason, decide
+
+QUICK = {"beat_seconds": 0.2, "no_start_after_seconds": 1.0, "dead_after_seconds": 1.5, "stuck_after_seconds": 2.0}
+
+
+@dataclass
+class Opened:
+    """An open store, and the hand on its clock."""
+
+    store: WorkStore
+    pass_time: Callable[[float], Awaitable[None]]
+    kill: Callable[[Seat], Awaitable[None]]
+    """End a seat as a crash would: nothing is reported, the lease runs out."""
+
+
+Opener = Callable[[], Any]
+
+
+@asynccontextmanager
+async def postgres_work(url: str):  # type: ignore[no-untyped-def]
+    from holdfast.work.postgres import PostgresWork
+    from holdfast.work.postgres_seat import SeatSettings
+
+    connection = await asyncpg.connect(url)
+    await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
+    store = await PostgresWork.open(url, seat_settings=SeatSettings(**QUICK))
+
+    seats: list[Any] = []
+    join = store.join
+
+    async def remembered(name: str) -> Any:
+        seats.append(await join(name))
+        return seats[-1]
+
+    store.join = remembered  # type: ignore[method-assign]
+
+    async def pass_time(seconds: float) -> None:
+        await connection.execute("UPDATE holdfast_work.job SET due_at = due_at - $1 * interval '1 second'", seconds)
+        await connection.execute("UPDATE holdfast_work.seen SET seen_at = seen_at - $1 * interval '1 second'", seconds)
+        await connection.execute(
+            "UPDATE holdfast_work.breaker SET open_until = open_until - $1 * interval '1 second'", seconds
+        )
+
+    async def kill(seat: Any) -> None:
+        await seat._stack.aclose()
+        await connection.execute(
+            "UPDATE holdfast_work.instance SET beat_at = beat_at - interval '1 minute' WHERE id = $1", seat.instance
+        )
+
+    try:
+        yield Opened(store, pass_time, kill)
+    finally:
+        await asyncio.gather(*(seat._stack.aclose() for seat in seats))
+        for seat in seats:
+            seat._hang_up()
+        await store.close()
+        await connection.close()
+
+
+@dataclass
+class Hand:
+    """A worker by hand: it holds a seat and reports what the test says."""
+
+    seat: Seat
+    policies: Policies = field(default_factory=lambda: Policies.preset("seed"))
+    jobs: dict[int, Job] = field(default_factory=dict)
+
+    @classmethod
+    async def sit(cls, store: WorkStore, name: str = "hand", policies: Policies | None = None) -> Hand:
+        hand = cls(await store.join(name), policies or Policies.preset("seed"))
+        await hand.seat.roster()
+        await hand.seat.take(range(PARTITIONS))
+        await hand.seat.rewind()
+        return hand
+
+    async def turn(
+        self, want: int = 100, *, starting: int = 0, backlogs: dict[str, int] | None = None, **report: Any
+    ) -> list[int]:
+        """One process call; the sequences that were handed out (backlogs included), in order."""
+        claimed = await self.call(want, starting=starting, backlogs=backlogs, **report)
+        return [job.seq for job in [*claimed.backlog, *claimed.jobs]]
+
+    async def call(
+        self, want: int = 100, *, starting: int = 0, backlogs: dict[str, int] | None = None, **report: Any
+    ) -> Claimed:
+        wanted = Want(jobs=want, starting=starting, backlogs=backlogs or {})
+        claimed = await self.seat.process(Report(**report), wanted)
+        self.jobs.update({job.seq: job for job in [*claimed.backlog, *claimed.jobs]})
+        return claimed
+
+    def failure(
+        self, seq: int, reason: Reason = Reason.HANDLER_EXCEPTION, *, stages: int = 0, error: str = "boom"
+    ) -> Failed:
+        import random
+
+        job, what = self.jobs[seq], Failure(reason, "ValueError", error, "trace", "print")
+        verdict = decide(job, what, self.policies.lookup(job.type, reason), random.Random(1))
+        return Failed(seq, job.attempt, verdict, what, stages)
+
+
+def draft(stream: str | None = "s", type: str = "order", payload: bytes = b"{}", **more: Any) -> Draft:
+    return Draft(type, payload, stream, **more)
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 60))

@@ -1,0 +1,541 @@
+"""The client's machine, frame by frame: no socket, no waiting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from holdfast.client import ChatGone, ChatJoined, ChatReset, ClientSettings, Event, SendRefused, Sent, Warned
+from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
+from holdfast.client.frames import ServerFrame
+from holdfast.client.machine import Machine
+from holdfast.client.outbox import Entry, Outbox
+from holdfast.errors import NotAMember
+from holdfast.message import Cursor, Message, Page
+from holdfast.wire.frames import (
+    Ack,
+    AnyClientFrame,
+    Authenticate,
+    ChatHead,
+    ConnectionClosing,
+    ConnectionEstablished,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    MessageAck,
+    Read,
+    Resume,
+    Resumed,
+    ResumedChat,
+    Resync,
+    Sendable,
+    SendMessage,
+    SyncRequest,
+    Typing,
+)
+
+SETTINGS = ClientSettings(buffer_messages_max=10, page_messages=4, resume_chats_per_frame=3)
+
+
+def message(sequence: int, chat_id: str = "c") -> Message:
+    return Message(f"m{sequence}", chat_id, sequence, "text", "bob", f"k{sequence}", f"t{sequence}", "text/plain", "")
+
+
+def messages(first: int, last: int, chat_id: str = "c") -> list[Message]:
+    return [message(sequence, chat_id) for sequence in range(first, last + 1)]
+
+
+def page(first: int, last: int, head: int, epoch: int = 1, reset: bool = False, chat_id: str = "c") -> Page:
+    return Page(chat_id, epoch, messages(first, last, chat_id), last, last < head, head, reset)
+
+
+class Bench:
+    """A machine with its time and everything it has said."""
+
+    def __init__(
+        self,
+        cursors: dict[str, Cursor] | None = None,
+        entries: Sequence[Entry] = (),
+        settings: ClientSettings = SETTINGS,
+        follow: set[str] | None = None,
+        keeps: bool = True,
+    ) -> None:
+        rng = random.Random(1)
+        outbox = Outbox(entries, settings.sends_in_flight_max, settings.backoff, rng)
+        self.machine = Machine(settings, outbox, cursors or {}, follow)
+        self.now = 100.0
+        self.keeps = keeps
+        self.actions: list[Action] = []
+        self.kept: dict[str, Cursor | None] = {}
+
+    def do(self, actions: list[Action]) -> list[Action]:
+        self.actions += actions
+        kept = [(a.chat_id, a.cursor) for a in actions if isinstance(a, Keep)]
+        self.kept.update(kept)
+        if self.keeps and kept:
+            self.do(self.machine.kept([(chat, cursor) for chat, cursor in kept if cursor], self.now))
+        return actions
+
+    def open(self, expires_at: float | None = None) -> list[AnyClientFrame]:
+        self.do(self.machine.opened(expires_at, self.now))
+        return self.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, {}))
+
+    def get(self, payload: Sendable, request_id: str | None = None) -> list[AnyClientFrame]:
+        return written(self.do(self.machine.receive(ServerFrame(payload, request_id), self.now)))
+
+    def resume(self, *chats: ResumedChat, joined: Sequence[str] = (), gone: Sequence[str] = ()) -> list[AnyClientFrame]:
+        frames = self.open()
+        return self.get(Resumed(chats, joined, gone), frames[-1].request_id)
+
+    def pass_time(self, seconds: float) -> list[Action]:
+        self.now += seconds
+        return self.do(self.machine.tick(self.now))
+
+    def send(self, number: int, chat_id: str = "c") -> list[AnyClientFrame]:
+        return written(self.do(self.machine.send(entry(number, chat_id), self.now)))
+
+    def take(self) -> Event | None:
+        taken = self.machine.inbox.take()
+        if taken is None:
+            return None
+        self.do(self.machine.moved_past(*taken, self.now))
+        return taken[0]
+
+    def take_all(self) -> list[Event]:
+        return list(iter(self.take, None))
+
+    def drop(self) -> None:
+        self.machine.disconnected()
+
+    def frames(self, kind: type[AnyClientFrame]) -> list[AnyClientFrame]:
+        return [frame for frame in written(self.actions) if isinstance(frame, kind)]
+
+
+def written(actions: list[Action]) -> list[AnyClientFrame]:
+    return [action.frame for action in actions if isinstance(action, Write)]
+
+
+def entry(number: int, chat_id: str = "c") -> Entry:
+    return Entry(f"k{number}", chat_id, f"text {number}", "text/plain")
+
+
+def ack(number: int, chat_id: str = "c") -> MessageAck:
+    return MessageAck(f"k{number}", f"m{number}", chat_id, number, "", False)
+
+
+def at(sequence: int, epoch: int = 1) -> dict[str, Cursor]:
+    return {"c": Cursor(epoch, sequence)}
+
+
+def sequences(events: Sequence[Event]) -> list[int]:
+    return [event.sequence for event in events if isinstance(event, Message)]
+
+
+# Placing messages
+
+
+def test_messages_in_order_reach_the_application_once() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    for sequence in (1, 2, 2, 1, 3):
+        bench.get(message(sequence))
+    assert sequences(bench.take_all()) == [1, 2, 3]
+
+
+def test_a_gap_is_pulled_and_nothing_is_shown_out_of_order() -> None:
+    bench = Bench(at(1))
+    bench.resume()
+    [sync] = bench.get(message(4))
+    assert isinstance(sync, SyncRequest)
+    assert (sync.payload.epoch, sync.payload.after_sequence) == (1, 1)
+    assert bench.take() is None
+    bench.get(page(2, 4, 4), sync.request_id)
+    assert sequences(bench.take_all()) == [2, 3, 4]
+
+
+def test_a_page_is_authoritative_where_it_has_holes() -> None:
+    bench = Bench(at(1))
+    bench.resume()
+    [sync] = bench.get(Resync([ChatHead("c", 5)]))
+    bench.get(Page("c", 1, [message(2), message(4)], 5, False, 5), sync.request_id)
+    assert sequences(bench.take_all()) == [2, 4]
+    assert bench.kept["c"] == Cursor(1, 5)
+    assert bench.get(message(6)) == []
+    assert sequences(bench.take_all()) == [6]
+
+
+def test_one_page_is_in_flight_and_a_chat_is_pulled_to_its_end() -> None:
+    bench = Bench({"c": Cursor(1, 0), "d": Cursor(1, 0)})
+    bench.resume()
+    frames = bench.get(Resync([ChatHead("c", 6), ChatHead("d", 1)]))
+    assert [frame.payload.chat_id for frame in frames if isinstance(frame, SyncRequest)] == ["c"]
+    [second] = bench.get(page(1, 4, 6), frames[0].request_id)
+    assert isinstance(second, SyncRequest) and second.payload.chat_id == "d"
+    [third] = bench.get(page(1, 1, 1, chat_id="d"), second.request_id)
+    assert isinstance(third, SyncRequest) and third.payload.after_sequence == 4
+
+
+def test_a_page_nobody_asked_for_is_ignored() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    bench.get(page(1, 3, 3), "stranger")
+    assert bench.take() is None
+
+
+def test_heads_above_the_cursor_are_pulled_and_the_heartbeat_is_answered() -> None:
+    bench = Bench(at(3))
+    bench.resume()
+    assert [type(frame) for frame in bench.get(Heartbeat({"c": (1, 3)}))] == [HeartbeatAck]
+    assert [type(frame) for frame in bench.get(Heartbeat({"c": (1, 4)}))] == [HeartbeatAck, SyncRequest]
+
+
+def test_heads_of_another_epoch_are_pulled_even_below_the_cursor() -> None:
+    bench = Bench(at(3))
+    bench.resume()
+    assert [type(frame) for frame in bench.get(Heartbeat({"c": (2, 1)}))] == [HeartbeatAck, SyncRequest]
+
+
+def test_what_is_heard_of_while_a_page_is_under_way_is_pulled_after_it() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    [sync] = bench.get(message(3))
+    bench.get(message(5))
+    [again] = bench.get(page(1, 4, 4), sync.request_id)
+    assert isinstance(again, SyncRequest) and again.payload.after_sequence == 4
+
+
+def test_a_reset_is_told_and_the_chat_starts_at_zero() -> None:
+    bench = Bench(at(3))
+    bench.resume()
+    [sync] = bench.get(Resync([ChatHead("c", 2)]))
+    [again] = bench.get(page(1, 2, 2, epoch=2, reset=True), sync.request_id)
+    assert isinstance(again, SyncRequest)
+    assert (again.payload.epoch, again.payload.after_sequence) == (2, 0)
+    assert bench.kept == {}, "until the application knows, the old cursor stays"
+    bench.get(page(1, 2, 2, epoch=2), again.request_id)
+    assert bench.take() == ChatReset("c", 2)
+    assert bench.kept["c"] == Cursor(2, 0)
+    assert sequences(bench.take_all()) == [1, 2]
+    assert bench.kept["c"] == Cursor(2, 2)
+
+
+def test_messages_of_the_old_epoch_still_in_the_buffer_do_not_move_the_new_cursor() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    bench.get(message(1))
+    bench.get(message(2))
+    [sync] = bench.get(Heartbeat({"c": (2, 1)}))[1:]
+    bench.get(page(1, 1, 1, epoch=2, reset=True), sync.request_id)
+    assert sequences([e for e in [bench.take(), bench.take()] if e]) == [1, 2]
+    assert bench.kept.get("c") is None or bench.kept["c"] == Cursor(1, 2)
+    assert bench.take() == ChatReset("c", 2)
+    assert bench.kept["c"] == Cursor(2, 0)
+
+
+# Coming back
+
+
+def test_resume_carries_what_is_received_in_frames_of_bounded_size() -> None:
+    bench = Bench({f"c{n}": Cursor(1, n) for n in range(7)})
+    frames = [frame for frame in bench.open() if isinstance(frame, Resume)]
+    assert [len(frame.payload.cursors) for frame in frames] == [3, 3, 1]
+    assert [frame.payload.more for frame in frames] == [True, True, False]
+    bench.get(Resumed([], [], []), frames[-1].request_id)
+    bench.get(message(7, "c6"))
+    bench.drop()
+    again = [frame for frame in bench.open() if isinstance(frame, Resume)]
+    assert again[-1].payload.cursors["c6"] == (1, 7)
+
+
+def test_nothing_is_pulled_before_the_resume_is_answered() -> None:
+    bench = Bench(at(0))
+    [resume] = bench.open()
+    assert bench.get(Heartbeat({"c": (1, 9)})) == [HeartbeatAck()]
+    assert [type(f) for f in bench.get(Resumed([], [], []), resume.request_id)] == [SyncRequest]
+
+
+def test_resumed_pages_are_taken_and_the_rest_is_pulled() -> None:
+    bench = Bench(at(2))
+    chat = ResumedChat("c", 1, 9, messages(3, 5), 5, True, False)
+    [sync] = bench.resume(chat)
+    assert isinstance(sync, SyncRequest) and sync.payload.after_sequence == 5
+    assert sequences(bench.take_all()) == [3, 4, 5]
+
+
+def test_joined_and_gone_chats_are_told_and_kept_or_forgotten() -> None:
+    bench = Bench(at(5))
+    [sync] = bench.resume(joined=["new"], gone=["c"])
+    assert isinstance(sync, SyncRequest) and sync.payload.chat_id == "new"
+    assert bench.kept == {}
+    assert bench.take_all() == [ChatGone("c"), ChatJoined("new")]
+    assert bench.kept == {"c": None}
+
+
+def test_a_push_of_an_unknown_chat_is_a_chat_joined() -> None:
+    bench = Bench()
+    bench.resume()
+    [sync] = bench.get(message(1, "new"))
+    bench.get(page(1, 1, 1, epoch=3, reset=True, chat_id="new"), sync.request_id)
+    events = bench.take_all()
+    assert events == [ChatJoined("new"), message(1, "new")]
+    assert bench.kept["new"] == Cursor(3, 1)
+
+
+def test_a_pull_refused_for_want_of_membership_means_gone() -> None:
+    bench = Bench(at(1))
+    bench.resume()
+    [sync] = bench.get(message(9))
+    bench.get(Error("NOT_A_MEMBER", "", False), sync.request_id)
+    assert bench.take_all() == [ChatGone("c")]
+
+
+def test_a_pull_that_failed_for_now_is_repeated_later() -> None:
+    bench = Bench(at(1))
+    bench.resume()
+    [sync] = bench.get(message(9))
+    assert bench.get(Error("SERVER_BUSY", "", True, retry_after_seconds=2), sync.request_id) == []
+    assert written(bench.pass_time(1.9)) == []
+    assert [type(frame) for frame in written(bench.pass_time(0.2))] == [SyncRequest]
+
+
+# Acks and cursors
+
+
+def test_a_message_is_kept_and_acked_only_after_the_application_moved_past_it() -> None:
+    bench = Bench(at(0), keeps=False)
+    bench.resume()
+    bench.get(message(1))
+    taken = bench.machine.inbox.take()
+    assert taken is not None and bench.kept == {}
+    bench.do(bench.machine.moved_past(*taken, bench.now))
+    assert bench.kept == {"c": Cursor(1, 1)}
+    bench.pass_time(1)
+    assert bench.frames(Ack) == [], "the cursor is not on disk yet"
+    bench.do(bench.machine.kept([("c", Cursor(1, 1))], bench.now))
+    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
+
+
+def test_acks_are_merged_and_leave_at_most_once_per_interval() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    for sequence in range(1, 7):
+        bench.get(message(sequence))
+        bench.take()
+    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
+    bench.pass_time(0.24)
+    assert len(bench.frames(Ack)) == 1
+    bench.pass_time(0.02)
+    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1, 6]  # type: ignore[union-attr]
+
+
+def test_acks_of_a_broken_connection_are_said_again_on_the_next() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    bench.get(message(1))
+    bench.take()
+    bench.drop()
+    bench.actions.clear()
+    bench.now += 1
+    bench.resume()
+    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
+
+
+# The buffer
+
+
+def test_a_full_buffer_takes_nothing_in_and_the_rest_is_pulled_when_there_is_room() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    for sequence in range(1, 15):
+        bench.get(message(sequence))
+    assert bench.machine.inbox.room == 0
+    assert bench.frames(SyncRequest) == []
+    assert [bench.take() for _ in range(3)] == messages(1, 3)
+    [sync] = bench.frames(SyncRequest)
+    assert isinstance(sync, SyncRequest)
+    assert (sync.payload.after_sequence, sync.payload.limit) == (10, 3)
+    bench.get(page(11, 13, 14), sync.request_id)
+    assert sequences(bench.take_all()) == list(range(4, 14))
+
+
+def test_a_full_buffer_does_not_keep_the_answer_of_a_send() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    for sequence in range(1, 15):
+        bench.get(message(sequence))
+    bench.send(1)
+    bench.get(ack(1))
+    assert [type(action.outcome) for action in bench.actions if isinstance(action, Settled)] == [Sent]
+
+
+def test_ephemeral_events_keep_the_newest_only() -> None:
+    bench = Bench()
+    bench.resume()
+    for active in (True, False, True):
+        bench.get(Typing("c", "bob", active))
+    assert bench.take_all() == [Typing("c", "bob", True)]
+    for n in range(1000):
+        bench.get(Typing("c", f"user{n}", True))
+    assert len(bench.machine.inbox) == 256
+
+
+def test_chats_that_are_not_followed_are_passed_over_and_acked() -> None:
+    bench = Bench({"c": Cursor(1, 0), "d": Cursor(1, 0)}, follow={"c"})
+    bench.resume(ResumedChat("d", 1, 50, messages(1, 3, "d"), 3, True, False))
+    [sync] = bench.frames(SyncRequest)
+    assert isinstance(sync, SyncRequest) and sync.payload.after_sequence == 50
+    bench.get(Page("d", 1, [], 50, False, 50), sync.request_id)
+    bench.get(message(51, "d"))
+    bench.get(message(1))
+    assert bench.take_all() == [message(1)]
+    bench.pass_time(1)
+    assert bench.kept["d"] == Cursor(1, 51)
+    assert ("d", 51) in [(f.payload.chat_id, f.payload.sequence) for f in bench.frames(Ack) if isinstance(f, Ack)]
+
+
+# Sending
+
+
+def test_one_send_of_a_chat_is_in_flight_and_chats_do_not_wait_for_each_other() -> None:
+    bench = Bench()
+    bench.resume()
+    assert len(bench.send(1)) == 1
+    assert bench.send(2) == []
+    assert len(bench.send(3, "d")) == 1
+    [second] = bench.get(ack(1))
+    assert isinstance(second, SendMessage) and second.payload.client_message_id == "k2"
+
+
+def test_sends_in_flight_are_bounded_over_all_chats() -> None:
+    bench = Bench(settings=ClientSettings(sends_in_flight_max=2))
+    bench.resume()
+    for n in range(5):
+        bench.send(n, f"c{n}")
+    assert len(bench.frames(SendMessage)) == 2
+    bench.get(ack(0, "c0"))
+    assert len(bench.frames(SendMessage)) == 3
+
+
+def test_a_send_without_an_answer_leaves_again_first_with_the_same_id() -> None:
+    bench = Bench(entries=[entry(1), entry(2)])
+    bench.resume()
+    bench.drop()
+    bench.actions.clear()
+    bench.resume()
+    assert [f.payload.client_message_id for f in bench.frames(SendMessage) if isinstance(f, SendMessage)] == ["k1"]
+
+
+def test_a_retryable_failure_waits_as_told_and_its_followers_wait_behind_it() -> None:
+    bench = Bench(entries=[entry(1), entry(2)])
+    bench.resume()
+    [first] = bench.frames(SendMessage)
+    bench.get(Error("SERVER_BUSY", "", True, "rejected", 3), first.request_id)
+    assert written(bench.pass_time(2.9)) == []
+    [again] = written(bench.pass_time(1.0))
+    assert isinstance(again, SendMessage) and again.payload.client_message_id == "k1"
+
+
+def test_a_rate_limit_holds_back_every_chat() -> None:
+    bench = Bench()
+    bench.resume()
+    [first] = bench.send(1)
+    bench.get(Error("RATE_LIMITED", "", True, "rejected", 1), first.request_id)
+    assert bench.send(2, "d") == []
+    assert len(written(bench.pass_time(1.5))) == 2
+
+
+def test_an_unknown_outcome_is_tried_again_even_where_the_error_is_not_retryable() -> None:
+    bench = Bench(entries=[entry(1)])
+    bench.resume()
+    [first] = bench.frames(SendMessage)
+    bench.get(Error("INTERNAL_ERROR", "", False, "unknown"), first.request_id)
+    assert [type(frame) for frame in written(bench.pass_time(20))][:1] == [SendMessage]
+
+
+def test_a_final_refusal_is_told_and_the_next_send_leaves() -> None:
+    bench = Bench(entries=[entry(1), entry(2)])
+    bench.resume()
+    [first] = bench.frames(SendMessage)
+    bench.get(Error("NOT_A_MEMBER", "no", False, "rejected"), first.request_id)
+    [settled] = [action for action in bench.actions if isinstance(action, Settled)]
+    assert settled.entry == entry(1) and isinstance(settled.outcome, NotAMember)
+    assert len(bench.frames(SendMessage)) == 2
+    bench.machine.refused_unheard(settled.entry, settled.outcome)
+    assert bench.take() == SendRefused("c", "k1", "text 1", settled.outcome)
+
+
+def test_an_ack_of_something_else_settles_nothing() -> None:
+    bench = Bench(entries=[entry(1)])
+    bench.resume()
+    bench.get(ack(7))
+    assert not [action for action in bench.actions if isinstance(action, Settled)]
+    assert len(bench.machine.outbox) == 1
+
+
+# Time
+
+
+def test_a_send_that_is_not_answered_drops_the_connection() -> None:
+    bench = Bench(entries=[entry(1)])
+    bench.resume()
+    assert bench.machine.wake_at() == bench.now + 15
+    assert [a for a in bench.pass_time(15) if isinstance(a, Drop)]
+
+
+def test_silence_longer_than_a_heartbeat_and_its_grace_drops_the_connection() -> None:
+    bench = Bench()
+    bench.resume()
+    assert not [a for a in bench.pass_time(44.9) if isinstance(a, Drop)]
+    assert [a for a in bench.pass_time(0.2) if isinstance(a, Drop)]
+
+
+def test_a_connection_that_is_never_established_is_dropped() -> None:
+    bench = Bench()
+    bench.do(bench.machine.opened(None, bench.now))
+    assert [a for a in bench.pass_time(15) if isinstance(a, Drop)]
+
+
+def test_an_announced_closing_that_does_not_come_drops_the_connection() -> None:
+    bench = Bench()
+    bench.resume()
+    closing = ConnectionClosing("server_shutdown", "", True, 100, {})
+    bench.get(closing)
+    assert Announced(closing) in bench.actions
+    assert [a for a in bench.pass_time(5) if isinstance(a, Drop)]
+
+
+def test_a_token_is_renewed_in_band_before_it_ends() -> None:
+    bench = Bench()
+    bench.open(expires_at=bench.now + 600)
+    assert not [a for a in bench.pass_time(30) if isinstance(a, RenewToken)]
+    bench.get(Heartbeat({}))
+    bench.now = 100 + 539
+    assert not [a for a in bench.do(bench.machine.tick(bench.now)) if isinstance(a, RenewToken)]
+    bench.now = 100 + 541
+    assert [a for a in bench.do(bench.machine.tick(bench.now)) if isinstance(a, RenewToken)]
+    [frame] = written(bench.do(bench.machine.renewed("new", "dev", bench.now + 600, bench.now)))
+    assert isinstance(frame, Authenticate) and frame.payload.token == "new"
+
+
+def test_the_watermark_of_an_offline_reader_leaves_with_the_next_connection() -> None:
+    bench = Bench()
+    bench.do(bench.machine.read("c", 5, bench.now))
+    bench.do(bench.machine.read("c", 3, bench.now))
+    bench.resume()
+    assert [f.payload.sequence for f in bench.frames(Read) if isinstance(f, Read)] == [5]
+
+
+def test_an_error_without_a_request_is_a_warning() -> None:
+    bench = Bench()
+    bench.resume()
+    bench.get(Error("SLOW_CONSUMER", "slow", True, grace_period_seconds=5))
+    assert bench.take_all() == [Warned("SLOW_CONSUMER", "slow")]
+
+
+def test_frames_after_the_end_of_a_connection_are_ignored() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    bench.drop()
+    assert bench.get(message(1)) == []
+    assert bench.machine.wake_at() is None
+    assert [type(a) for a in bench.actions if isinstance(a, Online)] == [Online]

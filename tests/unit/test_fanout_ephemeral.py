@@ -1,0 +1,310 @@
+"""Typing, presence and receipts: newest wins, one a second, none in large chats, bounded, never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from scripted import ANNA, BELA, CHAT, CLEO, act, create_chat
+from virtual import LoopClock, run
+
+from holdfast.fanout.attendance import Attendance
+from holdfast.fanout.ephemeral import Ephemeral, EphemeralSettings
+from holdfast.fanout.members import Members
+from holdfast.fanout.receipts import Receipts
+from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.message import Entry, Message, User, Watermark
+from holdfast.store.changes import AddMember
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.faults import Odds, Plan, faulty
+
+
+class Bench:
+    """Notes what reaches the sessions, and when."""
+
+    def __init__(self, settings: EphemeralSettings | None = None) -> None:
+        self.clock = LoopClock()
+        self.store = MemoryStore()
+        self.plan = Plan(random.Random(1))
+        store = faulty(self.store, self.plan)
+        self.members = Members(store.members)
+        self.ephemeral = Ephemeral(self, self.members, store.memberships, self.clock, settings)
+        self.told: list[tuple[object, dict[str, Any]]] = []
+        self.at: list[float] = []
+
+    def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
+        self._note(chat_id, frame)
+
+    def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
+        self._note(user, frame)
+
+    def _note(self, to: object, frame: bytes) -> None:
+        decoded = msgspec.json.decode(frame[frame.index(b"{") :])
+        self.told.append((to, {"type": decoded["type"], **decoded["payload"]}))
+        self.at.append(self.clock.monotonic())
+
+    def take(self) -> list[tuple[object, dict[str, Any]]]:
+        told, self.told, self.at = self.told, [], []
+        return told
+
+
+def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: EphemeralSettings | None = None) -> None:
+    async def main() -> None:
+        bench = Bench(settings)
+        await create_chat(bench.store, ANNA, BELA)
+        task = asyncio.create_task(bench.ephemeral.run())
+        await asyncio.sleep(0)
+        await test(bench)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(main())
+
+
+def typing(user: User, active: bool, chat_id: str = CHAT) -> tuple[object, dict[str, Any]]:
+    return (chat_id, {"type": "typing", "chat_id": chat_id, "user_id": user.user_id, "active": active})
+
+
+def message(position: int, sender: User, chat_id: str = CHAT) -> Entry:
+    text = Message(f"msg_{position}", chat_id, position, "text", sender.user_id, None, "hi", "text/plain", "now")
+    return Entry(position, sender.tenant, text)
+
+
+def mark(user: User, delivered: int, read: int = 0, device: str = "phone", epoch: int = 1) -> Watermark:
+    return Watermark(user, device, CHAT, epoch, delivered, read)
+
+
+def test_typing_is_told_at_once_and_ends_by_itself_after_ten_seconds() -> None:
+    async def test(bench: Bench) -> None:
+        bench.ephemeral.typing(ANNA, CHAT, True)
+        await asyncio.sleep(0.01)
+        assert bench.take() == [typing(ANNA, True)]
+        await asyncio.sleep(9.9)
+        assert bench.take() == []
+        await asyncio.sleep(1.2)
+        assert bench.take() == [typing(ANNA, False)]
+        await asyncio.sleep(60)
+        assert bench.take() == []
+
+    on_virtual_time(test)
+
+
+def test_a_new_start_keeps_it_alive_and_a_stop_ends_it() -> None:
+    async def test(bench: Bench) -> None:
+        for _ in range(3):
+            bench.ephemeral.typing(ANNA, CHAT, True)
+            await asyncio.sleep(6)
+        bench.ephemeral.typing(ANNA, CHAT, False)
+        await asyncio.sleep(30)
+        assert [payload["active"] for _, payload in bench.take()] == [True, True, True, False]
+
+    on_virtual_time(test)
+
+
+def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
+    async def test(bench: Bench) -> None:
+        for n in range(100):
+            bench.ephemeral.typing(ANNA, CHAT, n % 2 == 0)
+            bench.ephemeral.typing(BELA, CHAT, True)
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(2)
+        annas = [at for at, (_, payload) in zip(bench.at, bench.told, strict=True) if payload["user_id"] == "anna"]
+        assert all(later - earlier >= 1 for earlier, later in pairwise(annas))
+        assert 4 <= len(annas) <= 7
+        assert [p for _, p in bench.take() if p["user_id"] == "anna"][-1]["active"] is False
+
+    on_virtual_time(test)
+
+
+def test_a_chat_above_a_hundred_members_hears_nothing() -> None:
+    async def test(bench: Bench) -> None:
+        for chat_id, size in (("large", 101), ("small", 100)):
+            await create_chat(bench.store, ANNA, chat_id=chat_id)
+            for n in range(size - 1):
+                await bench.store.change(AddMember(act(number=n), chat_id, f"user-{n}"))
+            bench.ephemeral.typing(ANNA, chat_id, True)
+        await asyncio.sleep(1)
+        assert {to for to, _ in bench.take()} == {"small"}
+        bench.ephemeral.presence(ANNA, "online")
+        await asyncio.sleep(1)
+        assert {to for to, _ in bench.take()} == {"small", CHAT}
+
+    on_virtual_time(test)
+
+
+def test_presence_goes_to_the_chats_one_shares_with_the_time_last_seen() -> None:
+    async def test(bench: Bench) -> None:
+        await create_chat(bench.store, BELA, CLEO, chat_id="other", owner=BELA)
+        bench.ephemeral.presence(ANNA, "online")
+        await asyncio.sleep(0.01)
+        ((to, payload),) = bench.take()
+        assert to == CHAT
+        assert (payload["user_id"], payload["status"]) == ("anna", "online")
+        assert payload["last_seen"] == bench.ephemeral.last_seen(ANNA)
+        assert bench.ephemeral.last_seen(BELA) is None
+
+    on_virtual_time(test)
+
+
+def test_a_short_absence_is_told_as_its_end() -> None:
+    async def test(bench: Bench) -> None:
+        bench.ephemeral.presence(ANNA, "online")
+        await asyncio.sleep(0.1)
+        bench.ephemeral.presence(ANNA, "offline")
+        bench.ephemeral.presence(ANNA, "online")
+        await asyncio.sleep(2)
+        assert [payload["status"] for _, payload in bench.take()] == ["online", "online"]
+
+    on_virtual_time(test)
+
+
+def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
+    async def test(bench: Bench) -> None:
+        for n in range(500):
+            bench.ephemeral.presence(User("default", f"user-{n}"), "online")
+        bench.ephemeral.typing(ANNA, CHAT, True)
+        await asyncio.sleep(1.5)
+        assert bench.take()[0] == typing(ANNA, True)
+
+    on_virtual_time(test)
+
+
+def test_what_is_too_much_is_dropped() -> None:
+    async def test(bench: Bench) -> None:
+        for n in range(10):
+            bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
+        await asyncio.sleep(1)
+        assert len(bench.take()) == 3
+
+    on_virtual_time(test, EphemeralSettings(max_waiting=3))
+
+
+def test_a_store_in_trouble_costs_notes_and_nothing_else() -> None:
+    async def test(bench: Bench) -> None:
+        bench.plan.odds = {"members": Odds(hang=1.0)}
+        for n in range(50):
+            bench.ephemeral.typing(User("default", f"user-{n}"), f"chat-{n}", False)
+        await asyncio.sleep(5)
+        assert bench.take() == []
+        bench.plan.odds = {}
+        bench.ephemeral.typing(ANNA, CHAT, True)
+        await asyncio.sleep(1)
+        assert bench.take() == [typing(ANNA, True)]
+
+    on_virtual_time(test)
+
+
+def test_receipts_go_to_the_senders_of_what_moved_and_to_nobody_else() -> None:
+    receipts = Receipts()
+    receipts.saw([message(1, ANNA), message(2, CLEO), message(3, ANNA), message(4, BELA)])
+
+    def told(*marks: Watermark) -> dict[str, tuple[int, int]]:
+        return {sender.user_id: (r.delivered, r.read) for sender, _, r in receipts.of(marks)}
+
+    assert told(mark(BELA, 1)) == {"anna": (1, 0)}
+    assert told(mark(BELA, 1)) == {}, "nothing moved"
+    assert told(mark(BELA, 2)) == {"cleo": (2, 0)}
+    assert told(mark(BELA, 4, 3)) == {"anna": (4, 3), "cleo": (4, 3)}, "never to the reader"
+    assert told(mark(BELA, 2, device="tablet")) == {}, "the furthest device counts"
+    assert told(mark(BELA, 1, epoch=2)) == {"anna": (1, 0)}, "a new epoch starts anew"
+    assert told(mark(BELA, 4, 4, epoch=1)) == {}, "an old one is late"
+
+
+def test_devices_of_one_reader_make_one_receipt() -> None:
+    receipts = Receipts()
+    receipts.saw([message(1, ANNA), message(2, ANNA)])
+    ((sender, reader, receipt),) = receipts.of([mark(BELA, 1), mark(BELA, 2, device="tablet")])
+    assert (sender, reader, receipt.delivered) == (ANNA, BELA, 2)
+
+
+def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
+    async def test(bench: Bench) -> None:
+        twin = User("other", "bela")
+        bench.ephemeral.saw([message(1, ANNA)])
+        bench.ephemeral.moved([mark(BELA, 1), Watermark(twin, "phone", "elsewhere", 1, 1, 0)])
+        await asyncio.sleep(0.01)
+        assert [(to, p["type"]) for to, p in bench.take()] == [(ANNA, "receipt")]
+
+    on_virtual_time(test)
+
+
+def test_what_receipts_remember_is_bounded() -> None:
+    receipts = Receipts(max_chats=2, max_readers=2)
+    for n in range(10):
+        receipts.saw([message(1, ANNA, chat_id=f"chat-{n}")])
+        list(receipts.of([Watermark(BELA, "phone", f"chat-{n}", 1, 1, 0)]))
+    assert len(receipts._senders) == len(receipts._told) == 2
+    for n in range(500):
+        receipts.saw([message(n, ANNA, chat_id="long")])
+    assert len(receipts._senders["long"]) == 100
+
+
+def attending(test: Callable[[Attendance, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds) -> None:
+    async def main() -> None:
+        bench, registry = Bench(), MemoryRegistry()
+        bench.plan.odds = odds
+        attendance = Attendance("east", faulty(registry, bench.plan), bench.ephemeral)
+        task = asyncio.create_task(attendance.run())
+        await asyncio.sleep(0)
+        await test(attendance, registry, bench)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await registry.gateways_of([ANNA, BELA]) == {} or odds
+
+    run(main())
+
+
+def test_the_registry_follows_who_comes_and_goes() -> None:
+    async def test(attendance: Attendance, registry: MemoryRegistry, _bench: Bench) -> None:
+        attendance.came(ANNA)
+        attendance.came(BELA)
+        attendance.left(ANNA)
+        await asyncio.sleep(0.01)
+        assert await registry.gateways_of([ANNA, BELA]) == {"east": {BELA}}
+        attendance.came(ANNA)
+        await asyncio.sleep(0.01)
+        assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA, BELA}}
+
+    attending(test)
+
+
+def test_a_registry_that_failed_is_told_again() -> None:
+    async def test(attendance: Attendance, registry: MemoryRegistry, bench: Bench) -> None:
+        attendance.came(ANNA)
+        attendance.came(BELA)
+        await asyncio.sleep(0.5)
+        attendance.left(BELA)
+        await asyncio.sleep(0.5)
+        assert await registry.gateways_of([ANNA, BELA]) == {}
+        bench.plan.heal()
+        await asyncio.sleep(2)
+        assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA}}
+
+    attending(test, announce=Odds(fail=1.0))
+
+
+def test_everybody_is_announced_again_each_heartbeat() -> None:
+    async def test(attendance: Attendance, registry: MemoryRegistry, _bench: Bench) -> None:
+        attendance.came(ANNA)
+        await asyncio.sleep(1)
+        await registry.withdraw("east", [ANNA])
+        await asyncio.sleep(30)
+        assert await registry.gateways_of([ANNA]) == {"east": {ANNA}}
+
+    attending(test)
+
+
+def test_a_lookup_that_fails_never_raises_into_the_loop() -> None:
+    async def test(bench: Bench) -> None:
+        bench.plan.odds = {"memberships": Odds(fail=1.0)}
+        bench.ephemeral.presence(ANNA, "online")
+        await asyncio.sleep(2)
+        bench.ephemeral.typing(ANNA, CHAT, True)
+        await asyncio.sleep(1)
+        assert bench.take() == [typing(ANNA, True)]
+
+    on_virtual_time(test)

@@ -1,0 +1,420 @@
+"""A gateway and its connections, with the real parts behind them, on virtual time and without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from plane import Bench, FakeSocket, bench, message, settle
+
+from holdfast.errors import Unavailable
+from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.message import Cursor, User
+from holdfast.session.limits import Backpressure, Outbound
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import run
+
+ALICE, BOB = User("default", "alice"), User("default", "bob")
+
+
+def types_of(frames: list[dict[str, Any]]) -> list[str]:
+    return [frame["type"] for frame in frames]
+
+
+async def live(parts: Bench, user_id: str) -> FakeSocket:
+    """A connection that has resumed: it is live in all its chats."""
+    socket = parts.connect(user_id)
+    await settle()
+    socket.say("resume", "r", cursors={})
+    await settle()
+    assert types_of(socket.take()) == ["connection_established", "resumed"]
+    return socket
+
+
+def envelope(chat_id: str, *sequences: int, users: frozenset[User] = frozenset({ALICE, BOB})) -> Envelope:
+    return Envelope([Stretch("default", [message(chat_id, n) for n in sequences], users)])
+
+
+def test_a_send_is_acknowledged_after_its_commit() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            socket = await live(parts, "alice")
+            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="hello")
+            await settle()
+            (ack,) = socket.take()
+            assert ack["type"] == "message_ack"
+            assert ack["request_id"] == "q1"
+            assert ack["payload"]["sequence"] == 1
+            assert (await parts.store.heads([chat_id]))[chat_id] == Cursor(1, 1)
+
+    run(story())
+
+
+def test_frames_of_one_turn_leave_in_one_write() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            socket = await live(parts, "alice")
+            for n in (1, 2, 3):
+                parts.gateway.deliver(envelope(chat_id, n))
+            await settle()
+            assert len(socket.writes) == 1
+            assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2, 3]
+
+    run(story())
+
+
+def test_two_connections_are_written_the_same_bytes() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            one, two = await live(parts, "alice"), await live(parts, "bob")
+            parts.gateway.deliver(envelope(chat_id, 1, 2))
+            await settle()
+            assert one.writes[0] is two.writes[0]
+
+    run(story())
+
+
+def test_who_is_removed_gets_the_event_and_nothing_after_it() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            alice, bob = await live(parts, "alice"), await live(parts, "bob")
+            left = message(chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"bob"}')
+            stretch = Stretch("default", [message(chat_id, 1), left, message(chat_id, 3)], frozenset({ALICE, BOB}))
+            parts.gateway.deliver(Envelope([stretch]))
+            await settle()
+            assert [f["payload"]["sequence"] for f in alice.take()] == [1, 2, 3]
+            assert [f["payload"]["sequence"] for f in bob.take()] == [1, 2]
+
+    run(story())
+
+
+def test_who_joins_is_told_to_sync_and_gets_what_follows() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice")
+            bob = await live(parts, "bob")
+            joined = message(chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}')
+            parts.gateway.deliver(Envelope([Stretch("default", [joined], frozenset({ALICE, BOB}))]))
+            await settle()
+            assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 1}]}}]
+
+    run(story())
+
+
+def test_the_first_message_of_a_chat_created_since_they_connected_reaches_its_members() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            bob = await live(parts, "bob")
+            chat_id = await parts.chat("alice", "bob")
+            parts.gateway.deliver(envelope(chat_id, 1))
+            await settle()
+            assert types_of(bob.take()) == ["resync"]
+
+    run(story())
+
+
+def test_an_unknown_member_elsewhere_does_not_make_others_join() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            carol = await live(parts, "carol")
+            chat_id = await parts.chat("alice", "bob")
+            parts.gateway.deliver(envelope(chat_id, 1))
+            await settle()
+            assert carol.take() == []
+
+    run(story())
+
+
+def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_again() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            socket = await live(parts, "alice")
+            socket.connection.writing_paused()
+            parts.gateway.deliver(envelope(chat_id, 1))
+            parts.gateway.deliver(envelope(chat_id, 2))
+            await settle()
+            assert socket.writes == []
+            socket.connection.writing_resumed()
+            await settle()
+            assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2]
+
+    run(story())
+
+
+def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_told_from_where_to_sync() -> None:
+    async def story() -> None:
+        limits = GatewayLimits(backpressure=Backpressure(outbound=Outbound(max_buffer_messages=20)))
+        async with bench(limits) as parts:
+            chat_id = await parts.chat("alice", "bob")
+            socket = await live(parts, "alice")
+            parts.gateway.deliver(envelope(chat_id, 1))
+            await settle()
+            socket.say("ack", chat_id=chat_id, epoch=1, sequence=1)
+            socket.take()
+            socket.connection.writing_paused()
+            for n in range(2, 40):
+                parts.gateway.deliver(envelope(chat_id, n))
+            warned_at = parts.clock.monotonic()
+            await asyncio.sleep(4.9)
+            assert socket.closed is None
+            await asyncio.sleep(0.5)
+            assert parts.clock.monotonic() - warned_at >= 5
+            frames = socket.take()
+            assert [f["payload"].get("code") for f in frames] == ["SLOW_CONSUMER", None]
+            assert frames[-1]["type"] == "connection_closing"
+            assert frames[-1]["payload"]["sync_from_sequence"] == {chat_id: 1}
+            assert socket.closed == (4002, "slow_consumer")
+
+    run(story())
+
+
+def test_without_a_header_the_first_frame_authenticates() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect(None)
+            socket.say("authenticate", token="alice", device_id="phone")
+            await settle()
+            (hello,) = socket.take()
+            assert hello["payload"]["user_id"] == "alice"
+            assert hello["payload"]["device_id"] == "phone"
+
+    run(story())
+
+
+def test_any_other_first_frame_is_refused() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect(None)
+            socket.say("heartbeat_ack")
+            assert [f["type"] for f in socket.take()] == ["error", "connection_closing"]
+            assert socket.closed == (4502, "unauthorized")
+
+    run(story())
+
+
+def test_a_bad_token_is_refused_and_closed_for_good() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect(None)
+            socket.say("authenticate", "q", token="bad")
+            error, closing = socket.take()
+            assert error["payload"]["code"] == "UNAUTHORIZED" and error["request_id"] == "q"
+            assert closing["payload"]["reconnect_allowed"] is False
+
+    run(story())
+
+
+def test_the_authentication_deadline_closes_a_silent_connection() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect(None)
+            await asyncio.sleep(4.9)
+            assert socket.closed is None
+            await asyncio.sleep(0.5)
+            assert socket.closed == (4502, "unauthorized")
+
+    run(story())
+
+
+def test_frames_sent_before_the_hello_wait_for_it() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice")
+            socket = parts.connect("alice")
+            assert socket.reading is False
+            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="early")
+            await settle()
+            assert socket.reading is True
+            assert types_of(socket.take()) == ["connection_established", "message_ack"]
+
+    run(story())
+
+
+def test_a_flood_before_the_hello_is_a_protocol_error() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice")
+            for _ in range(101):
+                socket.say("heartbeat_ack")
+            assert socket.closed == (4501, "protocol_error")
+
+    run(story())
+
+
+def test_a_new_socket_of_a_device_replaces_the_old_one_and_a_sixth_device_the_oldest() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            first = parts.connect("alice", "phone")
+            parts.connect("alice", "phone")
+            assert first.closed == (4500, "duplicate_connection")
+            others = [parts.connect("alice", f"d{n}") for n in range(4)]
+            assert [s.closed for s in others] == [None] * 4
+            parts.connect("alice", "d9")
+            assert parts.sockets[1].closed == (4500, "duplicate_connection")
+
+    run(story())
+
+
+def test_an_expired_token_closes_and_asks_for_a_new_one() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice", expires_at=parts.clock.now() + 3)
+            await asyncio.sleep(3.5)
+            assert socket.closed == (4008, "token_expired")
+
+    run(story())
+
+
+def test_a_token_refreshed_in_band_keeps_the_connection() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice", expires_at=parts.clock.now() + 3)
+            await settle()
+            socket.say("authenticate", "q", token="alice")
+            await asyncio.sleep(5)
+            assert socket.closed is None
+
+    run(story())
+
+
+def test_another_users_token_does_not_refresh() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice")
+            await settle()
+            socket.take()
+            socket.say("authenticate", "q", token="bob")
+            (error,) = socket.take() or await _after_a_turn(socket)
+            assert error["payload"]["code"] == "UNAUTHORIZED"
+
+    async def _after_a_turn(socket: FakeSocket) -> list[dict[str, Any]]:
+        await settle()
+        return socket.take()
+
+    run(story())
+
+
+def test_ten_frames_that_cannot_be_read_close_the_connection() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice")
+            await settle()
+            for _ in range(10):
+                socket.connection.frame_received(b"{not json")
+            await settle()
+            assert socket.closed == (4501, "protocol_error")
+
+    run(story())
+
+
+def test_no_answer_to_a_heartbeat_closes_as_idle() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice")
+            await asyncio.sleep(41)
+            assert socket.closed == (4001, "idle_timeout")
+
+    run(story())
+
+
+def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            bob = await live(parts, "bob")
+            alice = await live(parts, "alice")
+            alice.say("send_message", client_message_id="c1", chat_id=chat_id, content="nobody delivers this")
+            await settle()
+            heads: dict[str, Any] = {}
+            while not heads:
+                await asyncio.sleep(1)
+                for frame in bob.take():
+                    if frame["type"] == "heartbeat":
+                        bob.say("heartbeat_ack")
+                        heads = frame["payload"]["heads"]
+            assert heads == {chat_id: [1, 1]}
+            assert parts.clock.monotonic() <= 75
+
+    run(story())
+
+
+def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
+    async def story() -> None:
+        async with bench(memory_budget_bytes=10_000) as parts:
+            chat_id = await parts.chat("alice", "bob")
+            alice, bob = await live(parts, "alice"), await live(parts, "bob")
+            alice.connection.writing_paused()
+            for n in range(1, 61):
+                parts.gateway.deliver(envelope(chat_id, n))
+            await asyncio.sleep(0.5)
+            assert alice.closed == (4003, "memory_pressure")
+            assert bob.closed is None
+
+    run(story())
+
+
+def test_a_drain_answers_open_requests_before_it_closes() -> None:
+    async def story() -> None:
+        limits = replace(GatewayLimits(), reconnect_spread_seconds=10)
+        async with bench(limits) as parts:
+            chat_id = await parts.chat("alice")
+            socket = await live(parts, "alice")
+            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="last words")
+            draining = asyncio.create_task(parts.gateway.drain())
+            await asyncio.sleep(1)
+            frames = socket.take()
+            assert types_of(frames) == ["message_ack", "connection_closing"]
+            assert frames[-1]["payload"]["reconnect_allowed"] is True
+            assert 0 <= frames[-1]["payload"]["reconnect_delay_ms"] <= 10_000
+            assert socket.closed == (4000, "server_shutdown")
+            socket.connection.lost()
+            await draining
+
+    run(story())
+
+
+def test_connections_are_announced_and_withdrawn_once_per_user() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            one, two = parts.connect("alice", "a"), parts.connect("alice", "b")
+            await settle()
+            one.connection.lost()
+            two.connection.lost()
+            assert parts.neighbours.events == [("came", "alice"), ("left", "alice")]
+
+    run(story())
+
+
+def test_a_closed_connection_leaves_its_chats() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice")
+            socket = await live(parts, "alice")
+            socket.connection.protocol_broken("for the test")
+            socket.connection.lost()
+            assert parts.gateway.roster.in_chat(chat_id) == ()
+            assert parts.gateway.connections == 0
+
+    run(story())
+
+
+def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> None:
+    class Away(MemoryStore):
+        async def memberships(self, user: User) -> Any:
+            raise Unavailable("the store is away")
+
+    async def story() -> None:
+        async with bench(store=Away()) as parts:
+            socket = parts.connect("alice")
+            await settle()
+            assert types_of(socket.take()) == ["error", "connection_closing"]
+            assert socket.closed == (4007, "upstream_failure")
+
+    run(story())

@@ -1,0 +1,134 @@
+"""Who gets a WebSocket, and what a refused handshake is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from ipaddress import ip_network
+from typing import Any
+
+import msgspec
+from multidict import CIMultiDict
+
+from holdfast.access import ConnectionCounts, ConnectionLimits, HandshakeLimiter, Principal
+from holdfast.access.principal import USER_SCOPES
+from holdfast.errors import Unauthorized
+from holdfast.gateway.handshake import Admitted, Handshake, Refusal
+
+ALICE = Principal("default", "alice", USER_SCOPES, "user", None)
+
+
+def verify(token: str) -> Principal:
+    if token != "good":
+        raise Unauthorized("the token is not valid here: get a new one")
+    return ALICE
+
+
+def handshake(
+    *,
+    draining: Callable[[], bool] = lambda: False,
+    per_minute: int = 600,
+    limits: ConnectionLimits | None = None,
+) -> Handshake:
+    return Handshake(
+        verify=verify,
+        limiter=HandshakeLimiter(per_minute),
+        counts=ConnectionCounts(limits),
+        origins={"http://127.0.0.1:8080"},
+        proxies=[ip_network("10.0.0.0/8")],
+        draining=draining,
+    )
+
+
+def decide(door: Handshake, path: str = "/v1/ws", **headers: str) -> Admitted | Refusal:
+    sent = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
+    return door.decide(path, sent, "192.0.2.1", 0.0)
+
+
+def error_of(answer: Admitted | Refusal) -> dict[str, Any]:
+    assert isinstance(answer, Refusal)
+    body: dict[str, Any] = msgspec.json.decode(answer.body)["error"]
+    return body
+
+
+def test_a_token_in_the_header_lets_in() -> None:
+    answer = decide(handshake(), Authorization="Bearer good", X_Device_ID="phone")
+    assert answer == Admitted(ALICE, "phone", "192.0.2.1", subprotocol=False)
+
+
+def test_a_browser_carries_its_token_in_a_subprotocol() -> None:
+    answer = decide(handshake(), Sec_WebSocket_Protocol="holdfast.v1, bearer.good", Origin="http://127.0.0.1:8080")
+    assert isinstance(answer, Admitted)
+    assert answer.principal == ALICE
+    assert answer.subprotocol
+
+
+def test_without_a_credential_the_first_frame_must_bring_it() -> None:
+    answer = decide(handshake())
+    assert isinstance(answer, Admitted)
+    assert answer.principal is None
+
+
+def test_a_bad_token_is_401_and_says_what_to_do() -> None:
+    answer = decide(handshake(), Authorization="Bearer bad")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.UNAUTHORIZED
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert error_of(answer)["code"] == "UNAUTHORIZED"
+
+
+def test_a_token_in_the_url_is_refused_even_if_it_is_good() -> None:
+    answer = decide(handshake(), "/v1/ws?token=good")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.UNAUTHORIZED
+    assert "URL" in error_of(answer)["message"]
+
+
+def test_another_origin_is_403() -> None:
+    answer = decide(handshake(), Authorization="Bearer good", Origin="https://evil.example")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.FORBIDDEN
+
+
+def test_another_path_is_404() -> None:
+    answer = decide(handshake(), "/socket", Authorization="Bearer good")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.NOT_FOUND
+
+
+def test_a_bad_device_id_is_400() -> None:
+    answer = decide(handshake(), Authorization="Bearer good", X_Device_ID="a b")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.BAD_REQUEST
+    assert "X-Device-ID" in error_of(answer)["message"]
+
+
+def test_too_many_handshakes_of_an_address_are_429_with_retry_after() -> None:
+    door = handshake(per_minute=2)
+    for _ in range(2):
+        assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
+    answer = decide(door, Authorization="Bearer good")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.TOO_MANY_REQUESTS
+    assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_a_draining_node_is_503_with_retry_after() -> None:
+    answer = decide(handshake(draining=lambda: True), Authorization="Bearer good")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.SERVICE_UNAVAILABLE
+    assert answer.headers["Retry-After"] == "1"
+
+
+def test_a_full_node_is_503() -> None:
+    door = handshake(limits=ConnectionLimits(connections_max=1))
+    assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
+    answer = decide(door, Authorization="Bearer good")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_a_refusal_never_repeats_the_credential() -> None:
+    answer = decide(handshake(), Authorization="Bearer s3cret-t0ken")
+    assert isinstance(answer, Refusal)
+    assert b"s3cret" not in answer.body

@@ -1,0 +1,98 @@
+"""Rules as JSON: what is accepted, what is refused and by which name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import InvalidRule
+from holdfast.limits.form import changed_rule, name_of, new_rule, parse_window, render, render_window, settable
+
+GOOD: dict[str, Any] = {
+    "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60s", 60.0), ("500ms", 0.5), ("5m", 300.0), ("1h", 3600.0), ("2d", 172_800.0)]
+)
+def test_windows_are_texts_with_a_unit(text: str, seconds: float) -> None:
+    assert parse_window(text) == seconds
+    assert parse_window(render_window(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("limit", 0), ("limit", -5), ("limit", 1.5), ("limit", "100"), ("limit", True), ("limit", 10**10),
+        ("window", "60"), ("window", 60), ("window", "-1s"), ("window", "0s"), ("window", "1 s"), ("window", "400d"),
+        ("window", "1w"), ("window", "9999999999s"), ("window", None), ("algorithm", "leaky"), ("algorithm", None),
+        ("burstSize", 0), ("burstSize", -1), ("mode", "maybe"), ("precision", "exact"), ("onStoreFailure", "panic"),
+        ("tenantID", ""), ("tenantID", "a b"), ("tenantID", "a*"), ("tenantID", "{x}"), ("tenantID", "x" * 65),
+        ("tenantID", 7), ("resource", ""), ("resource", "a*b"), ("resource", "**"), ("resource", "/x" * 200),
+        ("resource", "naïve"), ("limits", 5), ("version", 3),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named_with_the_reason(field: str, value: object) -> None:
+    with pytest.raises(InvalidRule) as raised:
+        new_rule({**GOOD, field: value})
+    assert list(raised.value.details["fields"]) == [field]
+    assert raised.value.details["fields"][field]
+
+
+@pytest.mark.parametrize(
+    ("fields", "blamed"),
+    [
+        ({"algorithm": "fixed_window", "burstSize": 5}, "burstSize"),
+        ({"algorithm": "concurrency", "precision": "leased"}, "precision"),
+        ({"algorithm": "concurrency", "limit": 5000}, "limit"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], blamed: str) -> None:
+    with pytest.raises(InvalidRule) as raised:
+        new_rule({**GOOD, **fields})
+    assert list(raised.value.details["fields"]) == [blamed]
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    with pytest.raises(InvalidRule) as raised:
+        new_rule({"tenantID": "acme", "limit": -1, "colour": "red"})
+    assert set(raised.value.details["fields"]) == {"resource", "algorithm", "window", "limit", "colour"}
+    with pytest.raises(InvalidRule) as raised:
+        name_of({"resource": "*x"})
+    assert set(raised.value.details["fields"]) == {"tenantID", "resource"}
+
+
+def test_an_update_changes_only_what_it_names() -> None:
+    rule = new_rule({**GOOD, "burstSize": 150, "mode": "shadow"})
+    changed = changed_rule(rule, {"limit": 500})
+    assert (changed.limit, changed.burst_size, changed.mode, changed.window_seconds) == (500, 150, "shadow", 60.0)
+    with pytest.raises(InvalidRule):
+        changed_rule(rule, {"algorithm": "fixed_window"})
+
+
+@given(
+    body=st.fixed_dictionaries(
+        {
+            "tenantID": st.sampled_from(["acme", "*"]),
+            "resource": st.sampled_from(["*", "/api/*", "send"]),
+            "algorithm": st.sampled_from(["token_bucket", "fixed_window", "sliding_window"]),
+            "limit": st.integers(1, 10**9),
+            "window": st.integers(100, 10**6).map(lambda ms: f"{ms}ms"),
+            "mode": st.sampled_from(["enforce", "shadow", "off"]),
+        }
+    )
+)
+def test_what_is_shown_makes_the_same_rule_again(body: dict[str, Any]) -> None:
+    rule = new_rule(body)
+    assert new_rule(settable(rule)) == rule
+    assert render(rule)["version"] == 1
+
+
+@given(st.dictionaries(st.text(max_size=10), st.none() | st.integers() | st.text() | st.lists(st.integers())))
+def test_no_body_raises_anything_else(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRule):
+        new_rule(body)

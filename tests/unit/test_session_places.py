@@ -1,0 +1,356 @@
+"""The position check: what is queued to a connection has no hole, whatever fanout skips, repeats or reorders."""
+
+from __future__ import annotations
+
+from talk import Talk, message, page, run, sync
+
+from holdfast.errors import NotAMember, Unavailable
+from holdfast.message import Cursor, Message, Page, ResumeRead
+from holdfast.session.effects import Delivered, Fetch, FetchResume, Observed, Sign, Wake, WasRead
+from holdfast.wire.frames import (
+    Ack,
+    AckBody,
+    ChatHead,
+    Error,
+    Heartbeat,
+    Read,
+    ReadBody,
+    Resume,
+    ResumeBody,
+    Resumed,
+    Resync,
+)
+
+
+def sequences(payloads: list[object]) -> list[int]:
+    return [payload.sequence for payload in payloads if isinstance(payload, Message)]
+
+
+def resyncs(payloads: list[object]) -> list[Resync]:
+    return [payload for payload in payloads if isinstance(payload, Resync)]
+
+
+def test_a_chat_starts_behind_and_nothing_is_pushed() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4)})
+    assert talk.deliver(run(5)) == []
+    assert talk.read() == []
+
+
+def test_the_next_sequence_is_sent() -> None:
+    talk = Talk().live(4)
+    assert talk.deliver(run(5)) == [Wake()]
+    assert talk.deliver(run(6, 8)) == []
+    assert sequences(talk.read()) == [5, 6, 7, 8]
+
+
+def test_wake_is_said_once_until_the_next_take() -> None:
+    talk = Talk().live(0)
+    assert [talk.deliver(run(n)) for n in (1, 2, 3)] == [[Wake()], [], []]
+    talk.read()
+    assert talk.deliver(run(4)) == [Wake()]
+
+
+def test_what_was_sent_before_is_dropped_silently() -> None:
+    talk = Talk().live(4)
+    talk.deliver(run(5, 6))
+    talk.read()
+    assert talk.deliver(run(5)) == []
+    assert talk.deliver(run(4, 6)) == []
+    assert talk.read() == []
+
+
+def test_of_a_run_that_overlaps_only_the_rest_is_sent() -> None:
+    talk = Talk().live(4)
+    talk.deliver(run(5, 6))
+    talk.deliver(run(5, 8))
+    assert sequences(talk.read()) == [5, 6, 7, 8]
+
+
+def test_a_gap_makes_the_chat_behind_with_one_resync_and_nothing_more_pushed() -> None:
+    talk = Talk().live(4)
+    assert Observed(Sign.FELL_BEHIND) in talk.deliver(run(6))
+    talk.deliver(run(7))
+    talk.deliver(run(9))
+    payloads = talk.read()
+    assert resyncs(payloads) == [Resync([ChatHead("chat_1", 9)])]
+    assert sequences(payloads) == []
+    talk.deliver(run(10))
+    assert talk.read() == []
+
+
+def test_a_resync_stands_behind_what_was_queued_before_it() -> None:
+    talk = Talk().live(0)
+    talk.deliver(run(1, 2))
+    talk.deliver(run(5))
+    payloads = talk.read()
+    assert sequences(payloads[:2]) == [1, 2]
+    assert isinstance(payloads[2], Resync)
+
+
+def test_one_resync_names_all_chats_that_fell_behind() -> None:
+    talk = Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0).live(0, "chat_2")
+    talk.deliver(run(3))
+    talk.deliver(run(4, chat_id="chat_2"))
+    assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 3), ChatHead("chat_2", 4)])]
+
+
+def test_the_page_that_reaches_the_newest_heard_of_makes_it_live_again() -> None:
+    talk = Talk().live(4)
+    talk.deliver(run(8))
+    talk.read()
+    assert sequences(talk.pull(4, page(4, 6, head=8))) == []
+    talk.deliver(run(9))
+    assert talk.read() == []
+    talk.pull(6, page(6, 9))
+    talk.deliver(run(10))
+    assert sequences(talk.read()) == [10]
+
+
+def test_a_push_while_the_page_is_read_is_not_lost() -> None:
+    """The page ends before what was pushed meanwhile: it says that there is more, and the chat stays behind."""
+    talk = Talk({"chat_1": Cursor(1, 4)})
+    talk.receive(sync(0))
+    talk.deliver(run(5))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 4), talk.now))
+    (sent,) = talk.read()
+    assert isinstance(sent, Page)
+    assert (sent.through, sent.has_more, sent.head) == (4, True, 5)
+    talk.pull(4, page(4, 5))
+    talk.deliver(run(6))
+    assert sequences(talk.read()) == [6]
+
+
+def test_a_push_right_behind_the_page_follows_it_on_the_wire() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4)})
+    talk.receive(sync(0))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 4), talk.now))
+    talk.deliver(run(5))
+    first, second = talk.read()
+    assert isinstance(first, Page)
+    assert isinstance(second, Message)
+
+
+def test_a_live_client_that_pulls_from_further_back_is_behind_until_it_caught_up() -> None:
+    """It lacks what was pushed, or has it still before it: pushes go on where its pages end."""
+    talk = Talk().live(10)
+    talk.receive(sync(3, limit=3))
+    talk.deliver(run(11))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(3, 6, head=10), talk.now))
+    assert sequences(talk.read()) == []
+    talk.pull(6, page(6, 11))
+    talk.deliver(run(12))
+    assert sequences(talk.read()) == [12]
+
+
+def test_a_page_that_could_not_be_read_leaves_the_chat_behind() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4)})
+    talk.receive(sync(0))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, Unavailable("away"), talk.now))
+    assert talk.errors() == ["SERVICE_UNAVAILABLE"]
+    assert talk.deliver(run(5)) == []
+
+
+def test_deliveries_of_a_chat_that_is_not_ours_are_ignored() -> None:
+    talk = Talk().live(0)
+    assert talk.deliver(run(1, chat_id="chat_9")) == []
+    assert talk.read() == []
+
+
+def test_who_joins_is_behind_at_the_head_and_told_to_sync() -> None:
+    talk = Talk({})
+    assert talk.do(talk.session.membership("chat_1", Cursor(1, 7), talk.now)) == [Wake()]
+    assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 7)])]
+    assert list(talk.session.chats) == ["chat_1"]
+    talk.pull(0, page(0, 7))
+    talk.deliver(run(8))
+    assert sequences(talk.read()) == [8]
+
+
+def test_who_joined_by_an_event_keeps_what_was_heard_when_the_epoch_is_met() -> None:
+    talk = Talk({})
+    talk.do(talk.session.membership("chat_1", Cursor(0, 7), talk.now))
+    talk.receive(sync(0, epoch=0))
+    talk.deliver(run(8))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 7, reset=True), talk.now))
+    assert [p.has_more for p in talk.read() if isinstance(p, Page)] == [True]
+
+
+def test_who_left_gets_nothing_more() -> None:
+    talk = Talk().live(0)
+    talk.do(talk.session.membership("chat_1", None, talk.now))
+    assert talk.deliver(run(1)) == []
+    assert talk.read() == []
+    assert list(talk.session.chats) == []
+
+
+def test_a_page_read_before_the_user_left_is_not_shown() -> None:
+    talk = Talk()
+    talk.receive(sync(0))
+    talk.do(talk.session.membership("chat_1", None, talk.now))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 4), talk.now))
+    assert talk.errors() == ["NOT_A_MEMBER"]
+
+
+def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
+    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 2), "chat_2": (1, 2)})))
+    talk.do(talk.session.membership("chat_1", None, talk.now))
+    pages = [page(2, 4), page(2, 4, chat_id="chat_2")]
+    talk.do(talk.session.resume_read(talk.last(FetchResume).token, ResumeRead(pages, [], [], {}), talk.now))
+    (answer,) = talk.read()
+    assert isinstance(answer, Resumed)
+    assert [chat.chat_id for chat in answer.chats] == ["chat_2"]
+    assert answer.gone == ["chat_1"]
+
+
+def test_deliveries_and_memberships_before_the_chats_are_known_are_remembered() -> None:
+    talk = Talk(established=False)
+    assert talk.deliver(run(5)) == []
+    talk.do(talk.session.membership("chat_2", Cursor(1, 3), talk.now))
+    talk.do(talk.session.membership("chat_3", None, talk.now))
+    chats = {"chat_1": Cursor(1, 4), "chat_3": Cursor(1, 1)}
+    talk.do(talk.session.established(chats, "now", talk.now))
+    talk.read()
+    assert set(talk.session.chats) == {"chat_1", "chat_2"}
+    (sent,) = talk.pull(0, page(0, 4))
+    assert isinstance(sent, Page)
+    assert sent.has_more, "sequence 5 was heard of"
+
+
+def test_after_resumed_chats_without_more_are_live_and_the_rest_are_listed_with_their_heads() -> None:
+    heads = {"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 9), "chat_3": Cursor(1, 5), "chat_4": Cursor(1, 2)}
+    talk = Talk(heads)
+    (answer,) = talk.resume(
+        {"chat_1": (1, 2), "chat_2": (1, 3), "chat_3": (1, 5), "chat_9": (1, 1)},
+        ResumeRead(
+            pages=[page(2, 4)],
+            joined=["chat_4"],
+            gone=["chat_9"],
+            heads={chat_id: heads[chat_id] for chat_id in ("chat_2", "chat_3", "chat_4")},
+        ),
+    )
+    assert isinstance(answer, Resumed)
+    listed = {chat.chat_id: (len(chat.messages), chat.through, chat.has_more, chat.head) for chat in answer.chats}
+    assert listed == {
+        "chat_1": (2, 4, False, 4),
+        "chat_2": (0, 3, True, 9),
+        "chat_4": (0, 0, True, 2),
+    }, "only chats that moved"
+    assert (answer.joined, answer.gone) == (["chat_4"], ["chat_9"])
+    for chat_id, head in heads.items():
+        talk.deliver(run(head.sequence + 1, chat_id=chat_id))
+    assert [m.chat_id for m in talk.read() if isinstance(m, Message)] == ["chat_1", "chat_3"]
+
+
+def test_a_push_while_a_resume_is_read_lists_the_chat_that_seemed_not_to_have_moved() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4)})
+    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 4)})))
+    talk.deliver(run(5))
+    read = ResumeRead([], [], [], {"chat_1": Cursor(1, 4)})
+    talk.do(talk.session.resume_read(talk.last(FetchResume).token, read, talk.now))
+    (answer,) = talk.read()
+    assert isinstance(answer, Resumed)
+    assert [(chat.through, chat.has_more, chat.head) for chat in answer.chats] == [(4, True, 5)]
+
+
+def test_a_resume_of_another_epoch_is_reset() -> None:
+    talk = Talk({"chat_1": Cursor(2, 4)})
+    read = ResumeRead([], [], [], {"chat_1": Cursor(2, 4)})
+    (answer,) = talk.resume({"chat_1": (1, 9)}, read)
+    assert isinstance(answer, Resumed)
+    assert [(chat.reset, chat.through, chat.has_more, chat.epoch) for chat in answer.chats] == [(True, 0, True, 2)]
+
+
+def test_cursors_over_several_frames_are_answered_once_with_the_last_request() -> None:
+    talk = Talk({f"chat_{n}": Cursor(1, 0) for n in range(3)})
+    for n in range(3):
+        body = ResumeBody({f"chat_{n}": (1, 0)}, more=n < 2)
+        talk.receive(Resume(request_id=f"r{n}", payload=body))
+    assert talk.count(FetchResume) == 1
+    fetch = talk.last(FetchResume)
+    assert fetch.cursors == {f"chat_{n}": Cursor(1, 0) for n in range(3)}
+    talk.do(talk.session.resume_read(fetch.token, ResumeRead([], [], [], {}), talk.now))
+    assert [frame.request_id for frame in talk.take()] == ["r2"]
+
+
+def test_a_newer_epoch_from_the_store_restarts_the_chat_and_a_heartbeat_names_it() -> None:
+    talk = Talk().live(4)
+    talk.session.head("chat_1", Cursor(2, 4), talk.now)
+    assert talk.deliver(run(5)) == []
+    talk.wait(6)
+    assert Heartbeat({"chat_1": (2, 5)}) in talk.read()
+    (sent,) = talk.pull(0, page(0, 5, epoch=2, reset=True))
+    assert isinstance(sent, Page)
+    assert not sent.has_more
+    talk.deliver(run(6))
+    assert sequences(talk.read()) == [6]
+
+
+def test_a_late_page_of_an_older_epoch_says_there_is_more() -> None:
+    talk = Talk()
+    talk.receive(sync(0))
+    talk.session.head("chat_1", Cursor(2, 1), talk.now)
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 4), talk.now))
+    assert [p.has_more for p in talk.read() if isinstance(p, Page)] == [True]
+
+
+def test_an_ack_is_a_watermark_once() -> None:
+    talk = Talk().live(4)
+    talk.deliver(run(5, 6))
+    ack = Ack(payload=AckBody("chat_1", 1, 6))
+    assert talk.receive(ack) == [Delivered("chat_1", 1, 6)]
+    assert talk.receive(ack) == []
+    assert talk.receive(Ack(payload=AckBody("chat_1", 1, 5))) == []
+
+
+def test_an_ack_beyond_what_was_sent_is_an_error_and_never_a_close() -> None:
+    talk = Talk().live(4)
+    for _ in range(20):
+        assert not [effect for effect in talk.receive(Ack(payload=AckBody("chat_1", 1, 5))) if effect != Wake()]
+    assert talk.errors() == ["INVALID_MESSAGE"] * 20
+    assert talk.closing is None
+
+
+def test_an_ack_of_an_older_epoch_is_passed_over_and_of_a_newer_refused() -> None:
+    talk = Talk({"chat_1": Cursor(3, 4)})
+    assert talk.receive(Ack(payload=AckBody("chat_1", 2, 9))) == []
+    talk.receive(Ack(payload=AckBody("chat_1", 4, 0)))
+    assert talk.errors() == ["INVALID_MESSAGE"]
+
+
+def test_a_read_mark_goes_up_to_the_end_of_the_chat() -> None:
+    """It may have been read on another device or over REST."""
+    talk = Talk({"chat_1": Cursor(1, 4)})
+    assert talk.receive(Read(payload=ReadBody("chat_1", 4))) == [WasRead("chat_1", 1, 4)]
+    talk.receive(Read(payload=ReadBody("chat_1", 5)))
+    assert talk.errors() == ["INVALID_MESSAGE"]
+
+
+def test_notes_about_a_chat_of_others_are_refused() -> None:
+    talk = Talk()
+    talk.receive(Ack(payload=AckBody("chat_9", 1, 1)))
+    talk.receive(Read(payload=ReadBody("chat_9", 1)))
+    assert talk.errors() == [NotAMember.code] * 2
+
+
+def test_the_frames_of_a_run_are_the_same_bytes_for_every_session() -> None:
+    one, two, shared = Talk().live(0), Talk().live(0), run(1, 3)
+    one.deliver(shared)
+    two.deliver(shared)
+    assert one.session.take(1 << 20)[0] is two.session.take(1 << 20)[0] is shared.data
+
+
+def test_an_error_for_a_pull_names_its_request() -> None:
+    talk = Talk()
+    talk.receive(sync(0))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, NotAMember("no"), talk.now))
+    (frame,) = talk.take()
+    assert frame.request_id == "r-chat_1-0"
+    assert isinstance(frame.payload, Error)
+    assert frame.payload.outcome is None
+
+
+def test_messages_arrive_as_they_were_stored() -> None:
+    talk = Talk().live(0)
+    talk.deliver(run(1))
+    assert talk.read() == [message(1)]

@@ -1,0 +1,220 @@
+"""What time brings: heartbeats with heads, timeouts, rotation, expiry, overload, acks that stay behind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from talk import Talk, acked, page, run, send, sync
+
+from holdfast.errors import ServerBusy
+from holdfast.message import Cursor, Message
+from holdfast.session.effects import Fetch, Observed, Sign, Submit
+from holdfast.session.limits import SessionLimits, Timeouts
+from holdfast.wire.closing import Closing
+from holdfast.wire.frames import Ack, AckBody, ChatHead, ConnectionClosing, Heartbeat, HeartbeatAck, Resync
+
+
+def beats(payloads: list[object]) -> list[Heartbeat]:
+    return [payload for payload in payloads if isinstance(payload, Heartbeat)]
+
+
+def stay(talk: Talk, seconds: float) -> list[object]:
+    """Time passes for a client that reads and answers heartbeats."""
+    payloads: list[object] = []
+    for _ in range(round(seconds)):
+        talk.wait(1)
+        read = talk.read()
+        payloads += read
+        if beats(read):
+            talk.receive(HeartbeatAck())
+    return payloads
+
+
+def test_a_heartbeat_every_thirty_seconds() -> None:
+    talk = Talk()
+    assert beats(stay(talk, 29)) == []
+    assert beats(stay(talk, 1)) == [Heartbeat({})]
+    assert len(beats(stay(talk, 300))) == 10
+
+
+def test_no_answer_in_ten_seconds_closes_as_idle() -> None:
+    talk = Talk()
+    talk.wait(39.9)
+    assert talk.closing is None
+    talk.wait(0.1)
+    assert talk.closing is Closing.IDLE_TIMEOUT
+    assert isinstance(talk.read()[-1], ConnectionClosing)
+
+
+def test_other_frames_are_no_answer() -> None:
+    talk = Talk()
+    talk.wait(35)
+    talk.receive(send())
+    talk.wait(5)
+    assert talk.closing is Closing.IDLE_TIMEOUT
+
+
+def test_a_skipped_delivery_is_named_five_seconds_after_the_store_knew_of_it() -> None:
+    """Also the last one of a chat, which no later delivery would show."""
+    talk = Talk().live(4)
+    talk.session.head("chat_1", Cursor(1, 5), talk.now)
+    assert beats(stay(talk, 4)) == []
+    assert beats(stay(talk, 1)) == [Heartbeat({"chat_1": (1, 5)})]
+    assert beats(stay(talk, 30)) == [Heartbeat({"chat_1": (1, 5)})], "again, until the client has it"
+    talk.pull(4, page(4, 5))
+    assert beats(stay(talk, 30)) == [Heartbeat({})]
+
+
+def test_a_delivery_on_its_way_is_not_named() -> None:
+    talk = Talk().live(4)
+    talk.session.head("chat_1", Cursor(1, 5), talk.now)
+    talk.wait(2)
+    talk.deliver(run(5))
+    assert beats(stay(talk, 10)) == [Heartbeat({})]
+
+
+def test_a_chat_the_client_never_pulled_is_named() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 0)})
+    talk.session.head("chat_1", Cursor(1, 4), talk.now)
+    talk.session.head("chat_2", Cursor(1, 0), talk.now)
+    assert beats(stay(talk, 5)) == [Heartbeat({"chat_1": (1, 4)})]
+
+
+def test_heads_of_chats_that_are_not_ours_or_of_an_older_epoch_say_nothing() -> None:
+    talk = Talk({"chat_1": Cursor(3, 0)})
+    talk.session.head("chat_9", Cursor(1, 9), talk.now)
+    talk.session.head("chat_1", Cursor(2, 9), talk.now)
+    assert beats(stay(talk, 30)) == [Heartbeat({})]
+
+
+def test_heartbeats_of_those_who_came_together_are_spread() -> None:
+    first = {round(Talk(rng=random.Random(seed)).session.next_tick) for seed in range(50)}
+    assert len(first) > 8
+    assert all(15 <= time <= 30 for time in first)
+
+
+def test_a_connection_is_rotated_after_24_hours() -> None:
+    day = 24 * 3600
+    talk = Talk(limits=SessionLimits(timeouts=Timeouts(heartbeat_interval_seconds=2 * day)))
+    talk.wait(day - 1)
+    assert talk.closing is None
+    talk.wait(1)
+    assert talk.closing is Closing.ROTATION
+
+
+def test_rotation_is_spread_over_an_hour_or_so_and_never_early() -> None:
+    limits = SessionLimits(timeouts=Timeouts(heartbeat_interval_seconds=10**6))
+    times = [Talk(limits=limits, rng=random.Random(seed)).session.next_tick for seed in range(50)]
+    assert min(times) >= 24 * 3600
+    assert max(times) <= 24 * 3600 * 1.05
+    assert max(times) - min(times) > 1800
+
+
+def test_an_expired_token_closes_and_lets_the_client_come_back() -> None:
+    talk = Talk(expires_at=20)
+    talk.wait(20)
+    assert talk.closing is Closing.TOKEN_EXPIRED
+    words = talk.read()[-1]
+    assert isinstance(words, ConnectionClosing)
+    assert words.reconnect_allowed
+
+
+def busy(talk: Talk, count: int, share: int) -> None:
+    """Sends over half a minute, every ``share``-th of which is refused as busy."""
+    for number in range(count):
+        talk.receive(send(f"c{number}"))
+        outcome = ServerBusy("full") if number % share == 0 else acked(1)
+        talk.do(talk.session.sent(talk.last(Submit).token, outcome, talk.now))
+        stay(talk, 1)
+
+
+def test_busy_for_more_than_half_of_thirty_seconds_of_requests_closes_as_overloaded() -> None:
+    talk = Talk()
+    busy(talk, 29, share=1)
+    assert talk.closing is None
+    stay(talk, 2)
+    assert talk.closing is Closing.OVERLOADED
+
+
+def test_busy_for_half_of_them_does_not() -> None:
+    talk = Talk()
+    busy(talk, 120, share=2)
+    assert talk.closing is None
+
+
+def test_a_few_requests_that_met_a_busy_moment_do_not() -> None:
+    talk = Talk()
+    busy(talk, 5, share=1)
+    stay(talk, 60)
+    assert talk.closing is None
+
+
+def test_pulls_that_waited_too_long_count_as_busy() -> None:
+    talk = Talk()
+    talk.receive(sync(0))
+    for number in range(12):
+        talk.receive(sync(number + 1))
+        stay(talk, 2)
+    stay(talk, 10)
+    assert talk.closing is Closing.OVERLOADED
+
+
+def test_acks_that_stay_behind_for_sixty_seconds_get_one_resync_then_a_close() -> None:
+    talk = Talk().live(0)
+    talk.deliver(run(1, 3))
+    payloads = stay(talk, 30)
+    assert not [p for p in payloads if isinstance(p, Resync)]
+    payloads = stay(talk, 89)
+    assert [p for p in payloads if isinstance(p, Resync)] == [Resync([ChatHead("chat_1", 3)])]
+    assert talk.effects.count(Observed(Sign.ACKS_STALE)) == 1
+    assert talk.closing is None
+    stay(talk, 40)
+    assert talk.closing is Closing.STATE_DIVERGED
+
+
+def test_a_client_that_acks_after_the_resync_stays() -> None:
+    talk = Talk().live(0)
+    talk.deliver(run(1, 3))
+    stay(talk, 100)
+    assert talk.count(Observed) == 1
+    talk.receive(sync(3))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(3, 3), talk.now))
+    stay(talk, 300)
+    assert talk.closing is None
+    talk.deliver(run(4))
+    assert [p for p in talk.read() if isinstance(p, Message)], "live again"
+
+
+def test_a_client_whose_acks_move_is_not_stale() -> None:
+    talk = Talk().live(0)
+    for number in range(1, 20):
+        talk.deliver(run(number * 2 - 1, number * 2))
+        stay(talk, 30)
+        talk.receive(Ack(payload=AckBody("chat_1", 1, number)))
+    assert talk.closing is None
+    assert talk.count(Observed) == 0
+
+
+def test_what_still_waits_in_the_buffer_is_not_missed_by_its_acks() -> None:
+    talk = Talk().live(0)
+    talk.deliver(run(1, 3))
+    for _ in range(20):
+        talk.wait(15)
+        talk.session._deliveries.lanes.control.clear()
+        talk.receive(HeartbeatAck())
+    assert talk.closing is None
+
+
+@pytest.mark.parametrize("early", [0.0, 0.5, 3.0])
+def test_calling_tick_early_is_harmless(early: float) -> None:
+    talk = Talk()
+    for _ in range(5):
+        assert talk.tick(early) == []
+
+
+def test_a_closed_session_needs_no_tick() -> None:
+    talk = Talk()
+    talk.do(talk.session.close(Closing.ROTATION, talk.now))
+    assert talk.session.next_tick == float("inf")
+    assert talk.tick(1000) == []
