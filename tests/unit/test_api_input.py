@@ -211,7 +211,7 @@ def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
         again = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For="6.6.6.6, 198.51.100.1")
         assert again.status_code == 429
 
-    with_rest(scenario, ApiSettings(failed_logins_per_minute=1, proxies=(ip_network("127.0.0.0/8"),)))
+    with_rest(scenario, ApiSettings(failed_logins_per_minute=1), proxies=(ip_network("127.0.0.0/8"),))
 
 
 def test_pages_of_listed_origins_may_call_and_no_others() -> None:
@@ -226,7 +226,7 @@ def test_pages_of_listed_origins_may_call_and_no_others() -> None:
         assert "access-control-allow-credentials" not in good.headers
         assert "access-control-allow-origin" not in (await preflight("https://evil.net")).headers
 
-    with_rest(scenario, ApiSettings(origins=frozenset({"https://chat.example.com"})))
+    with_rest(scenario, origins=frozenset({"https://chat.example.com"}))
 
 
 def test_no_origin_is_allowed_unless_it_is_listed() -> None:

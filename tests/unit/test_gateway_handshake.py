@@ -41,6 +41,8 @@ def handshake(
 
 
 def decide(door: Handshake, path: str = "/v1/ws", **headers: str) -> Admitted | Refusal:
+    upgrade = {"Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    headers = {**upgrade, **headers}
     sent = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
     return door.decide(path, sent, "192.0.2.1", 0.0)
 
@@ -132,3 +134,17 @@ def test_a_refusal_never_repeats_the_credential() -> None:
     answer = decide(handshake(), Authorization="Bearer s3cret-t0ken")
     assert isinstance(answer, Refusal)
     assert b"s3cret" not in answer.body
+
+
+def test_another_version_of_websocket_is_426_and_told_ours() -> None:
+    answer = decide(handshake(), Sec_WebSocket_Version="8")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.UPGRADE_REQUIRED
+    assert answer.headers["Sec-WebSocket-Version"] == "13"
+
+
+def test_a_bad_websocket_key_is_400() -> None:
+    for key in ("", "short", "%%%", "AAAA"):
+        answer = decide(handshake(), Sec_WebSocket_Key=key)
+        assert isinstance(answer, Refusal)
+        assert answer.status is HTTPStatus.BAD_REQUEST

@@ -108,12 +108,12 @@ def _pages(endpoints: Sequence[Endpoint]) -> list[Route]:
 
 def _cross_origin(deps: Deps) -> list[Middleware]:
     """Pages of listed origins may call; cookies play no part, so there are no credentials to share."""
-    if not deps.settings.origins:
+    if not deps.origins:
         return []
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=sorted(deps.settings.origins),
+            allow_origins=sorted(deps.origins),
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "X-Act-As"],
             expose_headers=["Retry-After", "X-Request-ID", "Idempotency-Replayed"],

@@ -80,18 +80,12 @@ class ApiSettings:
     """Per address; beyond it a bad credential is answered 429 instead of 401."""
     metrics_without_key: bool = False
     """Serve /metrics to anybody who can reach the port."""
-    origins: frozenset[str] = frozenset()
-    """Pages of other origins that may call the API; exact, no patterns."""
-    proxies: tuple[IPv4Network | IPv6Network, ...] = field(default=())
-    """Whose X-Forwarded-For is believed."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ValueError(f"{name} must be greater than 0, not {value}")
-        if "*" in self.origins:
-            raise ValueError("origins are exact: * is not one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +105,10 @@ class Deps:
     clock: Clock
     ids: Ids
     settings: ApiSettings = field(default_factory=ApiSettings)
+    origins: frozenset[str] = frozenset()
+    """Pages of other origins that may call the API; exact, no patterns."""
+    proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Whose X-Forwarded-For is believed."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of the key ring at a time."""
 

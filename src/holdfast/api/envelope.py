@@ -64,7 +64,7 @@ class Envelope:
             path=scope["path"],
             status=status,
             milliseconds=round(seconds * 1000, 1),
-            address=address_of(Request(scope), self._deps.settings),
+            address=address_of(Request(scope), self._deps),
             tenant=principal.tenant if principal else None,
             user=principal.user_id if principal else None,
             kind=principal.kind if principal else None,

@@ -59,10 +59,10 @@ class Allowance:
             raise RateLimited("too many failed logins from this address", retry_after_seconds=round(wait, 3))
 
 
-def address_of(request: Request, settings: ApiSettings) -> str:
+def address_of(request: Request, deps: Deps) -> str:
     """The client's address, as far as declared proxies vouch for it."""
     peer = request.client.host if request.client else ""
-    return client_ip(peer, request.headers.getlist("x-forwarded-for"), settings.proxies)
+    return client_ip(peer, request.headers.getlist("x-forwarded-for"), deps.proxies)
 
 
 def identify(deps: Deps, request: Request) -> Principal:
@@ -120,7 +120,7 @@ def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Reques
         if endpoint.caller == "anybody":
             return NOBODY
         if isinstance(refusal, Unauthorized):
-            allowance.failed_login(address_of(request, deps.settings))
+            allowance.failed_login(address_of(request, deps))
         raise
     if endpoint.caller != "anybody":
         require_caller(principal, endpoint)

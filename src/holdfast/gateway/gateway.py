@@ -84,6 +84,9 @@ class Gateway:
     def roster(self) -> Roster[Connection]:
         return self._roster
 
+    def now(self) -> float:
+        return self._plane.clock.monotonic()
+
     def accept(self, socket: Socket, principal: Principal | None, device_id: str) -> Connection:
         """A new socket whose handshake was accepted."""
         connection = Connection(self._plane, self, socket, device_id)

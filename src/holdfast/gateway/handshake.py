@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -33,12 +34,19 @@ from holdfast.wire.codec import error_payload
 from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL
 
 PATH = "/v1/ws"
+
+
+class _WrongVersion(InvalidMessage):
+    """426: the client speaks another version of WebSocket."""
+
+
 STATUS: Sequence[tuple[type[HoldfastError], HTTPStatus]] = (
     (NotFound, HTTPStatus.NOT_FOUND),
     (Unauthorized, HTTPStatus.UNAUTHORIZED),
     (Forbidden, HTTPStatus.FORBIDDEN),
     (RateLimited, HTTPStatus.TOO_MANY_REQUESTS),
     (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+    (_WrongVersion, HTTPStatus.UPGRADE_REQUIRED),
     (InvalidMessage, HTTPStatus.BAD_REQUEST),
 )
 
@@ -91,6 +99,7 @@ class Handshake:
         route, _, query = path.partition("?")
         if route != PATH:
             raise NotFound(f"there is no WebSocket at this path; use {PATH}")
+        _check_upgrade(headers)
         if self.draining():
             raise Unavailable("this node is shutting down", retry_after_seconds=1)
         address = client_ip(peer, headers.getall("X-Forwarded-For", []), self.proxies)
@@ -111,15 +120,29 @@ class Handshake:
         return Admitted(principal, device_id, address, SUBPROTOCOL in offered)
 
 
+def _check_upgrade(headers: Headers) -> None:
+    """What the WebSocket library would refuse later with an answer that is not ours."""
+    if headers.get("Sec-WebSocket-Version") != "13":
+        raise _WrongVersion("only version 13 of WebSocket is spoken here")
+    try:
+        key = b64decode(headers.get("Sec-WebSocket-Key") or "", validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != 16:
+        raise InvalidMessage("Sec-WebSocket-Key must be 16 bytes in base64")
+
+
 def _token_among(offered: Sequence[str]) -> str | None:
     return next((p.removeprefix(BEARER_SUBPROTOCOL) for p in offered if p.startswith(BEARER_SUBPROTOCOL)), None)
 
 
 def _refusal(error: HoldfastError) -> Refusal:
     status = next((s for kind, s in STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
-    headers = {"Content-Type": "application/json"}
+    headers: dict[str, str] = {}
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))
+    if status is HTTPStatus.UPGRADE_REQUIRED:
+        headers["Sec-WebSocket-Version"] = "13"
     if status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     return Refusal(status, headers, msgspec.json.encode({"error": error_payload(error)}))

@@ -16,10 +16,18 @@ from holdfast.wire.frames import SUBPROTOCOL
 class Listener(WSListener):
     """One WebSocket, as picows tells of it; also the ``Socket`` its connection writes to."""
 
-    __slots__ = ("_assembler", "_connect", "_connection", "_raw", "_subprotocol", "_transport")
+    __slots__ = ("_assembler", "_connect", "_connection", "_gone", "_raw", "_subprotocol", "_transport")
 
-    def __init__(self, connect: Callable[[Socket], Connection], assembler: Assembler, *, subprotocol: bool) -> None:
+    def __init__(
+        self,
+        connect: Callable[[Socket], Connection],
+        gone: Callable[[], None],
+        assembler: Assembler,
+        *,
+        subprotocol: bool,
+    ) -> None:
         self._connect = connect
+        self._gone = gone
         self._assembler = assembler
         self._subprotocol = subprotocol
         self._connection: Connection
@@ -62,6 +70,7 @@ class Listener(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self._connection.lost()
+        self._gone()
 
     def pause_writing(self) -> None:
         self._connection.writing_paused()

@@ -1,0 +1,58 @@
+"""From an upgrade request to a connection or a refusal."""
+
+from __future__ import annotations
+
+from asyncio import Transport
+from collections.abc import Mapping
+from functools import partial
+
+from picows import WSUpgradeRequest, WSUpgradeResponse
+
+from holdfast import telemetry
+from holdfast.gateway.gateway import Gateway
+from holdfast.gateway.handshake import Handshake, Refusal
+from holdfast.gateway.listener import Listener
+from holdfast.session.limits import Inbound
+from holdfast.wire.assembler import Assembler
+
+_DEFECT = WSUpgradeResponse.create_error_response(
+    500, b'{"error":{"code":"INTERNAL_ERROR","message":"internal error"}}'
+)
+
+
+class Entrance:
+    """Decides upgrades for the port; every connection that it admits is counted until it is gone."""
+
+    def __init__(self, handshake: Handshake, gateway: Gateway, limits: Inbound) -> None:
+        self._handshake = handshake
+        self._gateway = gateway
+        self._limits = limits
+
+    def __call__(self, request: WSUpgradeRequest, transport: Transport) -> Listener | WSUpgradeResponse:
+        try:
+            return self._decide(request, transport)
+        except Exception as error:  # the library would put its text into the answer
+            telemetry.defect("gateway", error)
+            return _answer(500, _DEFECT, {})
+
+    def _decide(self, request: WSUpgradeRequest, transport: Transport) -> Listener | WSUpgradeResponse:
+        peer = transport.get_extra_info("peername")
+        decision = self._handshake.decide(
+            request.path.decode("latin-1"), request.headers, peer[0] if peer else "", self._gateway.now()
+        )
+        if isinstance(decision, Refusal):
+            telemetry.handshake_refused(decision.status)
+            return _answer(decision.status, decision.body, decision.headers)
+        tenant = decision.principal.tenant if decision.principal else ""
+        return Listener(
+            partial(self._gateway.accept, principal=decision.principal, device_id=decision.device_id),
+            partial(self._handshake.counts.close, decision.address, tenant),
+            Assembler(self._limits.max_frame_bytes, self._limits.max_fragments),
+            subprotocol=decision.subprotocol,
+        )
+
+
+def _answer(status: int, body: bytes, headers: Mapping[str, str]) -> WSUpgradeResponse:
+    headers = {"Content-Type": "application/json", **headers}
+    answer: WSUpgradeResponse = WSUpgradeResponse.create_error_response(status, body, headers)
+    return answer

@@ -1,0 +1,286 @@
+"""Settings: file, environment and options in, one frozen tree out.
+
+The tree keeps the seed's paths and names (``gateway.backpressure.inbound.rate_limit_per_second``). Its leaves are
+the small dataclasses that stand beside what they configure and check their own values. The later source wins:
+defaults, the file (TOML or YAML), ``HOLDFAST_…`` variables (``__`` between the parts of a path), options.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+import yaml
+
+from holdfast.access import ConnectionLimits, TokenSettings
+from holdfast.api.deps import ApiSettings
+from holdfast.errors import BadSetting, HoldfastError
+from holdfast.fanout.ephemeral import EphemeralSettings
+from holdfast.fanout.fanout import RetrySettings
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.ingest.waiting import IntakeSettings
+from holdfast.ingest.watermarks import WatermarkSettings
+from holdfast.session.limits import positive
+from holdfast.sqlite.database import SqliteSettings
+from holdfast.store.history import HistorySettings
+from holdfast.store.plan import ChatLimits
+
+PREFIX = "HOLDFAST_"
+NOT_SETTINGS = frozenset({"HOLDFAST_REQUIRE_ENGINES", "HOLDFAST_INSTALL_ENGINES", "HOLDFAST_URL", "HOLDFAST_TOKEN"})
+"""Variables that other parts read: the tests and the command line's client side."""
+SHORT_NAMES = {"HOST": "server.host", "PORT": "server.port", "STATE_DIR": "server.state_dir"}
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where the one port for HTTP and WebSocket is, and who may stand in front of it."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    state_dir: str = "~/.local/state/holdfast"
+    trusted_proxies: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    node_id: str = "node"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be between 0 and 65535, not {self.port}")
+        for proxy in self.trusted_proxies:
+            ip_network(proxy)
+        if "*" in self.allowed_origins:
+            raise ValueError("allowed_origins are exact: * is not one")
+        if self.host not in LOOPBACK and not self.trusted_proxies:
+            raise ValueError(
+                f"host {self.host} can be reached from other machines and this port speaks no TLS: put a TLS proxy in "
+                "front of it and name the proxy's address in server.trusted_proxies, or bind 127.0.0.1"
+            )
+
+    @property
+    def state_path(self) -> Path:
+        return Path(self.state_dir).expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may come in, and how often. Secrets are not settings: they live in the state directory."""
+
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    handshakes_per_ip_per_minute: int = 600
+
+    def __post_init__(self) -> None:
+        positive(self, "handshakes_per_ip_per_minute")
+
+
+@dataclass(frozen=True, slots=True)
+class DynamodbRetry:
+    max_attempts: int = 3
+    initial_backoff_ms: float = 100
+    max_backoff_ms: float = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionConflict:
+    max_attempts: int = 5
+    jitter_ms: float = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamodb:
+    """For the DynamoDB store."""
+
+    retry: DynamodbRetry = DynamodbRetry()
+    transaction_conflict: TransactionConflict = TransactionConflict()
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaProducer:
+    """``timeout_ms`` stays below the gateway's deadline, whatever is set: deadlines are passed inward."""
+
+    acks: Literal["all"] = "all"
+    timeout_ms: float = 4000
+    retries: int = 3
+    retry_backoff_ms: float = 100
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaLog:
+    """For the Kafka event log, writing side."""
+
+    producer: KafkaProducer = KafkaProducer()
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """The durability plane."""
+
+    intake: IntakeSettings = field(default_factory=IntakeSettings)
+    history: HistorySettings = field(default_factory=HistorySettings)
+    watermarks: WatermarkSettings = field(default_factory=WatermarkSettings)
+    chats: ChatLimits = field(default_factory=ChatLimits)
+    sqlite: SqliteSettings = field(default_factory=SqliteSettings)
+    dynamodb: Dynamodb = Dynamodb()
+    kafka: KafkaLog = KafkaLog()
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaConsumer:
+    group_id: str = "fanout-workers"
+    max_poll_records: int = 500
+    enable_auto_commit: Literal[False] = False
+
+    def __post_init__(self) -> None:
+        positive(self, "max_poll_records")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaReader:
+    """How the log is read. ``max_poll_records`` holds for every event log; the rest for Kafka's."""
+
+    consumer: KafkaConsumer = KafkaConsumer()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterQueue:
+    topic: str = "dead_letters.messages"
+    alert_threshold_per_hour: int = 100
+    max_letters: int = 1000
+
+    def __post_init__(self) -> None:
+        positive(self, "alert_threshold_per_hour", "max_letters")
+
+
+@dataclass(frozen=True, slots=True)
+class FanoutPlane:
+    """The fanout plane."""
+
+    kafka: KafkaReader = KafkaReader()
+    retry: RetrySettings = field(default_factory=RetrySettings)
+    dlq: DeadLetterQueue = DeadLetterQueue()
+    ephemeral: EphemeralSettings = field(default_factory=EphemeralSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set."""
+
+    server: Server = field(default_factory=Server)
+    access: Access = field(default_factory=Access)
+    api: ApiSettings = field(default_factory=ApiSettings)
+    gateway: GatewayLimits = field(default_factory=GatewayLimits)
+    durability: Durability = field(default_factory=Durability)
+    fanout: FanoutPlane = field(default_factory=FanoutPlane)
+
+
+UNUSED_WITHOUT_ENGINES = (
+    "durability.dynamodb.", "durability.kafka.", "fanout.kafka.consumer.group_id", "fanout.dlq.topic",
+)  # fmt: skip
+"""Settings of engines that this deployment does not use: accepted, and said to be without effect at start."""
+
+
+def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """The settings of this start; BadSetting names the path and the reason. ``overrides`` are by dotted path."""
+    tree: dict[str, Any] = _read_file(file) if file else {}
+    _check_names(tree, Settings, "", str(file))
+    for name, value in environ.items():
+        if name.startswith(PREFIX) and name not in NOT_SETTINGS:
+            short = name.removeprefix(PREFIX)
+            _put(tree, SHORT_NAMES.get(short, short.lower().replace("__", ".")), value, name)
+    for path, value in overrides.items():
+        if value is not None:
+            _put(tree, path, value, path)
+    try:
+        return msgspec.convert(tree, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadSetting(_explain(str(error))) from None
+    except HoldfastError as error:
+        raise BadSetting(error.message) from None
+
+
+def differences(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
+    """Every setting that is not at its default: (path, value, default)."""
+    yield from _differences("", settings, Settings())
+
+
+def paths() -> Iterator[tuple[str, Any]]:
+    """Every setting with its default, for the reference."""
+    yield from _leaves("", Settings())
+
+
+def _leaves(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+    for item in fields(node):
+        value, path = getattr(node, item.name), f"{prefix}{item.name}"
+        if is_dataclass(value):
+            yield from _leaves(f"{path}.", value)
+        else:
+            yield path, value
+
+
+def _differences(prefix: str, node: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    known = dict(_leaves(prefix, default))
+    for path, value in _leaves(prefix, node):
+        if value != known[path]:
+            yield path, value, known[path]
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise BadSetting(f"the settings file {file} cannot be read: {error.strerror}") from None
+    try:
+        tree = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise BadSetting(f"the settings file {file} is not valid {file.suffix[1:] or 'YAML'}: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise BadSetting(f"the settings file {file} must hold a table of settings, not a {type(tree).__name__}")
+    return tree
+
+
+def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> None:
+    """A misspelt setting would silently leave its default in force."""
+    hints = get_type_hints(kind)
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if name not in hints:
+            raise BadSetting(f"{source}: there is no setting {path}")
+        if is_dataclass(hints[name]) and isinstance(value, dict):
+            _check_names(value, hints[name], f"{path}.", source)
+
+
+def _put(tree: dict[str, Any], path: str, value: Any, source: str) -> None:
+    """Put a value at its dotted path; text of the environment becomes a list where the setting is one."""
+    kind: Any = Settings
+    *parents, leaf = path.split(".")
+    for part in [*parents, leaf]:
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        if part not in hints:
+            raise BadSetting(f"{source}: there is no setting {path}")
+        kind = hints[part]
+    if is_dataclass(kind):
+        raise BadSetting(f"{source}: {path} is a group of settings, not a setting")
+    if isinstance(value, str) and getattr(kind, "__origin__", None) is tuple:
+        value = [item.strip() for item in value.split(",") if item.strip()]
+    for part in parents:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise BadSetting(f"{source}: {path} is inside a setting that the file gives as a value")
+    tree[leaf] = value
+
+
+def _explain(error: str) -> str:
+    """msgspec says "…, at `$.gateway.x`"; an operator wants the path first."""
+    reason, _, place = error.rpartition(" - at `$")
+    if not reason:
+        return error
+    return f"{place.strip('`').lstrip('.') or 'settings'}: {reason}"

@@ -1,0 +1,163 @@
+"""Settings: where they come from, what is refused, and the seed's own blocks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadSetting
+from holdfast.settings import Settings, differences, load, paths
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_nothing_configured_is_safe_and_all_defaults() -> None:
+    settings = load(None, {}, {})
+    assert settings == Settings()
+    assert settings.server.host == "127.0.0.1"
+    assert list(differences(settings)) == []
+
+
+def test_the_later_source_wins(tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text("[server]\nport = 1000\nhost = '::1'\n[gateway.timeouts]\nheartbeat_interval_seconds = 7\n")
+    settings = load(file, {"HOLDFAST_PORT": "2000", "HOLDFAST_SERVER__NODE_ID": "n1"}, {"server.node_id": "n2"})
+    assert settings.server.host == "::1"
+    assert settings.server.port == 2000
+    assert settings.server.node_id == "n2"
+    assert settings.gateway.timeouts.heartbeat_interval_seconds == 7
+
+
+def test_what_differs_from_its_default_is_listed() -> None:
+    settings = load(None, {"HOLDFAST_GATEWAY__CIRCUIT_BREAKER__MIN_FAILURE_RATIO": "0"}, {})
+    assert list(differences(settings)) == [("gateway.circuit_breaker.min_failure_ratio", 0.0, 0.5)]
+
+
+def test_lists_in_the_environment_are_separated_by_commas() -> None:
+    settings = load(None, {"HOLDFAST_SERVER__TRUSTED_PROXIES": "10.0.0.1, 192.168.0.0/16"}, {})
+    assert settings.server.trusted_proxies == ("10.0.0.1", "192.168.0.0/16")
+
+
+@pytest.mark.parametrize(
+    ("environ", "overrides", "named"),
+    [
+        ({"HOLDFAST_PROT": "1"}, {}, "HOLDFAST_PROT"),
+        ({"HOLDFAST_GATEWAY__TIMEOUT__X": "1"}, {}, "gateway.timeout.x"),
+        ({"HOLDFAST_GATEWAY": "1"}, {}, "group of settings"),
+        ({"HOLDFAST_PORT": "eighty"}, {}, "server.port"),
+        ({"HOLDFAST_PORT": "70000"}, {}, "between 0 and 65535"),
+        ({}, {"gateway.backpressure.inbound.max_queue_depth": 0}, "max_queue_depth"),
+        ({}, {"gateway.backpressure.outbound.warning_threshold_percent": 99}, "warning_threshold_percent"),
+        ({}, {"gateway.circuit_breaker.min_failure_ratio": 2}, "min_failure_ratio"),
+        ({}, {"server.allowed_origins": "*"}, "exact"),
+        ({}, {"server.trusted_proxies": "nonsense"}, "nonsense"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(environ: dict[str, str], overrides: dict[str, object], named: str) -> None:
+    with pytest.raises(BadSetting, match=re.escape(named)):
+        load(None, environ, overrides)
+
+
+def test_a_public_address_without_a_declared_proxy_is_refused_and_told_what_to_add() -> None:
+    with pytest.raises(BadSetting, match=r"server\.trusted_proxies"):
+        load(None, {}, {"server.host": "0.0.0.0"})
+    assert load(None, {}, {"server.host": "0.0.0.0", "server.trusted_proxies": "10.0.0.1"}).server.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", "[server", "not valid toml"),
+        ("a.yaml", "server: [", "not valid yaml"),
+        ("a.yaml", "- 1", "table of settings"),
+        ("a.yaml", "gateway: {nonsense: 1}", "nonsense"),
+        ("a.toml", "[server]\nport = 'x'", "server.port"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadSetting, match=said):
+        load(tmp_path / name, {}, {})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=r"gone\.toml"):
+        load(tmp_path / "gone.toml", {}, {})
+
+
+SEED_BLOCKS = """
+gateway:
+  backpressure:
+    inbound:
+      rate_limit_per_second: 10
+      rate_limit_burst: 20
+      max_queue_depth: 100
+      max_message_size_bytes: 4096
+    outbound:
+      max_buffer_messages: 1000
+      warning_threshold_percent: 80
+      critical_threshold_percent: 95
+      grace_period_seconds: 5
+
+  circuit_breaker:
+    failure_threshold: 5
+    failure_window_seconds: 30
+    open_duration_seconds: 30
+    half_open_probe_count: 1
+
+  timeouts:
+    durability_rpc_seconds: 5
+    heartbeat_interval_seconds: 30
+    heartbeat_timeout_seconds: 10
+
+  shutdown:
+    drain_timeout_seconds: 30
+
+durability:
+  dynamodb:
+    retry:
+      max_attempts: 3
+      initial_backoff_ms: 100
+      max_backoff_ms: 5000
+    transaction_conflict:
+      max_attempts: 5
+      jitter_ms: 50
+
+  kafka:
+    producer:
+      acks: "all"
+      timeout_ms: 10000
+      retries: 3
+      retry_backoff_ms: 100
+
+fanout:
+  kafka:
+    consumer:
+      group_id: "fanout-workers"
+      max_poll_records: 500
+      enable_auto_commit: false
+
+  retry:
+    max_attempts: 3
+    initial_backoff_ms: 100
+    max_backoff_ms: 1000
+
+  dlq:
+    topic: "dead_letters.messages"
+    alert_threshold_per_hour: 100
+"""
+"""The three configuration blocks of the failure-handling seed, as written there."""
+
+
+def test_the_seeds_blocks_load_unchanged_and_are_our_defaults_but_for_the_inverted_timeout(tmp_path: Path) -> None:
+    (tmp_path / "seed.yaml").write_text(SEED_BLOCKS)
+    settings = load(tmp_path / "seed.yaml", {}, {})
+    assert [path for path, _, _ in differences(settings)] == ["durability.kafka.producer.timeout_ms"]
+
+
+def test_every_setting_has_a_default_of_its_own_kind() -> None:
+    found = dict(paths())
+    assert len(found) > 100
+    assert found["gateway.backpressure.outbound.max_buffer_messages"] == 1000
