@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from chats import (
 )
 
 from holdfast import telemetry
-from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound
+from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
 from holdfast.message import Acked, Cursor, Entry, Watermark
 from holdfast.store.changes import HaltChat, RecoverChat, Redact, RemoveMember, Retain
+from holdfast.verify.faults import Fault, Plan, faulty
 
 Scenario = Callable[..., Awaitable[None]]
 
@@ -408,3 +410,14 @@ async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epo
     assert (record.action, record.target, record.actor, record.reason) == ("chat.recover", "chat_a", "op", "why")
     assert '"counter":[null,6]' in record.details and "[3,3]" in record.details
     assert acked(await send(store, "k")).sequence == 7
+
+
+@on_every_store
+async def test_a_reply_lost_after_the_commit_is_found_again_by_the_retry(store: Any, rig: Rig) -> None:
+    lossy = faulty(store, Plan(random.Random(1), script={"append": [Fault.LOST_REPLY]}))
+    await create(store)
+    with pytest.raises(OutcomeUnknown):
+        await lossy.append([draft("k")])
+    again = (await lossy.append([draft("k")]))[0]
+    assert again.deduplicated and acked(again).sequence == 1
+    assert (await store.inspect("chat_a")).count == 1

@@ -48,16 +48,15 @@ class Deadline:
 
     @contextmanager
     def over(self, handle: Handle) -> Iterator[apsw.Connection]:
-        """One state of the file, until the deadline. Unavailable if it has passed already."""
+        """One state of the file, until the deadline. Unavailable if it has passed already.
+
+        The next read of this connection brings its own deadline.
+        """
         if self.is_over():
             raise Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)
-        connection = handle.connection()
-        connection.set_progress_handler(self.is_over, OPERATIONS_BETWEEN_LOOKS)
-        try:
-            with handle.snapshot() as snapshot:
-                yield snapshot
-        finally:
-            connection.set_progress_handler(None)
+        handle.connection().set_progress_handler(self.is_over, OPERATIONS_BETWEEN_LOOKS)
+        with handle.snapshot() as connection:
+            yield connection
 
 
 def read_after(

@@ -146,9 +146,9 @@ weighed AS (
   SELECT position, row_number() OVER upward AS n, sum(bytes) OVER upward AS bytes
   FROM next WINDOW upward AS (ORDER BY sequence ROWS UNBOUNDED PRECEDING))
 SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']',
-       coalesce(max(w.bytes), 0), count(*)
-FROM weighed AS w CROSS JOIN message_values AS v ON v.position = w.position
-WHERE w.n <= :one OR w.bytes <= :bytes_max;
+       coalesce(max(weighed.bytes), 0), count(*)
+FROM weighed CROSS JOIN message_values AS v ON v.position = weighed.position
+WHERE weighed.n <= :one OR weighed.bytes <= :bytes_max;
 
 -- name: messages_before
 -- As messages_after, downwards from :before; the answer ascends all the same.
@@ -159,9 +159,9 @@ weighed AS (
   SELECT position, row_number() OVER downward AS n, sum(bytes) OVER downward AS bytes
   FROM next WINDOW downward AS (ORDER BY sequence DESC ROWS UNBOUNDED PRECEDING))
 SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']',
-       coalesce(max(w.bytes), 0), count(*)
-FROM weighed AS w CROSS JOIN message_values AS v ON v.position = w.position
-WHERE w.n <= :one OR w.bytes <= :bytes_max;
+       coalesce(max(weighed.bytes), 0), count(*)
+FROM weighed CROSS JOIN message_values AS v ON v.position = weighed.position
+WHERE weighed.n <= :one OR weighed.bytes <= :bytes_max;
 
 -- name: any_after
 SELECT EXISTS (SELECT 1 FROM messages WHERE chat = :chat AND sequence > :sequence);

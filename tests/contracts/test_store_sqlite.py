@@ -1,0 +1,559 @@
+"""What only a store on a disk has to promise: its schema, its threads, its deadlines, and honesty in disk trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from chats import ANN, PAGE, acked, create, draft, fill, operator, send
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.json import decode, encode
+
+from holdfast import telemetry
+from holdfast.clock import ManualClock
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    OutcomeUnknown,
+    ServerBusy,
+    StateCorrupted,
+    StateDirectory,
+    Unavailable,
+)
+from holdfast.message import Acked, Entry
+from holdfast.sqlite import points
+from holdfast.sqlite.errors import Doing, translate
+from holdfast.store.sqlite import SqliteSettings, SqliteStore
+from holdfast.store.sqlite import database as chats_file
+from holdfast.verify.powercut import Disk
+
+APSW_ERRORS = sorted(
+    (e for e in vars(apsw).values() if isinstance(e, type) and issubclass(e, apsw.Error)), key=lambda e: e.__name__
+)
+MISUSE = {
+    "BindingsError", "ConnectionClosedError", "ConnectionNotClosedError", "ConstraintError", "CursorClosedError",
+    "EmptyError", "Error", "ExecTraceAbort", "ExecutionCompleteError", "ExtensionLoadingError", "ForkingViolationError",
+    "IncompleteExecutionError", "InternalError", "InvalidContextError", "MismatchError", "MisuseError", "NoFTS5Error",
+    "NotFoundError", "RangeError", "SQLError", "ThreadingViolationError", "TooBigError", "VFSFileClosedError",
+    "VFSNotImplementedError",
+}  # fmt: skip
+
+
+def with_store(path: Path, scenario: Callable[[Any], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        async with SqliteStore(path / "chats.db", **options) as store:
+            await scenario(store)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", APSW_ERRORS, ids=lambda e: e.__name__)
+def test_every_error_of_sqlite_is_translated(kind: type[apsw.Error]) -> None:
+    """A class that a new apsw brings must be put somewhere, by hand."""
+    working = translate(kind("why"), "chats.db", Doing.WORKING)
+    opening = translate(kind("why"), "chats.db", Doing.OPENING)
+    committing = translate(kind("why"), "chats.db", Doing.COMMITTING)
+    if kind.__name__ in MISUSE:
+        assert {type(working), type(opening)} == {InternalError}
+    else:
+        assert type(working) is Unavailable
+        assert type(opening) in (StateDirectory, StateCorrupted)
+        assert ";" in working.message and ";" in opening.message, "it says what to do"
+    not_written = {"FullError", "BusyError", "LockedError", "ProtocolError"}
+    assert type(committing) is (Unavailable if kind.__name__ in not_written else OutcomeUnknown)
+
+
+def test_everything_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    async def first(store: SqliteStore) -> None:
+        await create(store, "bob")
+        await fill(store, 5)
+
+    async def second(store: SqliteStore) -> None:
+        assert (await store.inspect("chat_a")).counter == 5
+        assert (await send(store, "fill-2")).deduplicated
+        assert acked(await send(store, "new")).sequence == 6
+
+    with_store(tmp_path, first)
+    with_store(tmp_path, second)
+
+
+def test_a_newer_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async def nothing(store: SqliteStore) -> None: ...
+
+    with_store(tmp_path, nothing)
+    newest = len(chats_file.MIGRATIONS)
+    connection = apsw.Connection(str(tmp_path / "chats.db"))
+    connection.execute("INSERT INTO schema_version VALUES (?)", (newest + 1,))
+    connection.close()
+    with pytest.raises(StateCorrupted, match=f"version {newest + 1}.*up to {newest}.*newer Holdfast; run that one"):
+        with_store(tmp_path, nothing)
+
+
+def test_an_older_schema_is_brought_forward_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def first(store: SqliteStore) -> None:
+        await create(store)
+        await fill(store, 3)
+
+    async def second(store: SqliteStore) -> None:
+        assert (await store.inspect("chat_a")).counter == 3
+
+    with_store(tmp_path, first)
+    grown = [*chats_file.MIGRATIONS, "CREATE TABLE more (n INTEGER) STRICT; INSERT INTO more VALUES (1);"]
+    monkeypatch.setattr(chats_file, "MIGRATIONS", grown)
+    with_store(tmp_path, second)
+    with_store(tmp_path, second)
+    connection = apsw.Connection(str(tmp_path / "chats.db"))
+    assert connection.execute("SELECT count(*) FROM more").get == 1
+    assert connection.execute("SELECT max(version) FROM schema_version").get == len(grown)
+
+
+def test_a_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def first(store: SqliteStore) -> None:
+        await create(store)
+
+    with_store(tmp_path, first)
+    before = list(chats_file.MIGRATIONS)
+    monkeypatch.setattr(chats_file, "MIGRATIONS", [*before, "CREATE TABLE more (n); INSERT INTO no_such VALUES (1);"])
+    with pytest.raises(HoldfastError):
+        with_store(tmp_path, first)
+    connection = apsw.Connection(str(tmp_path / "chats.db"))
+    assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").get == 0
+    assert connection.execute("SELECT max(version) FROM schema_version").get == len(before)
+
+
+def test_a_file_that_is_not_ours_or_damaged_is_refused_at_open(tmp_path: Path) -> None:
+    async def nothing(store: SqliteStore) -> None: ...
+
+    (tmp_path / "chats.db").write_bytes(b"this is no database at all" * 200)
+    with pytest.raises(StateCorrupted, match=r"damaged.*holdfast restore"):
+        with_store(tmp_path, nothing)
+    (tmp_path / "chats.db").unlink()
+    connection = apsw.Connection(str(tmp_path / "chats.db"))
+    connection.execute("CREATE TABLE somebody_elses (x)")
+    connection.close()
+    with pytest.raises(StateCorrupted, match="not a Holdfast database"):
+        with_store(tmp_path, nothing)
+    with pytest.raises(StateDirectory, match="cannot be opened"):
+        with_store(tmp_path / "nowhere", nothing)
+
+
+def test_counters_and_records_cannot_be_removed(tmp_path: Path) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        await fill(store, 3)
+        await store.record(operator(reason="test"), "key.issue", "key_1")
+
+    with_store(tmp_path, scenario)
+    connection = apsw.Connection(str(tmp_path / "chats.db"))
+    for statement, why in (
+        ("DELETE FROM counters", "never deleted"),
+        ("UPDATE counters SET sequence_counter = 2", "never goes back"),
+        ("DELETE FROM audit", "never deleted"),
+        ("UPDATE audit SET actor = 'nobody'", "never changed"),
+    ):
+        with pytest.raises(apsw.ConstraintError, match=why):
+            connection.execute(statement)
+
+
+def test_a_send_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        connection = apsw.Connection(str(tmp_path / "chats.db"))
+        connection.execute(
+            "CREATE TRIGGER poison BEFORE INSERT ON messages WHEN NEW.content = 'poison' "
+            "BEGIN SELECT RAISE(ABORT, 'poisoned'); END"
+        )
+        connection.close()
+        heard: list[Entry] = []
+        store.on_commit(heard.extend)
+        outcomes = await store.append([draft("1"), draft("2", "poison"), draft("3"), draft("3")])
+        assert [type(o) for o in outcomes] == [Acked, InternalError, Acked, Acked]
+        assert [acked(outcomes[n]).sequence for n in (0, 2, 3)] == [1, 2, 2]
+        assert [e.message.sequence for e in heard] == [1, 2]
+        assert [e.position for e in heard] == [1, 2]
+        assert not (await store.chat("chat_a")).halted
+
+    with_store(tmp_path, scenario)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
+def test_any_text_survives_the_way_through_json(texts: list[str]) -> None:
+    """Messages go in and come out as JSON inside SQLite: whatever it escapes must come back."""
+    connection = apsw.Connection(":memory:")
+    connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, x TEXT NOT NULL) STRICT")
+    rows = encode(list(enumerate(texts))).decode()
+    connection.execute("INSERT INTO t SELECT value ->> 0, value ->> 1 FROM json_each(?)", (rows,))
+    assert [row[0] for row in connection.execute("SELECT x FROM t ORDER BY n")] == texts
+    assert decode(connection.execute("SELECT json_group_array(x ORDER BY n) FROM t").get) == texts
+
+
+class Gate:
+    """Holds the writer just before its commit."""
+
+    def __init__(self) -> None:
+        self._arrived, self._open = threading.Event(), threading.Event()
+
+    def shut(self) -> None:
+        points.install(self._reached)
+
+    async def arrival(self) -> None:
+        assert await asyncio.to_thread(self._arrived.wait, 10)
+
+    def open(self) -> None:
+        points.install(None)
+        self._open.set()
+
+    def _reached(self, name: str) -> None:
+        if name == "commit.before":
+            self._arrived.set()
+            self._open.wait(10)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.open()
+
+
+def test_reads_neither_wait_for_a_commit_nor_see_it_before_it_is_done(tmp_path: Path, gate: Gate) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        await fill(store, 2)
+        gate.shut()
+        sending = asyncio.create_task(send(store, "k"))
+        await gate.arrival()
+        page = await store.read_after("chat_a", 0, *PAGE)
+        assert (len(page.messages), page.head) == (2, 2)
+        assert not sending.done()
+        gate.open()
+        assert acked(await sending).sequence == 3
+        assert (await store.read_after("chat_a", 0, *PAGE)).head == 3
+
+    with_store(tmp_path, scenario)
+
+
+def test_writes_beyond_the_queue_are_refused_and_those_within_are_done(tmp_path: Path, gate: Gate) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        gate.shut()
+        taken = [asyncio.create_task(send(store, f"k{n}")) for n in range(3)]
+        await gate.arrival()
+        with pytest.raises(ServerBusy):
+            await send(store, "one too many")
+        gate.open()
+        assert [acked(o).sequence for o in await asyncio.gather(*taken)] == [1, 2, 3]
+        acked(await send(store, "one too many"))
+
+    with_store(tmp_path, scenario, settings=SqliteSettings(writes_waiting_max=3))
+
+
+def test_a_cancelled_send_may_have_happened_and_is_told_to_listeners(tmp_path: Path, gate: Gate) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        heard: list[Entry] = []
+        store.on_commit(heard.extend)
+        gate.shut()
+        sending = asyncio.create_task(send(store, "k"))
+        await gate.arrival()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        gate.open()
+        again = await send(store, "k")
+        assert again.deduplicated
+        assert [e.message for e in heard] == [acked(again)]
+
+    with_store(tmp_path, scenario)
+
+
+def test_the_named_points_frame_the_commit(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        points.install(seen.append)
+        acked(await send(store, "k"))
+
+    try:
+        with_store(tmp_path, scenario)
+    finally:
+        points.install(None)
+    assert seen == ["commit.before", "commit.after"]
+
+
+class Runaway(ManualClock):
+    """Time that passes by one second with each look at it."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        self.advance(self.seconds)
+        return super().monotonic()
+
+
+def test_a_page_that_meets_its_deadline_holds_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.sqlite.reads.OPERATIONS_BETWEEN_LOOKS", 500)
+    clock = Runaway()
+
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        await fill(store, 400)
+        clock.seconds = 0.1
+        page = await store.read_after("chat_a", 0, 400, 1 << 30)
+        assert 0 < len(page.messages) < 400 and page.has_more
+        assert page.through == page.messages[-1].sequence == len(page.messages)
+        back = await store.read_before("chat_a", 401, 400, 1 << 30)
+        assert 0 < len(back.messages) < 400 and back.has_more and back.messages[-1].sequence == 400
+        clock.seconds = 1.5
+        with pytest.raises(Unavailable):
+            await store.read_after("chat_a", 0, 400, 1 << 30)
+        clock.seconds = 0.0
+        assert len((await store.read_after("chat_a", 0, 400, 1 << 30)).messages) == 400, (
+            "the reader is as good as before"
+        )
+
+    with_store(tmp_path, scenario, clock=clock)
+
+
+SCANS_EVERYTHING = {"raise_all_epochs"}
+"""Statements that are for all chats by their meaning."""
+
+
+@pytest.mark.parametrize("name", sorted(set(chats_file.SQL) - SCANS_EVERYTHING))
+def test_no_statement_scans_a_table(name: str, tmp_path: Path) -> None:
+    """So no cost grows with chats, members elsewhere or stored messages: every table is reached by a key."""
+
+    async def nothing(store: SqliteStore) -> None: ...
+
+    with_store(tmp_path, nothing)
+    connection = apsw.Connection(str(tmp_path / "chats.db"))
+    statement = chats_file.SQL[name]
+    plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, AnyBinding())]
+    tables = {"messages", "chats", "counters", "members", "watermarks", "gaps", "answers", "audit"}
+    aliases = tables | {"m", "c", "k", "w", "v", "o", "l"}
+    scans = [step for step in plan if step.startswith("SCAN") and step.split()[1] in aliases and "VIRTUAL" not in step]
+    assert not scans, plan
+
+
+class AnyBinding(dict[str, Any]):
+    """A value for every named parameter."""
+
+    def __missing__(self, key: str) -> Any:
+        return None
+
+
+class Trouble:
+    """A disk that fails in one way, for some operations, until it is healed."""
+
+    def __init__(self, error: type[apsw.Error], operations: set[str]) -> None:
+        self.error: type[apsw.Error] | None = None
+        self.kind = error
+        self.operations = operations
+
+    def __call__(self, operation: str, path: str) -> None:
+        if self.error is not None and operation in self.operations:
+            raise self.error("injected")
+
+    def begin(self) -> None:
+        self.error = self.kind
+
+    def heal(self) -> None:
+        self.error = None
+
+
+@pytest.mark.parametrize(
+    ("error", "operations", "answer"),
+    [
+        (apsw.FullError, {"write"}, Unavailable),
+        (apsw.IOError, {"write"}, OutcomeUnknown),
+        (apsw.IOError, {"sync"}, OutcomeUnknown),
+        (apsw.IOError, {"write", "sync", "truncate", "read", "open"}, HoldfastError),
+        (apsw.ReadOnlyError, {"write"}, OutcomeUnknown),
+    ],
+    ids=["full", "write error", "sync error", "dead", "read-only"],
+)
+def test_disk_trouble_is_never_acknowledged_and_heals(
+    error: type[apsw.Error], operations: set[str], answer: type[HoldfastError], tmp_path: Path
+) -> None:
+    trouble = Trouble(error, operations)
+    disk = Disk(f"trouble-{os.getpid()}", random.Random(1), trouble=trouble)
+
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        await fill(store, 5)
+        reopened = telemetry.REGISTRY.get_sample_value("holdfast_store_reopened_total") or 0
+        trouble.begin()
+        for n in range(3):
+            with pytest.raises(answer) as caught:
+                await send(store, f"bad-{n}")
+            assert isinstance(caught.value, Unavailable | OutcomeUnknown) and caught.value.retryable
+            assert ";" in caught.value.message
+        assert (telemetry.REGISTRY.get_sample_value("holdfast_store_reopened_total") or 0) > reopened
+        trouble.heal()
+        for n in range(3):
+            acked(await send(store, f"bad-{n}"))
+        page = await store.read_after("chat_a", 0, *PAGE)
+        keys = [m.client_message_id for m in page.messages]
+        assert sorted(keys) == sorted({*(f"fill-{n}" for n in range(5)), *(f"bad-{n}" for n in range(3))})
+        inspection = await store.inspect("chat_a")
+        assert inspection.counter == inspection.count == 8 and not inspection.gaps
+
+    try:
+        with_store(tmp_path, scenario, vfs=disk.name, settings=SqliteSettings(checkpoint_pages=8))
+    finally:
+        disk.unregister()
+
+
+def test_what_is_refused_on_a_full_disk_is_not_there_after_a_power_cut(tmp_path: Path) -> None:
+    """Unavailable promises that nothing happened: also when the power goes before anything else is written."""
+    for seed in range(20):
+        trouble = Trouble(apsw.FullError, {"write"})
+        disk = Disk(f"full-{seed}", random.Random(seed), trouble=trouble)
+        place = tmp_path / str(seed)
+        place.mkdir()
+
+        async def before(store: SqliteStore, trouble: Trouble = trouble, disk: Disk = disk) -> None:
+            await create(store)
+            await fill(store, 3)
+            trouble.begin()
+            with pytest.raises(Unavailable):
+                await send(store, "refused")
+            disk.is_dead = True
+
+        async def after(store: SqliteStore) -> None:
+            page = await store.read_after("chat_a", 0, *PAGE)
+            assert [m.client_message_id for m in page.messages] == ["fill-0", "fill-1", "fill-2"]
+
+        with_store(place, before, vfs=disk.name)
+        disk.plug_in()
+        disk.unregister()
+        with_store(place, after)
+
+
+def test_reads_on_a_dead_disk_are_unavailable_and_heal(tmp_path: Path) -> None:
+    trouble = Trouble(apsw.IOError, {"read", "open"})
+    disk = Disk(f"reads-{os.getpid()}", random.Random(1), trouble=trouble)
+
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        await fill(store, 5)
+        trouble.begin()
+        with pytest.raises(Unavailable):
+            await store.read_after("chat_a", 0, *PAGE)
+        trouble.heal()
+        assert len((await store.read_after("chat_a", 0, *PAGE)).messages) == 5
+
+    try:
+        with_store(tmp_path, scenario, vfs=disk.name, settings=SqliteSettings(readers=1))
+    finally:
+        disk.unregister()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 2 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True, text=True)
+    if mounting.returncode != 0:
+        pytest.skip(f"a small file system needs root and mount: {mounting.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_space(small_disk: Path) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        stored: list[str] = []
+        with pytest.raises(Unavailable, match="full; free some space"):
+            for n in range(10_000):
+                acked(await send(store, f"k{n}", "x" * 4_000))
+                stored.append(f"k{n}")
+        (small_disk / "ballast").unlink()
+        acked(await send(store, "after"))
+        read: list[str | None] = []
+        while len(read) < len(stored) + 1:
+            read += [m.client_message_id for m in (await store.read_after("chat_a", len(read), *PAGE)).messages]
+        assert read == [*stored, "after"]
+
+    (small_disk / "ballast").write_bytes(bytes(1024 * 1024))
+    with_store(small_disk, scenario, settings=SqliteSettings(checkpoint_pages=20))
+
+
+def test_a_really_read_only_disk_is_refused_at_open(small_disk: Path) -> None:
+    async def nothing(store: SqliteStore) -> None: ...
+
+    with_store(small_disk, nothing)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(StateDirectory, match=r"cannot be opened or written.*check"):
+        with_store(small_disk, nothing)
+
+
+def test_a_page_damaged_on_disk_is_an_answer_not_a_crash(tmp_path: Path) -> None:
+    async def first(store: SqliteStore) -> None:
+        await create(store)
+        await create(store, chat_id="chat_b")
+        await store.append([draft(f"k{n}", "x" * 3_000) for n in range(200)])
+
+    async def second(store: SqliteStore) -> None:
+        with pytest.raises(Unavailable, match=r"damaged.*holdfast restore"):
+            await store.read_after("chat_a", 0, 200, 1 << 30)
+        assert (await store.chat("chat_b")).head == 0, "what is not damaged is served"
+
+    with_store(tmp_path, first)
+    size = (tmp_path / "chats.db").stat().st_size
+    with (tmp_path / "chats.db").open("r+b") as file:
+        file.seek(size // 2 // 4096 * 4096)
+        file.write(os.urandom(4096 * 20))
+    with_store(tmp_path, second)
+
+
+def test_settings_are_checked_when_built() -> None:
+    for wrong in ({"synchronous": "OFF"}, {"readers": 0}, {"writes_waiting_max": 0}, {"read_deadline_seconds": 0}):
+        with pytest.raises(ValueError, match="must be"):
+            SqliteSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_chats_cost_does_not_grow_with_what_others_store(tmp_path: Path) -> None:
+    """Ten times the chats and messages: the same page of a user's list costs SQLite about the same work."""
+
+    async def scenario(store: SqliteStore) -> None:
+        for n in range(20):
+            await create(store, chat_id=f"chat_mine_{n}")
+        costs = []
+        for step in range(2):
+            for n in range(10 * 10**step):
+                await create(store, chat_id=f"chat_{step}_{n}", creator=ANN._replace(user_id=f"other_{step}_{n}"))
+                group = [draft(f"{i}", sender=ANN._replace(user_id=f"other_{step}_{n}"), chat_id=f"chat_{step}_{n}")
+                         for i in range(20)]  # fmt: skip
+                await store.append(group)
+            costs.append(operations_of(tmp_path / "chats.db"))
+        assert costs[1] < costs[0] * 1.3, costs
+
+    with_store(tmp_path, scenario)
+
+
+def operations_of(path: Path) -> int:
+    """How many operations of SQLite's machine a list of chats takes."""
+    connection = apsw.Connection(str(path))
+    counted = 0
+
+    def count() -> bool:
+        nonlocal counted
+        counted += 1
+        return False
+
+    connection.set_progress_handler(count, 10)
+    fields = {"tenant": "default", "user_id": "ann", "limit": 10, "edge_position": None, "edge_chat": None}
+    connection.execute(chats_file.SQL["chats_of"], fields).fetchall()
+    return counted
