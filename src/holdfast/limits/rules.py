@@ -198,10 +198,10 @@ class RuleSet:
         A rule of an epoch below our snapshot's is either in that snapshot already or was lost with the old
         primary, and is ignored either way.
         """
-        return self._with(rule) if self._is_news(rule) else self
+        return self._with(rule) if rule.epoch >= self.epoch and self._is_newer(rule) else self
 
     def merge_snapshot(self, snapshot: Snapshot) -> RuleSet:
-        """With a full snapshot: of a newer epoch it replaces everything, otherwise it adds what is newer.
+        """With a full snapshot: of a newer epoch it replaces everything, of ours it adds what is newer.
 
         A lagging replica's snapshot can therefore neither take a rule back nor remove one. What replaces us
         does not undo rules of its own or a later epoch that we already have in a newer version.
@@ -214,15 +214,17 @@ class RuleSet:
                 if theirs is None or theirs.stamp < rule.stamp:
                     merged[rule.name] = rule
             return RuleSet(merged, snapshot.epoch)
-        changed = {rule.name: rule for rule in snapshot.rules if self._is_news(rule)}
+        if snapshot.epoch < self.epoch:
+            return self
+        changed = {rule.name: rule for rule in snapshot.rules if self._is_newer(rule)}
         return RuleSet({**self._rules, **changed}, self.epoch) if changed else self
 
     def __len__(self) -> int:
         return len(self._rules)
 
-    def _is_news(self, rule: Rule) -> bool:
+    def _is_newer(self, rule: Rule) -> bool:
         mine = self._rules.get(rule.name)
-        return rule.epoch >= self.epoch and (mine is None or mine.stamp < rule.stamp)
+        return mine is None or mine.stamp < rule.stamp
 
     def _with(self, rule: Rule) -> RuleSet:
         new = RuleSet.__new__(RuleSet)

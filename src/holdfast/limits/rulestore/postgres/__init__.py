@@ -3,12 +3,14 @@
 ``store``      the primary: changes and everything an operator reads
 ``reader``     what a node follows: the primary, or a replica that may lag
 ``bell``       LISTEN on the primary
+``follower``   rings Redis for each change and beats, one for all admin nodes
 ``connection`` connections, and what PostgreSQL's errors mean here
 """
 
 from holdfast.limits.rulestore.postgres.bell import PostgresBell
 from holdfast.limits.rulestore.postgres.connection import PostgresSettings
+from holdfast.limits.rulestore.postgres.follower import LogFollower
 from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
 from holdfast.limits.rulestore.postgres.store import PostgresRuleStore
 
-__all__ = ["PostgresBell", "PostgresRuleReader", "PostgresRuleStore", "PostgresSettings"]
+__all__ = ["LogFollower", "PostgresBell", "PostgresRuleReader", "PostgresRuleStore", "PostgresSettings"]

@@ -1,0 +1,50 @@
+"""The last good rules on disk, for a start while the database is away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from holdfast import telemetry
+from holdfast.limits.rules import RuleSet, Snapshot
+
+
+class Saved(Struct, frozen=True):
+    """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole."""
+
+    known_at: float
+    digest: str
+    snapshot: Snapshot
+
+
+def save(file: Path, saved: Saved) -> bool:
+    """Replace the file in one step; False (and a line in the log) if the disk refuses."""
+    fresh = file.with_suffix(".new")
+    try:
+        with fresh.open("wb") as out:
+            out.write(msgspec.json.encode(saved))
+            out.flush()
+            os.fsync(out.fileno())
+        fresh.replace(file)
+        return True
+    except OSError as error:
+        telemetry.log.warning("limits.snapshot_not_saved", error=str(error))
+        return False
+
+
+def load(file: Path) -> Saved | None:
+    """What was saved; None if there is nothing, or nothing that can be trusted."""
+    try:
+        saved = msgspec.json.decode(file.read_bytes(), type=Saved)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        telemetry.log.error("limits.snapshot_unreadable", error=str(error))
+        return None
+    if RuleSet.of(saved.snapshot.rules).digest != saved.digest:
+        telemetry.log.error("limits.snapshot_unreadable", error="its digest does not match")
+        return None
+    return saved

@@ -1,0 +1,229 @@
+"""How a change reaches this node: the log of changes read by a cursor, with doorbells as hints.
+
+The cursor is the truth; nothing is ever marked as sent. A doorbell that brings a rule has it applied at once if it
+is newer, and the cursor does not move. Lost, repeated and reordered rings change nothing, because merging rules does
+not depend on order (see ``rules.RuleSet``); for the same reason a ring that comes before the first snapshot needs no
+buffer of its own: it is merged into nothing, and the snapshot is merged into that.
+
+Start: listen, then read a snapshot, then ready. If the database is away, start from the last good snapshot on disk and
+say so. Then a sync every ten seconds, or at once when a ring or the counters say that we are behind: by delta, or by a
+full snapshot when the epoch is new or the digests differ.
+
+Staleness is how long ago this node knew that it had everything. A replica tells how far it may lag behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError
+from holdfast.limits.disk import Saved, load, save
+from holdfast.limits.rules import RuleSet, Snapshot
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSettings:
+    """``stale_seconds`` is where the alarm begins; ``listen_seconds`` how long the start waits for the doorbells."""
+
+    sync_seconds: float = 10.0
+    retry_seconds: float = 1.0
+    nudge_seconds: float = 0.05
+    listen_seconds: float = 2.0
+    stale_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if min(self.sync_seconds, self.retry_seconds, self.nudge_seconds, self.listen_seconds, self.stale_seconds) <= 0:
+            raise ValueError("the feed's times must be greater than 0")
+
+
+class Feed:
+    """Keeps a RuleSet up to date and hands each new one to ``apply``. ``async with`` starts and stops it."""
+
+    def __init__(
+        self,
+        reader: RuleReader,
+        doorbells: Sequence[Doorbell],
+        apply: Callable[[RuleSet], None],
+        clock: Clock,
+        file: Path | None = None,
+        settings: FeedSettings | None = None,
+    ) -> None:
+        self._reader = reader
+        self._doorbells = doorbells
+        self._apply = apply
+        self._clock = clock
+        self._file = file
+        self._settings = settings or FeedSettings()
+        self.rules = RuleSet()
+        self.cursor = (0, 0)
+        self.from_disk = False
+        self._heard = 0
+        self._known_at = clock.monotonic()
+        self._nudged = asyncio.Event()
+        self._saved_digest = ""
+        self._alarmed = False
+        self._work: list[asyncio.Task[None]] = []
+
+    @property
+    def staleness_seconds(self) -> float:
+        """Since this node last knew that it had every rule."""
+        return self._clock.monotonic() - self._known_at
+
+    @property
+    def stale(self) -> bool:
+        return self.staleness_seconds > self._settings.stale_seconds
+
+    def nudge(self) -> None:
+        """Something says that we are behind: sync now."""
+        self._nudged.set()
+
+    async def __aenter__(self) -> Self:
+        listening = [asyncio.Event() for _ in self._doorbells]
+        for doorbell, event in zip(self._doorbells, listening, strict=True):
+            self._work.append(asyncio.create_task(self._listen(doorbell, event)))
+        try:
+            async with asyncio.timeout(self._settings.listen_seconds):
+                await asyncio.gather(*[event.wait() for event in listening])
+        except TimeoutError:
+            telemetry.log.warning("limits.doorbell_silent_at_start")
+        self._nudged.clear()
+        complete = await self._try_sync()
+        if not complete:
+            await self._start_from_disk()
+        self._work.append(asyncio.create_task(self._follow(complete)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+
+    async def sync(self) -> None:
+        """Read what is new. Raises what the reader raises; what was read before that is kept."""
+        asked_at = self._clock.monotonic()
+        head = await self._reader.head()
+        if head.epoch < self.rules.epoch or (head.epoch == self.cursor[0] and head.seq < self.cursor[1]):
+            return  # a reader that is behind us: nothing to learn, and nothing is known to be complete
+        if head.epoch > self.rules.epoch or self.cursor == (0, 0):
+            await self._take_snapshot(head)
+        else:
+            await self._take_changes(head)
+            if self._heard <= head.seq == self.cursor[1] and self.rules.digest != head.digest:
+                telemetry.log.warning("limits.digest_differs", seq=head.seq)
+                await self._take_snapshot(head)
+        self._known_at = max(self._known_at, asked_at - head.lag_seconds)
+        self.from_disk = False
+        await self._save()
+
+    async def _take_changes(self, head: Head) -> None:
+        while self.cursor[1] < head.seq:
+            changes = await self._reader.changes_after(self.cursor[1], CHANGES_PER_READ)
+            if not changes:
+                return
+            merged = self.rules
+            for change in changes:
+                merged = merged.merge(change.rule)
+            self._put(merged, "sync")
+            self.cursor = (head.epoch, changes[-1].seq)
+
+    async def _take_snapshot(self, head: Head) -> None:
+        """Everything, unless the digest says that we have it."""
+        if self.rules.digest == head.digest:
+            snapshot = Snapshot(head.epoch, head.seq, tuple(self.rules.all()))
+        else:
+            snapshot = await self._reader.snapshot()
+        if snapshot.epoch > self.rules.epoch:
+            self._heard = 0
+        self._put(self.rules.merge_snapshot(snapshot), "snapshot")
+        self.cursor = max(self.cursor, (snapshot.epoch, snapshot.seq))
+
+    def _put(self, rules: RuleSet, by: str) -> None:
+        if rules is not self.rules:
+            self.rules = rules
+            telemetry.rules_applied(by, 1)
+            self._apply(rules)
+
+    async def _listen(self, doorbell: Doorbell, listening: asyncio.Event) -> None:
+        """Follow one doorbell for ever; whenever it was away, rings may have been lost."""
+        while True:
+            try:
+                async for ring in doorbell.rings():
+                    listening.set()
+                    self.rung(ring)
+            except HoldfastError:
+                listening.set()  # it will not ring now; the start need not wait for it
+            await asyncio.sleep(self._settings.retry_seconds)
+
+    def rung(self, ring: Ring) -> None:
+        """A hint. Its rule is applied if it is newer; a gap before it, or a rule left at home, makes us read."""
+        expected = max(self.cursor[1], self._heard) + 1
+        if ring.rule is not None:
+            self._put(self.rules.merge(ring.rule), "event")
+            if ring.epoch == self.rules.epoch:
+                self._heard = max(self._heard, ring.seq)
+        if ring.rule is None or ring.seq > expected or ring.epoch > self.rules.epoch:
+            self.nudge()
+
+    async def _follow(self, complete: bool) -> None:
+        next_sync = self._next_sync(complete)
+        while True:
+            await self._pause(next_sync)
+            if self._nudged.is_set() or self._clock.monotonic() >= next_sync:
+                self._nudged.clear()
+                next_sync = self._next_sync(await self._try_sync())
+            self._watch()
+
+    def _next_sync(self, complete: bool) -> float:
+        return self._clock.monotonic() + (self._settings.sync_seconds if complete else self._settings.retry_seconds)
+
+    async def _pause(self, next_sync: float) -> None:
+        """Until the next sync, a nudge, or a second: staleness is watched each second."""
+        try:
+            async with asyncio.timeout(max(0.0, min(1.0, next_sync - self._clock.monotonic()))):
+                await self._nudged.wait()
+            await asyncio.sleep(self._settings.nudge_seconds)  # what comes together is read together
+        except TimeoutError:
+            pass
+
+    async def _try_sync(self) -> bool:
+        try:
+            await self.sync()
+            return True
+        except HoldfastError:
+            return False
+
+    def _watch(self) -> None:
+        telemetry.rule_staleness(self.staleness_seconds, max(0, self._heard - self.cursor[1]))
+        if self.stale != self._alarmed:
+            self._alarmed = self.stale
+            say = telemetry.log.error if self.stale else telemetry.log.info
+            say("limits.rules_stale" if self.stale else "limits.rules_fresh", seconds=round(self.staleness_seconds, 1))
+
+    async def _start_from_disk(self) -> None:
+        saved = await asyncio.to_thread(load, self._file) if self._file is not None else None
+        if saved is None:
+            telemetry.log.error("limits.no_rules", reason="the database is away and there is no snapshot on disk")
+            return
+        self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
+        self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
+        self.from_disk = True
+        age = max(0.0, self._clock.now() - saved.known_at)
+        self._known_at = self._clock.monotonic() - age
+        telemetry.log.error("limits.rules_from_disk", rules=len(saved.snapshot.rules), age_seconds=round(age, 1))
+
+    async def _save(self) -> None:
+        """Keep the last good rules on disk, when they differ from what is there."""
+        if self._file is None or self.rules.digest == self._saved_digest:
+            return
+        digest = self.rules.digest
+        known_at = self._clock.now() - self.staleness_seconds
+        snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
+        if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot)):
+            self._saved_digest = digest

@@ -1,0 +1,93 @@
+"""One follower of the log for all: it rings the Redis doorbell for each change and beats once a second.
+
+An advisory lock says who it is; the lock ends with its connection, and another admin node takes over within a retry.
+Nothing is marked as sent: a new follower rings again for the last hundred changes, and ringing twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+import asyncpg
+import msgspec
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError
+from holdfast.limits.changes import RuleChange
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Ring
+from holdfast.limits.rulestore.postgres.connection import FOREIGN, PUBLISHER_LOCK, SQL, PostgresSettings
+from holdfast.limits.rulestore.postgres.store import payload
+
+TICK_SECONDS = 0.1
+TAKEOVER_SECONDS = 0.5
+TICKS_PER_BEAT = 10
+
+_change = msgspec.json.Decoder(RuleChange)
+
+
+class LogFollower:
+    """Runs on every admin node; one of them works, the others wait for its lock. ``async with`` starts and stops it."""
+
+    def __init__(self, settings: PostgresSettings, publish: Callable[[str], Awaitable[None]] | None) -> None:
+        self._settings = settings
+        self._publish = publish
+        self._task: asyncio.Task[None] | None = None
+        self.working = False
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._live()
+            except FOREIGN as error:
+                telemetry.log.warning("limits.follower_lost_database", error=type(error).__name__)
+            await asyncio.sleep(TAKEOVER_SECONDS)
+
+    async def _live(self) -> None:
+        """One connection's life: with the lock, follow until something breaks; without it, come again later."""
+        db = await asyncpg.connect(
+            self._settings.url,
+            timeout=self._settings.connect_timeout_seconds,
+            command_timeout=self._settings.timeout_seconds,
+        )
+        try:
+            if await db.fetchval(SQL["become_publisher"], PUBLISHER_LOCK):
+                self.working = True
+                await self._follow(db)
+        finally:
+            self.working = False
+            db.terminate()
+
+    async def _follow(self, db: Any) -> None:
+        _, seq, _, _ = await db.fetchrow(SQL["head"])
+        cursor = max(0, seq - CHANGES_PER_READ)
+        tick = 0
+        while True:
+            if tick % TICKS_PER_BEAT == 0:
+                await db.execute(SQL["beat"], await db.fetchval(SQL["epoch"]))
+            cursor = await self._ring(db, cursor)
+            tick += 1
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _ring(self, db: Any, cursor: int) -> int:
+        """Ring for what is after the cursor; returns how far it came. A doorbell that is away is tried next tick."""
+        if self._publish is None:
+            return cursor
+        for row in await db.fetch(SQL["changes_after"], cursor, CHANGES_PER_READ):
+            change = _change.decode(row[0])
+            try:
+                await self._publish(payload(Ring(change.rule.epoch, change.seq, change.rule)))
+            except HoldfastError:
+                return cursor
+            cursor = change.seq
+        return cursor

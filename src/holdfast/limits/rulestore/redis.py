@@ -1,0 +1,58 @@
+"""The Redis channel ``rule_changes`` as a doorbell, and the publishing side of it.
+
+PUBLISH to a replica succeeds with 0 receivers, so a count of receivers proves nothing and is not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+
+import msgspec
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from holdfast.errors import Unavailable
+from holdfast.limits.rulestore.bell import LISTENING
+from holdfast.limits.rulestore.contract import Ring
+
+CHANNEL = "rule_changes"
+_ring = msgspec.json.Decoder(Ring)
+
+
+class RedisBell:
+    """``contract.Doorbell`` by SUBSCRIBE, and ``publish`` for whoever follows the log."""
+
+    def __init__(self, url: str, channel: str = CHANNEL, connect_timeout_seconds: float = 2.0) -> None:
+        self._channel = channel
+        self._redis: Redis = Redis.from_url(
+            url, socket_connect_timeout=connect_timeout_seconds, retry=Retry(NoBackoff(), 0), health_check_interval=5
+        )
+
+    async def publish(self, payload: str) -> None:
+        try:
+            await self._redis.publish(self._channel, payload)
+        except (RedisError, OSError) as error:
+            raise Unavailable("the doorbell cannot be rung") from error
+
+    async def rings(self) -> AsyncIterator[Ring]:
+        subscription = self._redis.pubsub()
+        try:
+            await subscription.subscribe(self._channel)
+            while True:
+                message = await subscription.get_message(timeout=math.inf)
+                if message is None:
+                    continue
+                if message["type"] == "subscribe":
+                    yield LISTENING
+                elif message["type"] == "message":
+                    yield _ring.decode(message["data"])
+        except (RedisError, OSError, msgspec.MsgspecError) as error:
+            raise Unavailable("the doorbell cannot be heard") from error
+        finally:
+            await subscription.aclose()  # type: ignore[no-untyped-call]
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()

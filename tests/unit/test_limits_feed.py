@@ -1,0 +1,276 @@
+"""How a change reaches a node: sync, doorbells, disk, staleness. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import virtual
+
+from holdfast.errors import Unavailable
+from holdfast.limits.changes import RuleChange
+from holdfast.limits.disk import load
+from holdfast.limits.feed import Feed
+from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
+from holdfast.limits.rulestore.bell import Bell
+from holdfast.limits.rulestore.contract import Head, Ring
+
+
+class Log:
+    """A database with a log, which can be away, lag behind, or fail over and lose its last changes."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.changes: list[RuleChange] = []
+        self.away = False
+        self.lag = 0
+        self.lag_seconds = 0.0
+        self.snapshots = 0
+        self.bell = Bell()
+        self.deaf = False
+
+    def put(self, resource: str, limit: int, deleted: bool = False, ring: bool = True) -> Rule:
+        name = RuleName("acme", resource)
+        versions = [c.rule.version for c in self.changes if c.rule.name == name]
+        rule = Rule(
+            *name, "token_bucket", limit, 60.0, epoch=self.epoch, version=max(versions, default=0) + 1, deleted=deleted
+        )
+        seq = len(self.changes) + 1
+        self.changes.append(RuleChange(seq, "update", rule, "olga", "", ""))
+        if ring:
+            self.bell.ring(Ring(self.epoch, seq, rule))
+        return rule
+
+    def fail_over(self, lost: int) -> None:
+        self.epoch += 1
+        del self.changes[len(self.changes) - lost :]
+
+    def _seen(self) -> list[RuleChange]:
+        if self.away:
+            raise Unavailable("away")
+        return self.changes[: len(self.changes) - self.lag]
+
+    def _rules(self) -> dict[RuleName, Rule]:
+        return {change.rule.name: change.rule for change in self._seen()}
+
+    async def head(self) -> Head:
+        return Head(self.epoch, len(self._seen()), RuleSet(self._rules()).digest, self.lag_seconds)
+
+    async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
+        return [change for change in self._seen() if change.seq > seq][:limit]
+
+    async def snapshot(self) -> Snapshot:
+        self.snapshots += 1
+        return Snapshot(self.epoch, len(self._seen()), tuple(self._rules().values()))
+
+    def rings(self) -> AsyncIterator[Ring]:
+        if self.deaf:
+            raise Unavailable("deaf")
+        return self.bell.rings()
+
+
+def feed_of(log: Log, file: Path | None = None) -> tuple[Feed, list[RuleSet]]:
+    applied: list[RuleSet] = []
+    return Feed(log, [log], applied.append, virtual.LoopClock(), file), applied
+
+
+def limit_of(feed: Feed, resource: str = "a") -> int | None:
+    rule = feed.rules.lookup("acme", resource)
+    return rule.limit if rule is not None else None
+
+
+def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
+    async def main() -> None:
+        log = Log()
+        feed, applied = feed_of(log)
+        async with feed:
+            log.put("a", 5)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert limit_of(feed) == 5
+            assert applied[-1] is feed.rules
+            assert feed.cursor == (1, 0)
+            await asyncio.sleep(10.1)
+            assert feed.cursor == (1, 1)
+
+    virtual.run(main())
+
+
+def test_a_lost_ring_costs_one_sync_interval() -> None:
+    async def main() -> None:
+        log = Log()
+        feed, _ = feed_of(log)
+        async with feed:
+            log.put("a", 5, ring=False)
+            await asyncio.sleep(9)
+            assert limit_of(feed) is None
+            await asyncio.sleep(1.1)
+            assert limit_of(feed) == 5
+
+    virtual.run(main())
+
+
+def test_a_gap_between_rings_is_read_at_once() -> None:
+    async def main() -> None:
+        log = Log()
+        feed, _ = feed_of(log)
+        async with feed:
+            log.put("a", 5, ring=False)
+            log.put("b", 6)
+            await asyncio.sleep(0.2)
+            assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 6)
+
+    virtual.run(main())
+
+
+def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
+    async def main() -> None:
+        log = Log()
+        feed, _ = feed_of(log)
+        async with feed:
+            first = log.put("a", 5)
+            log.put("a", 5, deleted=True)
+            await asyncio.sleep(0.2)
+            feed.rung(Ring(1, 1, first))
+            assert limit_of(feed) is None
+            await asyncio.sleep(30)
+            assert limit_of(feed) is None
+
+    virtual.run(main())
+
+
+def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            log.lag, log.lag_seconds = 1, 12.0
+            log.put("a", 50)
+            await asyncio.sleep(25)
+            assert limit_of(feed) == 50
+            assert feed.stale, "the replica says how far behind it may be"
+            log.lag, log.lag_seconds = 0, 0.0
+            await asyncio.sleep(11)
+            assert limit_of(feed) == 50
+            assert not feed.stale
+
+    virtual.run(main())
+
+
+def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            log.put("a", 50)
+            await asyncio.sleep(0.1)
+            assert limit_of(feed) == 50
+            log.fail_over(lost=1)
+            await asyncio.sleep(10.1)
+            assert limit_of(feed) == 5
+            assert feed.cursor == (2, 1)
+            log.put("a", 7)
+            await asyncio.sleep(0.1)
+            assert limit_of(feed) == 7
+
+    virtual.run(main())
+
+
+def test_equal_digests_spare_the_snapshot_and_different_ones_bring_it() -> None:
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            assert log.snapshots == 1
+            await asyncio.sleep(60)
+            assert log.snapshots == 1
+            log.fail_over(lost=0)
+            await asyncio.sleep(11)
+            assert (log.snapshots, feed.cursor) == (1, (2, 1)), "a new epoch with the same rules"
+            feed.rules = RuleSet(epoch=2)
+            await asyncio.sleep(11)
+            assert log.snapshots == 2
+            assert limit_of(feed) == 5
+
+    virtual.run(main())
+
+
+def test_without_the_database_it_starts_from_disk_and_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, file = Log(), tmp_path / "rules.json"
+        log.put("a", 5)
+        feed, _ = feed_of(log, file)
+        async with feed:
+            pass
+        log.away = log.deaf = True
+        await asyncio.sleep(60)
+        again, applied = feed_of(log, file)
+        async with again:
+            assert again.from_disk
+            assert limit_of(again) == 5
+            assert applied
+            assert 59 < again.staleness_seconds < 62, "as old as what it knows"
+            assert again.stale
+            log.away = False
+            log.put("a", 6, ring=False)
+            await asyncio.sleep(1.2)
+            assert not again.from_disk
+            assert limit_of(again) == 6
+            assert not again.stale
+
+    virtual.run(main())
+
+
+def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, file = Log(), tmp_path / "rules.json"
+        log.put("a", 5)
+        feed, _ = feed_of(log, file)
+        async with feed:
+            pass
+        good = file.read_bytes()
+        for bad in (b"", good[:-10], good.replace(b'"limit":5', b'"limit":9'), b"\xff\xfe"):
+            file.write_bytes(bad)
+            assert load(file) is None
+        log.away = True
+        nothing, _ = feed_of(log, file)
+        async with nothing:
+            assert len(nothing.rules) == 0
+
+    virtual.run(main())
+
+
+def test_staleness_grows_while_the_database_is_away_and_a_sync_without_news_ends_it() -> None:
+    async def main() -> None:
+        log = Log()
+        feed, _ = feed_of(log)
+        async with feed:
+            await asyncio.sleep(30)
+            assert feed.staleness_seconds <= 10.1
+            log.away = True
+            await asyncio.sleep(30)
+            assert feed.stale
+            log.away = False
+            await asyncio.sleep(1.5)
+            assert not feed.stale
+
+    virtual.run(main())
+
+
+def test_a_doorbell_that_was_away_is_heard_again() -> None:
+    async def main() -> None:
+        log = Log()
+        log.deaf = True
+        feed, _ = feed_of(log)
+        async with feed:
+            log.deaf = False
+            await asyncio.sleep(1.5)
+            log.put("a", 5)
+            await asyncio.sleep(0.01)
+            assert limit_of(feed) == 5
+
+    virtual.run(main())
