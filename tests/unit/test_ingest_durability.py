@@ -56,9 +56,8 @@ def kinds(outcomes: list[Outcome]) -> set[type]:
     return {type(outcome) for outcome in outcomes}
 
 
+@pytest.mark.seed("000 confirmation: circuit breaker opens after threshold failures")
 def test_circuit_breaker_opens_after_threshold_failures() -> None:
-    """Seed 000, Confirmation 1."""
-
     async def test(bench: Bench) -> None:
         bench.store.error = Unavailable("the disk is gone")
         for _ in range(5):

@@ -81,9 +81,8 @@ def test_sends_gather_while_a_commit_is_in_flight() -> None:
     on_virtual_time(test)
 
 
+@pytest.mark.seed("000 invariant: failfast_persistence")
 def test_failfast_persistence_no_ack_before_the_commit() -> None:
-    """Seed 000, INVARIANT failfast_persistence."""
-
     async def test(bench: Bench) -> None:
         bench.store.gate.clear()
         bench.send("a")

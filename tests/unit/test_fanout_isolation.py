@@ -1,0 +1,330 @@
+"""Seed 000: the isolation rules and the failure taxonomy, row by row, over the real parts of the planes.
+
+Ingest, fanout, store and log are the product's own, on memory adapters and virtual time; what fails is injected at our
+own edge of each dependency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from chats import MemoryRig
+from scripted import ANNA, BELA, CHAT, Answers, body, create_chat
+from virtual import LoopClock, run
+
+from holdfast import telemetry
+from holdfast.clock import Ids
+from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.fanout.contract import Envelope
+from holdfast.fanout.dead_letters import RecentDeadLetters
+from holdfast.fanout.fanout import Fanout, Surroundings
+from holdfast.fanout.link.local import LocalLink
+from holdfast.fanout.members import Members
+from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.intake import Intake
+from holdfast.message import Acked, Cursor, Message, User
+from holdfast.resilience import BreakerState
+from holdfast.store.history import History
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.faults import Fault, Odds, Plan, faulty
+
+
+def metric(name: str, **labels: str) -> float:
+    return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}", labels) or 0.0
+
+
+class Planes:
+    """All three planes; ``store_faults``, ``log_faults``, ``registry_faults`` and ``link_faults`` break their edges."""
+
+    def __init__(self) -> None:
+        self.clock = LoopClock()
+        self.store, self.log = MemoryStore(), MemoryEventLog()
+        self.store.on_commit(self.log.committed)
+        self.registry, self.link = MemoryRegistry(), LocalLink()
+        rng = random.Random(1)
+        self.store_faults, self.log_faults = Plan(rng), Plan(rng)
+        self.registry_faults, self.link_faults = Plan(rng), Plan(rng)
+        self.durability = GuardedStore(faulty(self.store, self.store_faults), self.clock)
+        self.intake = Intake(self.durability, self.clock, Ids(self.clock, rng))
+        self.history = History(self.store, self.never, self.clock)
+        around = Surroundings(
+            log=faulty(self.log, self.log_faults),
+            members=Members(faulty(self.store, self.store_faults).members),
+            registry=faulty(self.registry, self.registry_faults),
+            link=faulty(self.link, self.link_faults),
+            dead_letters=RecentDeadLetters(),
+            here="east",
+        )
+        self.fanout = Fanout(around, self.clock, rng)
+        self.answers = Answers()
+        self.got: dict[str, list[Message]] = {"east": [], "west": []}
+        for gateway in self.got:
+            self.link.connect(gateway, lambda envelope, to=gateway: self.note(to, envelope))
+
+    async def never(self, user: User, chat_id: str, epoch: int) -> None:
+        raise AssertionError("no rollback here")
+
+    def note(self, gateway: str, envelope: Envelope) -> None:
+        self.got[gateway] += [message for stretch in envelope.stretches for message in stretch.messages]
+
+    def send(self, key: str, chat: str = CHAT, source: str = "conn_1", user: User = ANNA) -> None:
+        self.intake.submit(body(key, chat), user, source, self.clock.monotonic() + 5, self.answers.to(key))
+
+    def code(self, key: str) -> str | None:
+        return self.answers.codes().get(key)
+
+    def seen(self, gateway: str) -> list[str | None]:
+        return [message.client_message_id for message in self.got[gateway]]
+
+    async def synced(self, user: User, chat: str = CHAT) -> list[str | None]:
+        """What a client of the user has after it synced from nothing."""
+        page = await self.history.sync(user, chat, Cursor(0, 0), 500)
+        return [message.client_message_id for message in page.messages]
+
+
+def over_planes(test: Callable[[Planes], Awaitable[None]]) -> None:
+    async def main() -> None:
+        planes = Planes()
+        await create_chat(planes.store, ANNA, BELA)
+        await create_chat(planes.store, ANNA, BELA, chat_id="other")
+        await planes.registry.announce("east", [ANNA])
+        await planes.registry.announce("west", [BELA])
+        tasks = [asyncio.create_task(planes.intake.run()), asyncio.create_task(planes.fanout.run())]
+        await asyncio.sleep(0.01)
+        await test(planes)
+        for task in tasks:
+            assert not task.done(), "a plane died"
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(main())
+
+
+@pytest.mark.seed("000 isolation: connection (slow client) does not affect durability")
+def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
+    async def test(planes: Planes) -> None:
+        planes.store_faults.script["append"] = [Fault.DELAY]
+        planes.send("in-flight")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for n in range(600):
+            planes.send(f"flood-{n}", source="flooder")
+        planes.send("else", chat="other", source="conn_2", user=BELA)
+        assert planes.code("flood-599") == "SERVER_BUSY"
+        assert planes.code("else") is None
+        await asyncio.sleep(2)
+        assert planes.code("else") == "ACK"
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 isolation: connection (gateway crash) does not affect durability")
+@pytest.mark.seed("000 taxonomy: gateway crash")
+def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> None:
+    async def test(planes: Planes) -> None:
+        planes.link.disconnect("west")
+        planes.send("a")
+        await asyncio.sleep(2)
+        assert planes.code("a") == "ACK"
+        assert planes.seen("east") == ["a"]
+        assert await planes.synced(BELA) == ["a"], "its clients reconnect elsewhere and sync"
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 isolation: durability (DynamoDB down) is a fast error for connections")
+@pytest.mark.seed("000 taxonomy: DynamoDB unavailable")
+@pytest.mark.seed("000 confirmation: kill DynamoDB, verify fast error response")
+def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds() -> None:
+    async def test(planes: Planes) -> None:
+        planes.store_faults.odds = {"append": Odds(fail=1.0)}
+        for n in range(6):
+            started = planes.clock.monotonic()
+            planes.send(f"k{n}", source=f"conn_{n}")
+            await asyncio.sleep(0.01)
+            assert planes.code(f"k{n}") == "SERVICE_UNAVAILABLE"
+            assert planes.clock.monotonic() - started < 0.1
+        assert planes.durability.breaker is BreakerState.OPEN
+        assert planes.clock.monotonic() < 10
+        assert metric("dependency_up", dependency="store") == 0
+        assert metric("circuit_breaker_state", dependency="store", state="open") == 1
+        planes.store_faults.heal()
+        await asyncio.sleep(30)
+        planes.send("again")
+        await asyncio.sleep(0.01)
+        assert planes.code("again") == "ACK"
+        assert metric("dependency_up", dependency="store") == 1
+        assert metric("circuit_breaker_state", dependency="store", state="open") == 0
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 isolation: durability (Kafka down) leaves no request hanging")
+@pytest.mark.seed("000 taxonomy: Kafka cluster down")
+@pytest.mark.seed("000 confirmation: kill Kafka, verify request failure (not hang)")
+def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
+    """In the embedded server the log is the store's own commit order: an ack does not wait for its readers."""
+
+    async def test(planes: Planes) -> None:
+        planes.log_faults.odds = {"read": Odds(fail=1.0)}
+        planes.send("a")
+        await asyncio.sleep(5)
+        assert planes.code("a") == "ACK"
+        assert planes.seen("west") == []
+        assert metric("dependency_up", dependency="eventlog") == 0
+        assert await planes.synced(BELA) == ["a"], "sync heals"
+        planes.log_faults.heal()
+        await asyncio.sleep(1.1)
+        assert planes.seen("west") == ["a"]
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 isolation: durability (any failure) does not stop fanout")
+def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() -> None:
+    async def test(planes: Planes) -> None:
+        planes.send("warm")
+        await asyncio.sleep(0.01)
+        planes.link_faults.script["deliver"] = [Fault.DELAY] * 2
+        planes.link_faults.odds = {"deliver": Odds(seconds_max=0.9)}
+        planes.send("a")
+        planes.send("b")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        planes.store_faults.odds = {"*": Odds(hang=1.0)}
+        planes.send("never", source="conn_9")
+        await asyncio.sleep(2)
+        assert planes.seen("west") == ["warm", "a", "b"]
+        await asyncio.sleep(4)
+        assert planes.code("never") == "SERVICE_UNAVAILABLE"
+        planes.store_faults.heal()
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 isolation: fanout (consumer lag) does not affect durability")
+def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
+    async def test(planes: Planes) -> None:
+        planes.link_faults.odds = {"deliver": Odds(hang=1.0)}
+        for n in range(100):
+            started = planes.clock.monotonic()
+            planes.send(f"k{n}")
+            await asyncio.sleep(0.001)
+            assert planes.code(f"k{n}") == "ACK"
+            assert planes.clock.monotonic() - started < 0.01
+        assert planes.fanout.position < 100
+        planes.link_faults.heal()
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 isolation: fanout (delivery fails) does not affect connections")
+def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() -> None:
+    async def test(planes: Planes) -> None:
+        planes.link.connect("west", lambda envelope: 1 / 0)
+        planes.send("a")
+        await asyncio.sleep(0.5)
+        assert planes.seen("east") == ["a"]
+        planes.link.connect("west", lambda envelope: planes.note("west", envelope))
+        planes.send("b")
+        await asyncio.sleep(0.5)
+        assert planes.seen("west") == ["b"], "no retry queue"
+        assert await planes.synced(BELA) == ["a", "b"]
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 taxonomy: DynamoDB throttling")
+def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() -> None:
+    async def test(planes: Planes) -> None:
+        planes.store_faults.odds = {"append": Odds(throttle=1.0)}
+        for n in range(10):
+            planes.send(f"k{n}", source=f"conn_{n}")
+            await asyncio.sleep(0.01)
+            assert planes.answers.by_key[f"k{n}"].retryable
+        assert planes.durability.breaker is BreakerState.CLOSED
+        planes.store_faults.heal()
+        planes.send("after")
+        await asyncio.sleep(0.01)
+        assert planes.code("after") == "ACK"
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 taxonomy: Redis connection reset")
+@pytest.mark.seed("000 taxonomy: Redis cluster unavailable")
+@pytest.mark.seed("000 3.2: Redis lookup fails, skip")
+def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
+    async def test(planes: Planes) -> None:
+        errors = metric("registry_errors_total")
+        planes.registry_faults.script["gateways_of"] = [Fault.FAIL, Fault.HANG]
+        planes.send("reset")
+        await asyncio.sleep(0.1)
+        planes.send("silent")
+        await asyncio.sleep(1.1)
+        assert planes.seen("east") == ["reset", "silent"]
+        assert planes.seen("west") == []
+        assert metric("registry_errors_total") == errors + 2
+        assert await planes.synced(BELA) == ["reset", "silent"]
+        planes.send("back")
+        await asyncio.sleep(0.1)
+        assert planes.seen("west") == ["back"]
+        planes.registry_faults.heal()
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 taxonomy: counter corruption")
+def test_a_chat_without_its_counter_halts_alone() -> None:
+    async def test(planes: Planes) -> None:
+        found = metric("durability_counter_corruption_total")
+        rig = MemoryRig()
+        rig.store = planes.store
+        rig.lose_counter(CHAT)
+        for n in range(10):
+            planes.send(f"k{n}", source=f"conn_{n}")
+            planes.send(f"fine-{n}", chat="other", source=f"conn_{n}")
+            await asyncio.sleep(0.01)
+            assert planes.code(f"k{n}") == "CHAT_HALTED"
+            assert planes.code(f"fine-{n}") == "ACK"
+        assert metric("durability_counter_corruption_total") == found + 1
+        assert planes.durability.breaker is BreakerState.CLOSED
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 taxonomy: idempotency collision")
+def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
+    async def test(planes: Planes) -> None:
+        hits = metric("durability_idempotency_hits_total")
+        planes.store_faults.script["append"] = [Fault.LOST_REPLY]
+        planes.intake.submit(body("key"), ANNA, "conn_1", planes.clock.monotonic() + 5, planes.answers.to("first"))
+        await asyncio.sleep(0.01)
+        assert planes.answers.by_key["first"].outcome == "unknown"
+        planes.intake.submit(body("key"), ANNA, "conn_1", planes.clock.monotonic() + 5, planes.answers.to("retry"))
+        await asyncio.sleep(0.01)
+        again = planes.answers.by_key["retry"]
+        assert isinstance(again, Acked) and again.deduplicated
+        assert planes.seen("west") == ["key"]
+        assert metric("durability_idempotency_hits_total") == hits + 1
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 3.2: recipient offline, skip")
+def test_who_is_offline_syncs_later() -> None:
+    async def test(planes: Planes) -> None:
+        await planes.registry.withdraw("west", [BELA])
+        planes.send("a")
+        await asyncio.sleep(1)
+        assert planes.seen("west") == []
+        await planes.registry.announce("west", [BELA])
+        await asyncio.sleep(60)
+        assert planes.seen("west") == [], "nothing was queued for later"
+        assert await planes.synced(BELA) == ["a"]
+
+    over_planes(test)
