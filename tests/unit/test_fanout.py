@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 
 import pytest
-from scripted import ANNA, BELA, CHAT, act, create_chat
+from scripted import ANNA, BELA, CHAT, CLEO, act, create_chat
 from virtual import LoopClock, run
 
 from holdfast import telemetry
@@ -287,6 +287,31 @@ def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
         assert bench.fanout.position == 0, "what was not attempted is read again after the restart"
 
     run(main())
+
+
+def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None:
+    async def test(bench: Bench) -> None:
+        gateways_of = bench.registry.gateways_of
+
+        async def trips(users: Iterable[User]) -> Mapping[str, Set[User]]:
+            if User("default", "cleo") in set(users):
+                raise ZeroDivisionError("a defect")
+            return await gateways_of(users)
+
+        bench.registry.gateways_of = trips  # type: ignore[method-assign]
+        await create_chat(bench.store, ANNA, CLEO, chat_id="poison")
+        bench.log.error = Unavailable("wait until all are in one batch")
+        await bench.send("a")
+        await bench.send("b", chat_id="poison")
+        await bench.send("c")
+        bench.log.error = None
+        await asyncio.sleep(2)
+        assert bench.got["west"] == [(CHAT, 1), (CHAT, 2)]
+        (letter,) = await bench.letters.read(10)
+        assert (letter.position, letter.reason) == (2, "defect")
+        assert bench.fanout.position == 3
+
+    on_virtual_time(test)
 
 
 def test_a_store_that_cannot_tell_members_delays_a_batch_once_and_never_known_chats() -> None:

@@ -213,6 +213,26 @@ def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
     on_virtual_time(test)
 
 
+@pytest.mark.parametrize("broken", [lambda drafts: 1 / 0, lambda drafts: []], ids=["raises", "loses count"])
+def test_a_durability_plane_that_breaks_its_promise_does_not_end_the_intake(broken: Callable[[list], list]) -> None:
+    class Broken:
+        async def persist(self, drafts: list, deadline: float) -> list:
+            return broken(drafts)
+
+    async def main() -> None:
+        clock, answers = LoopClock(), Answers()
+        intake = Intake(Broken(), clock, Ids(clock, random.Random(1)))  # type: ignore[arg-type]
+        task = asyncio.create_task(intake.run())
+        for key in "ab":
+            intake.submit(body(key), ANNA, key, 5.0, answers.to(key))
+            await asyncio.sleep(0.01)
+            assert isinstance(answers.by_key[key], OutcomeUnknown)
+        intake.stop()
+        await task
+
+    run(main())
+
+
 def test_stopping_answers_what_was_taken_and_takes_no_more() -> None:
     async def main() -> None:
         bench = Bench()

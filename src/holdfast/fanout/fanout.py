@@ -113,7 +113,7 @@ class Fanout:
         self._watch(entries)
         if missing := self._gaps.missing(entries):
             telemetry.sequence_gap(missing)
-        await self._spread(entries)
+        await self._attempt(entries)
         self.position = entries[-1].position
         await self._measure(entries)
 
@@ -142,6 +142,21 @@ class Fanout:
                 telemetry.dependency_up("eventlog", False)
                 failures += 1
                 await asyncio.sleep(self._settings.retry.backoff.bound(failures))
+
+    async def _attempt(self, entries: Sequence[Entry]) -> None:
+        """Spread a batch. If a defect of ours stops it, spread its entries one by one and put the guilty ones aside:
+        one event must not keep everybody from everything."""
+        try:
+            await self._spread(entries)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            telemetry.defect("fanout", error)
+            if len(entries) > 1:
+                for entry in entries:
+                    await self._attempt([entry])
+            else:
+                await self._bury("defect", entries[0].position, repr(error), msgspec.json.encode(entries[0]))
 
     async def _spread(self, entries: Sequence[Entry]) -> None:
         chats = {entry.message.chat_id: entry.tenant for entry in entries}

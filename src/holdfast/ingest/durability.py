@@ -168,7 +168,7 @@ def _translated(error: BaseException) -> HoldfastError:
     """A store lets nothing foreign through; if one does, it is a defect, and nobody knows what happened."""
     if isinstance(error, Unavailable | OutcomeUnknown):
         return error
-    telemetry.log.error("the store failed in a way it should not", exc_info=error)
+    telemetry.defect("store", error)
     if isinstance(error, OperatorError):
         return Unavailable("the store cannot be written until its operator acts; send it again later")
     return OutcomeUnknown("the store failed; send it again with the same id")

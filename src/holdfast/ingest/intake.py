@@ -86,7 +86,7 @@ class Intake:
         telemetry.sends_waiting(len(self._waiting))
         watch = self._watch_ages()
         try:
-            outcomes = await self._durability.persist(self._stamp(group), min(send.deadline for send in group))
+            outcomes = await self._persist(group)
         finally:
             watch()
         self._in_flight = ()
@@ -101,6 +101,18 @@ class Intake:
             _answer(send, outcome)
         telemetry.hot_chats(len(self._hot.hot(now)))
         self._refuse(self._waiting.fail_followers(failed), "follower")
+
+    async def _persist(self, group: Sequence[Send]) -> Sequence[Outcome]:
+        """One outcome per send, also if the durability plane breaks its promise never to raise: a defect there must
+        not end the only door for sends."""
+        try:
+            outcomes = await self._durability.persist(self._stamp(group), min(send.deadline for send in group))
+            if len(outcomes) == len(group):
+                return outcomes
+            raise ValueError(f"{len(outcomes)} outcomes for {len(group)} sends")
+        except Exception as error:
+            telemetry.defect("ingest", error)
+            return [OutcomeUnknown("the server failed during the commit; send it again with the same id")] * len(group)
 
     def _stamp(self, group: Sequence[Send]) -> list[Draft]:
         """The group's drafts; one moment for all, for they are one commit."""
@@ -169,5 +181,5 @@ def _answer(send: Send, outcome: Outcome) -> None:
     """One broken listener must not cost the others their answers."""
     try:
         send.answer(outcome)
-    except Exception:
-        telemetry.log.exception("an answer could not be handed over", chat_id=send.body.chat_id)
+    except Exception as error:
+        telemetry.defect("answer", error)

@@ -185,7 +185,7 @@ class History:
             raise
         except Exception as error:
             self._guard.failed()
-            telemetry.log.exception("the store failed in a way it should not")
+            telemetry.defect("store", error)
             raise Unavailable("the store failed; try again") from error
         self._guard.succeeded()
         return result

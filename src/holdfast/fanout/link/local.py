@@ -30,5 +30,5 @@ class LocalLink:
         try:
             deliver(envelope)
         except Exception as error:
-            telemetry.log.exception("a gateway failed at an envelope", gateway=gateway)
+            telemetry.defect("gateway", error)
             raise Unavailable(f"gateway {gateway} failed at the envelope") from error
