@@ -70,6 +70,7 @@ PURE = [
     "work/streams.py",
     "work/sweep.py",
     "work/balance.py",
+    "work/breakers.py",
     "limits/rules.py",
     "limits/algorithms.py",
 ]

@@ -54,11 +54,11 @@ def test_followers_of_a_failed_head_are_held_and_come_back_when_it_succeeds() ->
     streams.add(jobs("a", 1))
     assert start_all(streams) == [1]
     streams.done(streams.started[1])
-    assert streams.backlogs(64) == {"a": 0}
+    assert streams.backlogs() == {"a": 0}
     streams.add(jobs("a", 5))
     assert streams.take_held() == [5], "a newer job must not overtake the backlog"
     streams.add_backlog(jobs("a", 2, 3, 4, 5), ["a"], 64)
-    assert streams.backlogs(64) == {}
+    assert streams.backlogs() == {}
     order = []
     for _ in range(4):
         (seq,) = start_all(streams)
@@ -83,7 +83,7 @@ def test_a_deep_stream_does_not_crowd_out_the_others() -> None:
     assert streams.take_held() == [3, 4, 5]
     assert sorted(start_all(streams)) == [1, 6]
     streams.done(streams.started[1])
-    assert streams.backlogs(64) == {"deep": 2}
+    assert streams.backlogs() == {"deep": 2}
 
 
 def test_memory_is_bounded_in_jobs_and_bytes() -> None:
@@ -152,7 +152,7 @@ def test_whatever_fails_every_stream_ends_in_order_with_each_job_once(seed: int)
         streams.reported(ended)
         ended.clear()
         store.held.update(seq for seq in streams.take_held() if seq in store.rows)
-        asked = streams.backlogs(2)
+        asked = streams.backlogs()
         backlog = [
             Job(seq, "t", b"", store.rows[seq])
             for key, after in asked.items()

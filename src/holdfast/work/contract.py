@@ -261,6 +261,10 @@ class Seat(Protocol):
         """Sleep until jobs may have come or the time is over; True if woken. Cancel-safe."""
         ...
 
+    def wake(self) -> None:
+        """End a ``wait`` from within this process."""
+        ...
+
     async def leave(self) -> None:
         """Give up the seat; what it held is free at once."""
         ...

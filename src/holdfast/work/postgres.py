@@ -173,12 +173,6 @@ class PostgresWork:
     async def acts(self, limit: int = 100) -> Sequence[Act]:
         return [Act(**row) for row in await self._fetch("acts", limit)]
 
-    async def forget_seen(self, older_than_seconds: float = 7 * 86400, batch: int = 5000) -> int:
-        """Delete inbox ids older than the window, at most one batch; how many went."""
-        async with translated(), self._pool.acquire() as connection:
-            status = await connection.execute(_PEOPLE["forget_seen"], older_than_seconds, batch)
-            return int(status.split()[-1])
-
     async def close(self) -> None:
         await self._pool.close()
 

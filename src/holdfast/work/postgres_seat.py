@@ -29,18 +29,23 @@ _PEOPLE = statements("postgres/people.sql")
 _CHANNEL = "holdfast_work"
 _CASTS = {33: "::text::pg_snapshot", 34: "::text::xid8", 35: "::text[]::xid8[]"}
 _PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 39))})"
+_SEEN_BATCH = 1000
 _LOST = "this worker was declared dead; its jobs belong to others now"
 
 
 @dataclass(frozen=True, slots=True)
 class SeatSettings:
-    """``dead_after`` must leave room for several beats, ``no_start_after`` must be shorter than ``dead_after``."""
+    """A seat without a beat for ``dead_after`` is taken over; without one for ``no_start_after`` it starts nothing.
+
+    ``inbox_seconds`` is how long the inbox remembers an id.
+    """
 
     beat_seconds: float = 5.0
     dead_after_seconds: float = 20.0
     no_start_after_seconds: float = 15.0
     stuck_after_seconds: float = 30.0
     call_timeout_seconds: float = 10.0
+    inbox_seconds: float = 7 * 86400.0
 
     def __post_init__(self) -> None:
         if not 0 < self.beat_seconds < self.no_start_after_seconds < self.dead_after_seconds:
@@ -135,6 +140,7 @@ class PostgresSeat:
         async with self._call() as connection:
             bury = "SELECT holdfast_work.bury_dead($1, $2)"
             await connection.execute(bury, self._settings.dead_after_seconds, CRASHES_MAX)
+            await connection.execute(_PEOPLE["forget_seen"], self._settings.inbox_seconds, _SEEN_BATCH)
             alive = [row["id"] for row in await connection.fetch(_SEAT["alive"])]
             owners = {row["id"]: row["owner"] for row in await connection.fetch(_SEAT["owners"])}
         if self.instance not in alive:
@@ -164,6 +170,9 @@ class PostgresSeat:
         finally:
             self._woken.clear()
         return True
+
+    def wake(self) -> None:
+        self._woken.set()
 
     async def leave(self) -> None:
         await self._stack.aclose()

@@ -57,6 +57,7 @@ class Streams:
         self._backlogs: set[str] = set()
         self._announced: set[int] = set()
         self._silent: deque[Job] = deque()
+        self._put_off = 0
         self._suspect: int | None = None
         self._ready: deque[str | Job] = deque()
         self._bytes = 0
@@ -113,7 +114,7 @@ class Streams:
                 self._backlogs.discard(key)
                 self._forget(key, stream)
 
-    def backlogs(self, per_backlog: int, limit: int = 64) -> dict[str, int]:
+    def backlogs(self, limit: int = 64) -> dict[str, int]:
         """Some streams whose held jobs are wanted now, with the sequence after which."""
         wanted: dict[str, int] = {}
         for key in self._backlogs:
@@ -129,6 +130,16 @@ class Streams:
         """What the store knows, or is about to be told, as in flight."""
         return self._announced
 
+    @property
+    def announceable(self) -> bool:
+        """Whether ``announce`` might find something."""
+        return len(self._silent) > self._put_off or (bool(self._put_off) and self._suspect is None)
+
+    @property
+    def startable(self) -> int:
+        """How many jobs ``next`` could start, at most."""
+        return len(self._ready)
+
     def announce(self, limit: int) -> None:
         """Choose up to ``limit`` more waiting jobs to be told to the store as in flight."""
         put_off: list[Job] = []
@@ -142,6 +153,7 @@ class Streams:
             self._announce(job)
             limit -= 1
         self._silent.extendleft(reversed(put_off))
+        self._put_off = len(put_off)
 
     def announced_by_store(self, seqs: Iterable[int]) -> None:
         """The store has recorded these on its own when it handed them out."""

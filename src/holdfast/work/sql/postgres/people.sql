@@ -126,4 +126,5 @@ DELETE FROM holdfast_work.breaker WHERE type = ANY ($1::text[])
 -- name: forget_seen
 -- Inbox ids older than the window, in batches. $1 seconds, $2 limit
 DELETE FROM holdfast_work.seen WHERE (source, id) IN (
-    SELECT source, id FROM holdfast_work.seen WHERE seen_at < now() - $1 * interval '1 second' LIMIT $2)
+    SELECT source, id FROM holdfast_work.seen WHERE seen_at < now() - $1 * interval '1 second'
+     LIMIT $2 FOR UPDATE SKIP LOCKED)

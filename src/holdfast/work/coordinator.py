@@ -1,0 +1,327 @@
+"""A worker's life: take a seat, lease partitions, run streams from memory, report, hand back, leave.
+
+One loop (``_Shift.run``) talks to the store; ``concurrency`` runners take jobs from memory. A round trip carries the
+reports of everything that ended while the one before was under way, so the batch grows with the load by itself.
+
+When the lease is lost (another worker declared this one dead), everything running is cancelled, nothing is reported,
+and the worker takes a new seat. When the store is away, jobs that run go on, nothing new starts, and the same report is
+sent again: reports are idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from holdfast import telemetry
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.resilience import Backoff, BreakerSettings
+from holdfast.work.balance import share_of
+from holdfast.work.breakers import Breakers
+from holdfast.work.contract import Claimed, LeaseLost, Report, Seat, Want, WorkStore
+from holdfast.work.failures import Hook
+from holdfast.work.handling import Handlers
+from holdfast.work.job import PARTITIONS, Block, Job, Policies
+from holdfast.work.running import Outcome, Runner
+from holdfast.work.streams import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """``jobs_max``, ``bytes_max`` and ``per_stream_max`` bound the memory; ``poll`` is the fallback when idle."""
+
+    concurrency: int = 100
+    jobs_max: int = 4096
+    bytes_max: int = 32 << 20
+    per_stream_max: int = 256
+    poll_min_seconds: float = 0.02
+    poll_max_seconds: float = 1.0
+    balance_seconds: float = 5.0
+    drain_seconds: float = 30.0
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.jobs_max < self.concurrency:
+            raise ValueError("concurrency must be at least 1, and jobs_max at least concurrency")
+        if not 0 < self.poll_min_seconds <= self.poll_max_seconds or self.balance_seconds <= 0:
+            raise ValueError("0 < poll_min_seconds <= poll_max_seconds and balance_seconds > 0 must hold")
+
+
+class Worker:
+    """Runs the jobs of a store with the given handlers until it is stopped. Safe to stop at any moment."""
+
+    def __init__(
+        self,
+        store: WorkStore,
+        handlers: Handlers,
+        *,
+        name: str = "worker",
+        policies: Policies | None = None,
+        settings: WorkerSettings | None = None,
+        hook: Hook | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._settings = settings or WorkerSettings()
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._breakers = Breakers(self._settings.breaker, self._clock)
+        self._runner = Runner(handlers, policies or Policies(), self._breakers, self._clock, self._rng, hook)
+        self._stopping = asyncio.Event()
+        self._shift: _Shift | None = None
+
+    def stop(self) -> None:
+        """Start nothing more; ``run`` returns when what runs has ended, or after ``drain_seconds``."""
+        self._stopping.set()
+        if self._shift is not None:
+            self._shift.stop()
+
+    async def run(self) -> None:
+        """Work until ``stop``. Survives the loss of the lease and of the store."""
+        backoff, failures = Backoff(0.1, 5.0), 0
+        while not self._stopping.is_set():
+            try:
+                seat = await self._store.join(self._name)
+            except (Unavailable, OutcomeUnknown) as error:
+                failures += 1
+                telemetry.log.warning("work_store_unavailable", error=str(error))
+                await self._pause(backoff.delay(failures, self._rng))
+                continue
+            failures = 0
+            await self._serve(seat)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Worker]:
+        """Run in the background of a block; leaving it stops and drains."""
+        task = asyncio.create_task(self.run(), name=f"holdfast-{self._name}")
+        try:
+            yield self
+        finally:
+            self.stop()
+            await task
+
+    async def _serve(self, seat: Seat) -> None:
+        self._shift = _Shift(seat, self._store.capabilities.shared, self._runner, self._settings, self._clock)
+        if self._stopping.is_set():
+            self._shift.stop()
+        try:
+            await self._shift.run()
+        except LeaseLost as error:
+            telemetry.work_lease_lost()
+            telemetry.log.warning("work_lease_lost", worker=self._name, instance=seat.instance, error=str(error))
+        finally:
+            self._shift = None
+            await asyncio.shield(seat.leave())
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+
+class _Shift:
+    """A worker's time on one seat."""
+
+    def __init__(self, seat: Seat, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock) -> None:
+        self._seat, self._shared, self._runner, self._settings, self._clock = seat, shared, runner, settings, clock
+        self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max)
+        self._report = Report()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._owned: set[int] = set()
+        self._closing: set[int] = set()
+        self._stopping = False
+        self._window = settings.concurrency
+        self._poll = settings.poll_min_seconds
+        self._balance_at = float("-inf")
+        self._lost: LeaseLost | None = None
+        self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._seat.wake()
+
+    async def run(self) -> None:
+        """Until stopped and drained, or LeaseLost."""
+        tasks = [asyncio.create_task(self._run_jobs()) for _ in range(self._settings.concurrency)]
+        tasks.append(asyncio.create_task(self._runner.watch_deadlines()))
+        try:
+            await self._talk()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _talk(self) -> None:
+        drained_by: float | None = None
+        failures, backoff = 0, Backoff(0.05, 2.0)
+        while self._lost is None:
+            if self._stopping:
+                drained_by = drained_by or self._clock.monotonic() + self._settings.drain_seconds
+                if self._drained or self._clock.monotonic() > drained_by:
+                    return
+            report = self._take_report()
+            try:
+                await self._balance()
+                want = self._want()
+                claimed = await self._seat.process(report, want)
+                self._apply(report, want, claimed)
+                if claimed.notice:
+                    await self._rewind()
+                failures = 0
+            except (Unavailable, OutcomeUnknown) as error:
+                failures += 1
+                telemetry.log.warning("work_store_unavailable", error=str(error))
+                self._give_back(report)
+                self._unsure = True
+                await asyncio.sleep(backoff.bound(failures))
+                continue
+            self._wake_runners()
+            if self._busy:
+                await asyncio.sleep(0)
+            else:
+                await self._rest(claimed)
+        raise self._lost
+
+    async def _rewind(self) -> None:
+        self._streams.rewound(await self._seat.rewind())
+        self._unsure = False
+
+    async def _balance(self) -> None:
+        """Lease what is ours by rendezvous, give what is not, bury the dead; now and then."""
+        now = self._clock.monotonic()
+        if now >= self._balance_at:
+            self._balance_at = now + self._settings.balance_seconds
+            await self._runner.share_breakers(self._seat)
+            roster = await self._seat.roster()
+            share = share_of(self._seat.instance, roster.alive) if self._shared else set(range(PARTITIONS))
+            free = {partition for partition, owner in roster.owners.items() if owner is None}
+            if self._closing & share:
+                self._streams.reopen(self._closing & share)
+                self._closing -= share
+                self._unsure = True
+            self._closing |= self._owned - share
+            self._streams.close(self._closing)
+            missing = sorted((share & free) - self._owned)
+            if missing:
+                self._owned = set(await self._seat.take(missing))
+                self._unsure = True
+        if self._closing:
+            await self._give_idle()
+        if self._unsure:
+            await self._rewind()
+
+    async def _give_idle(self) -> None:
+        idle = self._closing - self._streams.in_use()
+        if idle:
+            await self._seat.give(sorted(idle))
+            self._owned -= idle
+            self._closing -= idle
+            self._streams.reopen(idle)
+
+    def _take_report(self) -> Report:
+        report, self._report = self._report, Report()
+        report.held = self._streams.take_held()
+        ended = len(report.completed) + len(report.failed)
+        self._window = max(self._settings.concurrency, min(1024, 2 * ended, 2 * self._window))
+        if not self._stopping:
+            self._streams.announce(self._window - len(self._streams.announced))
+        report.running = list(self._streams.announced)
+        return report
+
+    def _want(self) -> Want:
+        if self._stopping:
+            return Want()
+        jobs, bytes_max = self._streams.room()
+        starting = max(0, self._window - len(self._streams.announced))
+        backlogs = self._streams.backlogs() if jobs else {}
+        idle = not self._streams.started and not self._streams.waiting
+        return Want(jobs, bytes_max, starting, backlogs, sleeping=idle and self._poll > self._settings.poll_min_seconds)
+
+    def _apply(self, report: Report, want: Want, claimed: Claimed) -> None:
+        busy = set(claimed.busy)
+        if busy:
+            self._report.completed.extend(busy)
+            self._report.children.extend(child for child in report.children if child.parent in busy)
+        self._streams.reported(seq for seq in report.completed if seq not in busy)
+        self._streams.reported(failed.seq for failed in report.failed)
+        self._streams.add_backlog(claimed.backlog, want.backlogs, want.per_backlog)
+        self._streams.add(claimed.jobs)
+        self._streams.announced_by_store(claimed.started)
+        telemetry.work_completed(len(report.completed) - len(busy))
+        if claimed.jobs or claimed.backlog:
+            self._poll = self._settings.poll_min_seconds
+
+    def _give_back(self, report: Report) -> None:
+        """The outcome of this report is unknown: it is sent again, before what was added since."""
+        self._report.completed[:0] = report.completed
+        self._report.failed[:0] = report.failed
+        self._report.children[:0] = report.children
+        self._report.released[:0] = report.released
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is something to tell the store at once."""
+        report = self._report
+        if report.completed or report.failed:
+            return True
+        return self._streams.announceable and len(self._streams.announced) < self._window and not self._stopping
+
+    @property
+    def _drained(self) -> bool:
+        return not (self._streams.started or self._report.completed or self._report.failed)
+
+    async def _rest(self, claimed: Claimed) -> None:
+        """Until something ends, comes or is due."""
+        seconds = self._poll
+        if not claimed.jobs:
+            self._poll = min(self._poll * 2, self._settings.poll_max_seconds)
+        if claimed.next_due_seconds is not None:
+            seconds = min(seconds, max(claimed.next_due_seconds, 0.001))
+        if self._closing:
+            seconds = min(seconds, self._settings.poll_min_seconds)
+        if await self._seat.wait(seconds):
+            self._poll = self._settings.poll_min_seconds
+
+    def _wake_runners(self) -> None:
+        for _ in range(min(len(self._idle), self._streams.startable)):
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    async def _run_jobs(self) -> None:
+        """One runner: takes jobs from memory, one after another."""
+        streams, loop = self._streams, asyncio.get_running_loop()
+        while True:
+            job = streams.next() if not self._stopping and self._seat.may_start else None
+            if job is None:
+                self._idle.append(future := loop.create_future())
+                await future
+                continue
+            try:
+                self._record(job, await self._runner.run(job, self._seat))
+            except LeaseLost as error:
+                self._lost = error
+            self._seat.wake()
+
+    def _record(self, job: Job, outcome: Outcome) -> None:
+        failed = outcome.failed
+        if failed is not None:
+            self._report.failed.append(failed)
+            blocked = failed.verdict.blocks and job.stream is not None
+            self._streams.failed(job, Block(job.stream or "", job.seq, failed.verdict.stream) if blocked else None)
+            return
+        self._streams.done(job)
+        if outcome.finished:
+            self._streams.reported((job.seq,))
+            return
+        self._report.completed.append(job.seq)
+        self._report.children.extend(outcome.children)

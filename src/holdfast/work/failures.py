@@ -1,0 +1,74 @@
+"""Why a job failed: exceptions become reasons, by one table and the user's own hook before it."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, RateLimited, Refused
+from holdfast.work.job import ERROR_BYTES_MAX, TRACE_BYTES_MAX, Failure, Reason
+
+Hook = Callable[[BaseException], Reason | None]
+"""The user's say: the reason for an exception, or None to leave it to the table."""
+
+
+class JobFailed(Exception):
+    """Raised by a handler that knows why it failed, and perhaps when to come again."""
+
+    def __init__(self, reason: Reason, message: str = "", *, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnknownType(Exception):
+    """No handler here knows this job type."""
+
+
+REASONS: Sequence[tuple[type[BaseException], Reason]] = (
+    (msgspec.MsgspecError, Reason.SERIALIZATION_ERROR),
+    (UnicodeError, Reason.SERIALIZATION_ERROR),
+    (RecursionError, Reason.SERIALIZATION_ERROR),
+    (RateLimited, Reason.THROTTLED),
+    (Refused, Reason.VALIDATION_FAILURE),
+    (Deferred, Reason.DEPENDENCY_FAILURE),
+    (OutcomeUnknown, Reason.DEPENDENCY_FAILURE),
+    (TimeoutError, Reason.TIMEOUT_EXCEEDED),
+    (OSError, Reason.TRANSPORT_UNAVAILABLE),
+    (UnknownType, Reason.UNKNOWN),
+    (Exception, Reason.HANDLER_EXCEPTION),
+)
+"""The first row that fits decides."""
+
+
+def classify(error: BaseException, hook: Hook | None = None) -> Failure:
+    """The failure as it is kept: bounded texts and a fingerprint that is equal for equal failures."""
+    reason = _reason(error, hook)
+    kind = type(error).__qualname__
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.name}" for frame in frames[-8:]]
+    fingerprint = hashlib.sha256("\n".join([reason.name, kind, *places]).encode()).hexdigest()[:16]
+    retry_after = getattr(error, "retry_after_seconds", None) or 0.0
+    message = error.message if isinstance(error, HoldfastError) else str(error)
+    trace = "".join(traceback.format_exception(error))
+    return Failure(
+        reason, kind, clipped(message, ERROR_BYTES_MAX), clipped(trace, TRACE_BYTES_MAX), fingerprint, retry_after
+    )
+
+
+def _reason(error: BaseException, hook: Hook | None) -> Reason:
+    if isinstance(error, JobFailed):
+        return error.reason
+    told = hook(error) if hook is not None else None
+    return told or next((reason for kind, reason in REASONS if isinstance(error, kind)), Reason.UNKNOWN)
+
+
+def clipped(text: str, bytes_max: int) -> str:
+    """The end of a text that may be too long (the cause stands last), without what no database can keep."""
+    data = text.replace("\x00", "�").encode("utf-8", "replace")
+    if len(data) <= bytes_max:
+        return data.decode()
+    return "…" + data[len(data) - bytes_max + 3 :].decode("utf-8", "ignore")

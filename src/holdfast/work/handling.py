@@ -1,0 +1,143 @@
+"""What handlers are, and what a handler gets: a typed payload and a context.
+
+    handlers = Handlers()
+
+    @handlers.handle(OrderCreated, stream=lambda order: order.order_id)
+    async def ship(ctx: Context, order: OrderCreated) -> None:
+        await ctx.step(Stage.USER, lambda: book_carrier(order))
+        async with ctx.transaction() as connection:
+            await connection.execute("UPDATE orders SET shipped = true WHERE id = $1", order.order_id)
+
+Without ``ctx.transaction`` a handler runs at least once: it may run again after a crash. With it, its effects in that
+transaction happen exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.errors import BadSetting, InvalidMessage
+from holdfast.work.contract import Child, Seat
+from holdfast.work.job import Draft, Job, known_stage
+
+Payload = TypeVar("Payload")
+Run = Callable[["Context", Any], Awaitable[None]]
+Typed = Callable[["Context", Payload], Awaitable[None]]
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Context:
+    """One run of one job."""
+
+    job: Job
+    seat: Seat
+    stages: int = 0
+    finished: bool = False
+    children: list[Child] = field(default_factory=list)
+
+    @property
+    def fence(self) -> int:
+        """Rises with every new owner of the job's stream; hand it to what can refuse an older one."""
+        return self.seat.fence(self.job)
+
+    @property
+    def key(self) -> int:
+        """The same for every run of this job, retries and replays included: an idempotency key for what you call."""
+        return self.job.key
+
+    def completed(self, stage: int) -> bool:
+        """Whether an earlier run completed this stage."""
+        return bool((self.job.stages | self.stages) & known_stage(stage))
+
+    async def step(self, stage: int, action: Callable[[], Awaitable[Any]]) -> None:
+        """Run ``action`` unless an earlier run completed it; its bit is durable before this returns."""
+        if self.completed(stage):
+            return
+        await action()
+        bit = known_stage(stage)
+        await self.seat.step(self.job, bit)
+        self.stages |= bit
+
+    def enqueue(self, draft: Draft) -> None:
+        """Enqueue another job with the success of this one: both or neither."""
+        if self.finished:
+            raise InvalidMessage("the job is finished: enqueue inside its transaction with holdfast.work.outbox")
+        self.children.append(Child(self.job.seq, draft))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """The store's own transaction, for effects exactly once: leaving it completes the job, or rolls back."""
+        if self.children:
+            raise InvalidMessage("enqueue inside the transaction with holdfast.work.outbox, not with ctx.enqueue")
+        async with self.seat.transaction(self.job) as connection:
+            yield connection
+        self.finished = True
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How one job type is handled."""
+
+    type: str
+    decode: Callable[[bytes], Any]
+    run: Run
+    stream: Callable[[Any], str] | None
+    destination: str
+    deadline_seconds: float
+
+
+class Handlers:
+    """The job types a worker knows; plain registration, no globals."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[str, Handling] = {}
+        self._by_class: dict[type[Any], Handling] = {}
+
+    @property
+    def types(self) -> list[str]:
+        return sorted(self._by_type)
+
+    def find(self, job_type: str) -> Handling | None:
+        return self._by_type.get(job_type)
+
+    def handle(
+        self,
+        payload: type[Payload],
+        *,
+        type: str | None = None,
+        stream: Callable[[Payload], str] | None = None,
+        destination: str = "",
+        deadline_seconds: float = 300.0,
+    ) -> Callable[[Typed[Payload]], Typed[Payload]]:
+        """Register a handler for a payload type (a msgspec Struct, a dataclass, dict, …).
+
+        ``stream`` gives the key of the stream in which order is kept; a run longer than the deadline is cancelled.
+        """
+        name = type or payload.__name__
+        if name in self._by_type:
+            raise BadSetting(f"there is a handler for {name!r} already")
+        if deadline_seconds <= 0:
+            raise BadSetting("deadline_seconds must be greater than 0")
+        decode = msgspec.json.Decoder(payload).decode
+
+        def register(run: Typed[Payload]) -> Typed[Payload]:
+            handling = Handling(name, decode, run, stream, destination, deadline_seconds)
+            self._by_type[name] = self._by_class[payload] = handling
+            return run
+
+        return register
+
+    def draft(self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = "") -> Draft:
+        """The job for a payload whose type is registered: its type, its stream, its bytes."""
+        handling = self._by_class.get(payload.__class__)
+        if handling is None:
+            raise BadSetting(f"no handler for {payload.__class__.__name__}")
+        stream = handling.stream(payload) if handling.stream is not None else None
+        data = _encode(payload)
+        return Draft(handling.type, data, stream, handling.destination, delay_seconds, source, source_id)

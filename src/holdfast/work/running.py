@@ -1,0 +1,130 @@
+"""One run of one job: decode, call the handler, judge the outcome. Nothing is reported here; see ``coordinator``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.work.breakers import Breakers
+from holdfast.work.contract import Child, Failed, LeaseLost, Seat
+from holdfast.work.failures import Hook, UnknownType, classify
+from holdfast.work.handling import Context, Handlers, Handling
+from holdfast.work.job import Action, Failure, Job, Policies, Reason, Verdict, decide
+
+_DEADLINE_TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. ``finished``: the job completed itself in its own transaction."""
+
+    failed: Failed | None = None
+    finished: bool = False
+    children: Sequence[Child] = ()
+
+
+_DONE = Outcome()
+_FINISHED = Outcome(finished=True)
+
+
+class Runner:
+    """Runs jobs with the user's handlers and judges their failures by the policies."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        policies: Policies,
+        breakers: Breakers,
+        clock: Clock,
+        rng: random.Random,
+        hook: Hook | None,
+    ) -> None:
+        self._handlers, self._policies, self._breakers = handlers, policies, breakers
+        self._clock, self._rng, self._hook = clock, rng, hook
+        self._deadlines: dict[asyncio.Task[None], float] = {}
+        self._overdue: set[asyncio.Task[None]] = set()
+
+    async def run(self, job: Job, seat: Seat) -> Outcome:
+        """Raises LeaseLost when the store says so; every other error of a handler is an outcome."""
+        handling = self._handlers.find(job.type)
+        if handling is None:
+            return self._failed(job, UnknownType(f"no handler for the job type {job.type!r}"), 0)
+        seconds = self._breakers.put_off(job.type)
+        if seconds is not None:
+            return self._put_off(job, seconds)
+        context = Context(job, seat)
+        try:
+            await self._call(handling, context)
+        except LeaseLost:
+            self._breakers.neither(job.type)
+            raise
+        except asyncio.CancelledError:
+            self._breakers.neither(job.type)
+            raise
+        except Exception as error:
+            return self._failed(job, error, context.stages)
+        self._breakers.succeeded(job.type)
+        if context.finished:
+            return _FINISHED
+        return Outcome(children=context.children) if context.children else _DONE
+
+    async def watch_deadlines(self) -> None:
+        """Cancel runs that exceed their deadline; one timer for all of them."""
+        while True:
+            await asyncio.sleep(_DEADLINE_TICK_SECONDS)
+            now = self._clock.monotonic()
+            for task, deadline in list(self._deadlines.items()):
+                if deadline < now and task not in self._overdue:
+                    self._overdue.add(task)
+                    task.cancel()
+
+    async def share_breakers(self, seat: Seat) -> None:
+        """Tell the store about our breakers and learn of the others'."""
+        self._breakers.heard(await seat.breakers(*self._breakers.news()))
+
+    async def _call(self, handling: Handling, context: Context) -> None:
+        payload = handling.decode(context.job.payload)
+        task = asyncio.current_task()
+        assert task is not None
+        self._deadlines[task] = self._clock.monotonic() + handling.deadline_seconds
+        try:
+            await handling.run(context, payload)
+        except asyncio.CancelledError:
+            if task not in self._overdue:
+                raise
+            task.uncancel()
+            raise TimeoutError(f"the run took longer than {handling.deadline_seconds} s") from None
+        finally:
+            del self._deadlines[task]
+            self._overdue.discard(task)
+
+    def _failed(self, job: Job, error: Exception, stages: int) -> Outcome:
+        failure = classify(error, self._hook)
+        policy = self._policies.lookup(job.type, failure.reason)
+        if policy.feeds_breaker:
+            self._breakers.failed(job.type)
+        else:
+            self._breakers.neither(job.type)
+        verdict = decide(job, failure, policy, self._rng)
+        telemetry.work_failed(verdict.reason.name.lower())
+        log = telemetry.log.error if verdict.action is Action.DEAD else telemetry.log.warning
+        log(
+            "work_job_failed",
+            seq=job.seq,
+            type=job.type,
+            attempt=job.attempt,
+            reason=verdict.reason.name.lower(),
+            action=verdict.action.name.lower(),
+            error=f"{failure.error_type}: {failure.error}"[:200],
+        )
+        return Outcome(Failed(job.seq, job.attempt, verdict, failure, stages))
+
+    def _put_off(self, job: Job, seconds: float) -> Outcome:
+        delay = seconds * (1 + 0.1 * self._rng.random())
+        verdict = Verdict(Action.POSTPONE, Reason.DEPENDENCY_FAILURE, delay)
+        failure = Failure(Reason.DEPENDENCY_FAILURE, "BreakerOpen", f"the breaker of {job.type!r} is open")
+        return Outcome(Failed(job.seq, job.attempt, verdict, failure))

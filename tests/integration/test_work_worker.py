@@ -1,0 +1,340 @@
+"""A worker with real handlers on a real store: order, retries, steps, transactions, deadlines, breakers, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+import pytest
+from work_stores import Opened, draft, postgres_work, run
+
+from engines import Server
+from holdfast.errors import Unavailable
+from holdfast.resilience import BreakerSettings
+from holdfast.work.contract import Query
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.failures import JobFailed
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import OnFailure, Policies, Reason, Stage, State
+
+QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
+SOON = Policies.preset("seed").with_type("Order", base_seconds=0.02)
+
+
+class Order(msgspec.Struct):
+    order_id: str
+    number: int = 0
+
+
+async def until(condition: Any, seconds: float = 20.0) -> None:
+    """Wait for something a real server must bring about."""
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if await result if asyncio.iscoroutine(result) else result:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def empty(o: Opened) -> bool:
+    return not await o.store.find(Query(), 1)
+
+
+@pytest.fixture
+def opened(postgres_server: Server) -> Any:
+    return lambda: postgres_work(postgres_server.url)
+
+
+def check(opened: Any, body: Any) -> None:
+    async def main() -> None:
+        async with opened() as o:
+            await body(o)
+
+    run(main())
+
+
+def test_streams_run_side_by_side_each_in_order(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, seen, active, most = Handlers(), defaultdict(list), set(), 0
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            nonlocal most
+            assert order.order_id not in active
+            active.add(order.order_id)
+            most = max(most, len(active))
+            await asyncio.sleep(0.001)
+            active.remove(order.order_id)
+            seen[order.order_id].append(order.number)
+
+        orders = [Order(f"o{n % 7}", n) for n in range(300)]
+        await o.store.enqueue([handlers.draft(order) for order in orders[:150]])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await o.store.enqueue([handlers.draft(order) for order in orders[150:]])
+            await until(lambda: sum(map(len, seen.values())) == 300)
+            await until(lambda: empty(o))
+        assert all(numbers == sorted(numbers) for numbers in seen.values())
+        assert most > 1
+
+    check(opened, body)
+
+
+def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, runs = Handlers(), list[tuple[int, int]]()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            runs.append((order.number, ctx.job.attempt))
+            if order.number == 0 and ctx.job.attempt < 3:
+                raise RuntimeError("not yet")
+
+        await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(20)])
+        async with Worker(o.store, handlers, settings=QUICK, policies=SOON).running():
+            await until(lambda: empty(o))
+        assert runs == [(0, 1), (0, 2), (0, 3), *((n, 1) for n in range(1, 20))]
+
+    check(opened, body)
+
+
+def test_an_operators_release_lets_followers_run_before_the_head(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, done = Handlers(), list[int]()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number == 0:
+                raise RuntimeError("never")
+            done.append(order.number)
+
+        seqs = await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(4)])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: _blocked(o))
+            await until(lambda: _held(o, 3))
+            await o.store.release("a", ids=seqs[1:3], by="ann", why="independent")
+            await until(lambda: len(done) == 2)
+            await o.store.bury([seqs[0]], by="ann", why="hopeless")
+            await until(lambda: len(done) == 3)
+        assert done == [1, 2, 3]
+
+    check(opened, body)
+
+
+async def _blocked(o: Opened) -> bool:
+    return bool(await o.store.streams())
+
+
+async def _held(o: Opened, count: int) -> bool:
+    return len(await o.store.find(Query(state=State.HELD))) == count
+
+
+def test_a_completed_step_is_not_repeated(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, steps = Handlers(), list[str]()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            async def store() -> None:
+                steps.append("store")
+
+            async def publish() -> None:
+                steps.append("publish")
+                if ctx.job.attempt == 1:
+                    raise ConnectionError("the broker is away")
+
+            await ctx.step(Stage.EVENT_STORED, store)
+            await ctx.step(Stage.PUBLISHED, publish)
+
+        await o.store.enqueue([handlers.draft(Order("a"))])
+        async with Worker(o.store, handlers, settings=QUICK, policies=SOON).running():
+            await until(lambda: empty(o))
+        assert steps == ["store", "publish", "publish"]
+
+    check(opened, body)
+
+
+def test_effects_in_the_handlers_transaction_happen_exactly_once(opened: Any, postgres_server: Server) -> None:
+    async def body(o: Opened) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(postgres_server.url)
+        await connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (n int)")
+        handlers = Handlers()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            async with ctx.transaction() as transaction:
+                await transaction.execute("INSERT INTO effects VALUES ($1)", order.number)
+                if ctx.job.attempt == 1 and order.number % 3 == 0:
+                    raise RuntimeError("rolls back")
+
+        await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(30)])
+        async with Worker(o.store, handlers, settings=QUICK, policies=SOON).running():
+            await until(lambda: empty(o))
+        rows = await connection.fetch("SELECT n FROM effects ORDER BY n")
+        assert [row["n"] for row in rows] == list(range(30))
+        await connection.close()
+
+    check(opened, body)
+
+
+def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers = Handlers()
+
+        @handlers.handle(Order, deadline_seconds=0.2)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number:
+                await asyncio.Event().wait()
+
+        await o.store.enqueue([handlers.draft(Order("a", 1)), handlers.draft(Order("a", 0))])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: _failed(o))
+        (entry,) = await o.store.find(Query())
+        assert (entry.reason, entry.state) == (Reason.TIMEOUT_EXCEEDED, State.RETRY)
+
+    check(opened, body)
+
+
+async def _failed(o: Opened) -> bool:
+    return bool(await o.store.find(Query(state=State.RETRY)))
+
+
+def test_unknown_types_and_undecodable_payloads_are_recorded_failures(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers = Handlers()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            raise AssertionError("never called")
+
+        await o.store.enqueue([draft(None, "Order", b"{not json"), draft(None, "Nobody", b"{}")])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: _failed(o))
+            await until(lambda: _dead(o))
+        (unknown,) = await o.store.find(Query())
+        assert unknown.reason is Reason.UNKNOWN
+        assert "no handler for the job type 'Nobody'" in unknown.error
+        (dead,) = await o.store.dead(Query())
+        assert dead.reason is Reason.SERIALIZATION_ERROR
+
+    check(opened, body)
+
+
+async def _dead(o: Opened) -> bool:
+    return bool(await o.store.dead(Query()))
+
+
+def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, calls, away = Handlers(), list[str](), True
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            calls.append(order.order_id)
+            if away:
+                raise Unavailable("the carrier is away")
+
+        settings = WorkerSettings(
+            concurrency=4,
+            balance_seconds=0.1,
+            poll_max_seconds=0.05,
+            breaker=BreakerSettings(failure_threshold=3, open_duration_seconds=0.5),
+        )
+        await o.store.enqueue([handlers.draft(Order(f"o{n}")) for n in range(30)])
+        policies = Policies().with_type("Order", base_seconds=0.05, cap_seconds=0.2)
+        async with Worker(o.store, handlers, settings=settings, policies=policies).running():
+            await until(lambda: _breaker_open(o))
+            assert len(calls) < 30, "an open type is not tried"
+            away = False
+            await until(lambda: empty(o))
+            await until(lambda: _no_breaker(o))
+        assert set(calls) == {f"o{n}" for n in range(30)}
+        assert await o.store.dead(Query()) == []
+
+    check(opened, body)
+
+
+async def _breaker_open(o: Opened) -> bool:
+    return bool(await o.store.open_breakers())
+
+
+async def _no_breaker(o: Opened) -> bool:
+    return not await o.store.open_breakers()
+
+
+def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, mails = Handlers(), list[int]()
+
+        class Mail(msgspec.Struct):
+            number: int
+
+        @handlers.handle(Mail)
+        async def mail(ctx: Context, message: Mail) -> None:
+            mails.append(message.number)
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            ctx.enqueue(handlers.draft(Mail(order.number)))
+            if ctx.job.attempt == 1:
+                raise JobFailed(Reason.THROTTLED, "later", retry_after_seconds=0.05)
+
+        await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(10)])
+        policies = SOON.with_type("Order", base_seconds=0.01)
+        async with Worker(o.store, handlers, settings=QUICK, policies=policies).running():
+            await until(lambda: empty(o))
+        assert sorted(mails) == list(range(10))
+
+    check(opened, body)
+
+
+def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, started, finished, go = Handlers(), asyncio.Event(), list[int](), asyncio.Event()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            started.set()
+            await go.wait()
+            finished.append(order.number)
+
+        await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(5)])
+        worker = Worker(o.store, handlers, settings=QUICK)
+        task = asyncio.create_task(worker.run())
+        await started.wait()
+        worker.stop()
+        go.set()
+        await task
+        assert finished == [0]
+        left = await o.store.find(Query())
+        assert [entry.crashes for entry in left] == [0] * 4
+
+    check(opened, body)
+
+
+def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, done = Handlers(), defaultdict(list)
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.order_id == "parked":
+                raise RuntimeError("never")
+            done[order.order_id].append(order.number)
+
+        settings = WorkerSettings(
+            concurrency=4, jobs_max=32, per_stream_max=8, balance_seconds=0.3, poll_max_seconds=0.05
+        )
+        jobs = [Order("parked", n) for n in range(100)] + [Order("deep", n) for n in range(200)] + [Order("b", 1)]
+        await o.store.enqueue([handlers.draft(order) for order in jobs])
+        policies = Policies().with_type("Order", stream=OnFailure.PARK)
+        async with Worker(o.store, handlers, settings=settings, policies=policies).running():
+            await until(lambda: len(done["deep"]) == 200 and done["b"])
+        assert done["deep"] == list(range(200))
+        (blocked,) = await o.store.streams()
+        assert blocked.waiting == 99
+
+    check(opened, body)
