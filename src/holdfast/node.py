@@ -226,6 +226,8 @@ class Node:
             clock=self._clock,
             ids=self._ids,
             settings=self.settings.api,
+            content_bytes_max=self.settings.gateway.backpressure.inbound.max_message_size_bytes,
+            pages=self.settings.gateway.pages,
             origins=frozenset(server.allowed_origins),
             proxies=tuple(ip_network(proxy) for proxy in server.trusted_proxies),
         )

@@ -14,6 +14,7 @@ from holdfast.api import ApiSettings
 from holdfast.api.messages import _page
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Chat, Message, Outcome, Page, User, Watermark
+from holdfast.session.limits import Pages
 from holdfast.store.changes import Act, Retain
 from holdfast.store.history import HistorySettings
 from holdfast.store.memory import MemoryStore
@@ -67,7 +68,17 @@ def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
         page = (await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0", rest.token("alice"))).json()
         assert 1 <= len(page["messages"]) < 4 and page["has_newer"]
 
-    with_rest(scenario, ApiSettings(page_bytes_max=9000))
+    with_rest(scenario, pages=Pages(max_bytes=9000))
+
+
+def test_the_limits_of_the_sockets_hold_over_rest() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat = await chat_of(rest, 3)
+        page = (await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0&limit=500", rest.token("bob"))).json()
+        assert len(page["messages"]) == 2 and page["has_newer"]
+        assert error_of(await rest.send(chat, "x" * 11, "k")) == (413, "MESSAGE_TOO_LARGE")
+
+    with_rest(scenario, pages=Pages(max_messages=2), content_bytes_max=10)
 
 
 def test_a_page_of_a_chat_whose_beginning_was_deleted_knows_where_it_begins() -> None:

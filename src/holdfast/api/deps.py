@@ -15,6 +15,7 @@ from holdfast.clock import Clock, Ids
 from holdfast.errors import Unavailable
 from holdfast.ingest.contract import Durability
 from holdfast.message import Outcome, User
+from holdfast.session.limits import Pages
 from holdfast.store.changes import Act
 from holdfast.store.history import History
 from holdfast.wire.frames import Presence, SendBody
@@ -69,9 +70,6 @@ class ApiSettings:
     body_bytes_max: int = 64 * KIB
     body_seconds_max: float = 10
     request_seconds_max: float = 5
-    content_bytes_max: int = 4096
-    page_messages_max: int = 500
-    page_bytes_max: int = 256 * KIB
     user_rate_per_second: float = 20
     user_burst: int = 100
     tenant_rate_per_second: float = 1000
@@ -105,6 +103,10 @@ class Deps:
     clock: Clock
     ids: Ids
     settings: ApiSettings = field(default_factory=ApiSettings)
+    content_bytes_max: int = 4096
+    """The same limit as on the sockets."""
+    pages: Pages = field(default_factory=Pages)
+    """The same limits as on the sockets."""
     origins: frozenset[str] = frozenset()
     """Pages of other origins that may call the API; exact, no patterns."""
     proxies: tuple[IPv4Network | IPv6Network, ...] = ()

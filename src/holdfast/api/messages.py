@@ -37,13 +37,15 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
 
 async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
     """The reader is checked again in the read itself: a membership may end between two reads."""
-    chat_id, user, bytes_max = call.path["chat_id"], call.principal.user, deps.settings.page_bytes_max
-    return await deps.history.ask(lambda store: store.read_before(chat_id, before, limit, bytes_max, user))
+    chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
+    limit = min(limit, pages.max_messages)
+    return await deps.history.ask(lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user))
 
 
 async def _after(deps: Deps, call: Call, after: int, limit: int) -> Page:
-    chat_id, user, bytes_max = call.path["chat_id"], call.principal.user, deps.settings.page_bytes_max
-    return await deps.history.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, user))
+    chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
+    limit = min(limit, pages.max_messages)
+    return await deps.history.ask(lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user))
 
 
 def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> MessagePage:
@@ -65,7 +67,7 @@ def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> Mes
 async def send_message(deps: Deps, call: Call) -> Answer:
     """The Idempotency-Key is the client_message_id: a retry gets the first answer, marked deduplicated."""
     body: NewMessage = call.body
-    _check_content(body, deps.settings.content_bytes_max)
+    _check_content(body, deps.content_bytes_max)
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)
     outcome = await _submit(deps, send, call.principal.user)
     if not isinstance(outcome, Acked):
