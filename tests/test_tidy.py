@@ -88,7 +88,9 @@ BANNED_NAMES = re.compile(r"(Manager|Handler|Service|Helper|Util|Utils)$")
 BANNED_FILES = {"utils.py", "helpers.py", "common.py", "misc.py", "base.py"}
 BANNED_WORDS = [r"\bTODO\b", r"\bFIXME\b", r"\bXXX\b", r"asyncio\.Queue\(\)", r"except Exception:\s*pass"]
 
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "telemetry.py": "a catalogue: one list of every metric, from which the reference page is generated",
+}
 """'path' or 'path::function' -> why a limit does not apply there."""
 
 

@@ -466,7 +466,7 @@ def admin_error(operation: str, error: str) -> None:
     _admin_errors.labels(operation, error).inc()
 
 
-# --- work: jobs and what became of them ---------------------------------------------------------------------
+# Work: jobs and what became of them.
 
 _jobs_completed = counter("work_jobs_completed", "Jobs done, as their worker reported them")
 _jobs_failed = counter("work_jobs_failed", "Failed runs of jobs, by reason [failure_reason]", ("reason",))
