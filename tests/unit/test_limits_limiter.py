@@ -425,3 +425,39 @@ def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
         assert all(d.allowed for d in decisions)
 
     virtual.run(main())
+
+
+def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(10))
+        first = [limits.check_soon("acme", "send", "ann") for _ in range(15)]
+        assert all(d.allowed and d.decided_by == "counted_later" for d in first), "one round trip's worth slips through"
+        await asyncio.sleep(0.01)
+        assert len(counters.calls) == 1
+        later = limits.check_soon("acme", "send", "ann")
+        assert (later.allowed, later.decided_by) == (False, "denial_cache")
+        exact = limiter(MemoryCounters(virtual.LoopClock()), rule(10))
+        assert [exact.check_soon("acme", "send", "ann").allowed for _ in range(12)] == [True] * 10 + [False] * 2
+
+    virtual.run(main())
+
+
+def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_their_return() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.mood = "away"
+        limits = limiter(counters, rule(100))
+        for _ in range(10):
+            limits.check_soon("acme", "send", "warm")
+            await asyncio.sleep(0.01)
+        assert not limits.healthy
+        decisions = [limits.check_soon("acme", "send", "ann") for _ in range(500)]
+        assert allowed(decisions) == 100
+        counters.mood = "well"
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            limits.check_soon("acme", "send", "warm")
+        assert limits.healthy
+
+    virtual.run(main())

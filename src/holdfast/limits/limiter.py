@@ -31,6 +31,8 @@ from holdfast.limits.shortcuts import Bounded, Denial, Lease, Seen
 COST_MAX = 1_000_000_000
 SUBJECT_LENGTH_MAX = 1024
 PLANS_MAX = 65_536
+COUNTED_LATER_MAX = 10_000
+"""Checks on their way to the counters whose askers did not wait; above it the local share decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,36 @@ class Limiter:
         if answer is None:
             return self._local([plan], [ask])[0]
         return self._counted(plan, ask, answer)
+
+    def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
+        """``check`` for who cannot wait: by what is known here, and counted a moment later.
+
+        Exact where the counters need no I/O. Otherwise a first check of a subject is allowed, and what may slip
+        through is what the subject can ask within one round trip: the answer is remembered for the next. Without
+        the counters the local share decides.
+        """
+        plan = self._plan(tenant, resource)
+        if plan is None:
+            return _FREE
+        _validate(plan, subject, cost)
+        key = (plan.prefix, subject)
+        reading = self._take_now(key, plan.terms, cost) if not plan.holds else None
+        if reading is not None:
+            return self._decision(plan, reading, reading.admitted > 0, "counters")
+        found = self._shortcut(plan, key, cost) if not plan.holds else None
+        if found is not None:
+            return found
+        if not self._batcher.healthy or len(self._background) >= COUNTED_LATER_MAX:
+            if len(self._background) <= 1:
+                self._in_background(self._count(tenant, resource, subject, cost))  # the probe that ends an open breaker
+            hold = self._ids.new("hld_") if plan.holds else ""
+            return self._local([plan], [Ask(key, plan.terms, cost, 1, 0, hold)])[0]
+        self._in_background(self._count(tenant, resource, subject, cost))
+        limit, stamp = plan.rule.limit, plan.terms.stamp
+        return self._decision(plan, Reading(1, limit, 0.0, 0.0, 0, limit, stamp), True, "counted_later")
+
+    async def _count(self, tenant: str, resource: str, subject: str, cost: int) -> None:
+        await self.check(tenant, resource, subject, cost)
 
     async def check_many(self, checks: Sequence[Check]) -> list[Decision]:
         """Several checks at once: all are admitted and counted, or none; each refusing rule says so itself.

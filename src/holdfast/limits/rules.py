@@ -25,7 +25,7 @@ Algorithm = Literal["token_bucket", "fixed_window", "sliding_window", "concurren
 Precision = Literal["strict", "leased"]
 OnStoreFailure = Literal["local_share", "open", "closed"]
 Mode = Literal["enforce", "shadow", "off"]
-DecidedBy = Literal["no_rule", "denial_cache", "lease", "counters", "local_share", "open", "closed"]
+DecidedBy = Literal["no_rule", "denial_cache", "lease", "counters", "counted_later", "local_share", "open", "closed"]
 
 ANY = "*"
 

@@ -1,0 +1,209 @@
+"""What an operator can do to the rules: create, update, delete, look back, roll back.
+
+The store decides and commits; here requests are read, operators are kept from locking themselves out, and every call
+is counted and logged with its outcome. The admin side may be away while limiting goes on: that is an error here and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from holdfast import telemetry
+from holdfast.clock import Clock, timestamp
+from holdfast.errors import (
+    HoldfastError,
+    InvalidRule,
+    KeyReused,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+    VersionConflict,
+)
+from holdfast.limits.changes import Action, Change, Changed, RuleChange, decide, missing, rollback_body
+from holdfast.limits.entrances import ADMIN, ADMIN_TENANT, DEFAULT_RULES
+from holdfast.limits.form import name_of, settable
+from holdfast.limits.rules import Rule, RuleName, RuleSet
+from holdfast.limits.rulestore.contract import RuleStore
+
+REASON_LENGTH_MAX = 500
+KEY_LENGTH_MAX = 128
+PAGE_MAX = 500
+ADMIN_CALLS_PER_MINUTE_MIN = 10
+HEALTH_TIMEOUT_SECONDS = 2.0
+
+_WORDS: list[tuple[type[HoldfastError], str]] = [
+    (Unavailable, "db_connection_failed"),
+    (OutcomeUnknown, "commit_unknown"),
+    (VersionConflict, "version_conflict"),
+    (InvalidRule, "invalid"),
+    (NotFound, "not_found"),
+    (KeyReused, "key_reused"),
+]
+
+
+class Request:
+    """An admin call's body, read: which rule, its fields, and what is not part of the rule."""
+
+    __slots__ = ("expected_version", "fields", "key", "name", "reason")
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.fields = dict(body)
+        self.expected_version: int | None = self.fields.pop("expectedVersion", None)
+        self.reason: str = self.fields.pop("reason", "")
+        self.key: str | None = self.fields.pop("idempotencyKey", None)
+        problems = _problems(self.expected_version, self.reason, self.key)
+        if problems:
+            raise InvalidRule("; ".join(f"{name} {why}" for name, why in problems.items()), fields=problems)
+        self.name = name_of(self.fields)
+        del self.fields["tenantID"], self.fields["resource"]
+
+
+class Control:
+    """The operator's verbs. ``rules`` is what this node enforces now; errors are those of the store."""
+
+    def __init__(self, store: RuleStore, clock: Clock, rules: Callable[[], RuleSet], database: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._rules = rules
+        self._database = database
+
+    async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+        return await self._change("create", Request(body), actor, key)
+
+    async def update(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+        """Change the fields that the body names. It must say which version it saw."""
+        return await self._change("update", _with_version(Request(body)), actor, key)
+
+    async def delete(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+        request = _with_version(Request(body))
+        if request.fields:
+            field = next(iter(request.fields))
+            raise InvalidRule(f"{field} has no meaning here", fields={field: "has no meaning here"})
+        return await self._change("delete", request, actor, key)
+
+    async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+        """Make the rule what it was in ``version``, as a new version."""
+        fields = dict(body)
+        version = fields.pop("version", None)
+        if not isinstance(version, int) or version < 1:
+            raise InvalidRule("version must be an earlier version", fields={"version": "must be an earlier version"})
+        request = Request(fields)
+        async with _told("rollback_rule"):
+            past = await self._store.history(request.name, version + 1, 1)
+        if not past or past[0].rule.version != version or past[0].rule.deleted:
+            raise NotFound(f"there is no version {version} of this rule to go back to")
+        request.fields = rollback_body(past[0].rule)
+        return await self._change("rollback", request, actor, key)
+
+    async def get(self, name: RuleName) -> Rule:
+        async with _told("get_rule"):
+            rule = await self._store.get(name)
+            if rule is None or rule.deleted:
+                raise missing(name)
+            return rule
+
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
+        async with _told("list_rules"):
+            return await self._store.page(tenant, after, min(limit, PAGE_MAX))
+
+    async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
+        """Newest first; NotFound if there never was such a rule."""
+        async with _told("rule_history"):
+            changes = await self._store.history(name, before, min(limit, PAGE_MAX))
+            if not changes and before is None:
+                raise missing(name)
+            return changes
+
+    async def health(self) -> dict[str, str]:
+        """In the seed's words. Limiting is healthy as long as this process answers: it needs no database."""
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
+                await self._store.head()
+            primary = "reachable"
+        except (HoldfastError, TimeoutError):
+            primary = "unreachable"
+        status = "healthy" if primary == "reachable" else "unhealthy"
+        return {"status": status, f"{self._database}_primary": primary, "rate_limiting": "healthy"}
+
+    async def ensure_defaults(self, actor: str = "holdfast") -> None:
+        """Create the rules of our own entrances where there never were any; a deleted one stays deleted."""
+        for rule in DEFAULT_RULES:
+            if await self._store.get(rule.name) is None:
+                body = {**settable(rule), "reason": "the rule this entrance starts with"}
+                try:
+                    await self.create(body, actor)
+                except VersionConflict:
+                    continue  # another node was first
+
+    async def _change(self, action: Action, request: Request, actor: str, key: str | None) -> Changed:
+        change = Change(
+            action,
+            request.name,
+            actor,
+            timestamp(self._clock.now()),
+            request.fields,
+            request.expected_version,
+            request.reason,
+            key or request.key,
+        )
+        async with _told(f"{action}_rule"):
+            await self._guard(change)
+            return await self._store.change(change)
+
+    async def _guard(self, change: Change) -> None:
+        """InvalidRule if the admin API would be left with next to nothing. A repetition by key is let through."""
+        current = await self._store.get(change.name)
+        try:
+            made = decide(change, current, None, self._rules().epoch)
+        except Refused:
+            return  # the store will say it, or know the key
+        assert isinstance(made, Rule)
+        after = RuleSet.of([*(r for r in self._rules().all() if r.name != made.name), made])
+        rule = after.lookup(ADMIN_TENANT, ADMIN)
+        if rule is not None and rule.mode == "enforce" and locks_out(rule):
+            raise InvalidRule(
+                f"this would lock operators out of the admin API: {rule.label} must allow at least "
+                f"{ADMIN_CALLS_PER_MINUTE_MIN} calls a minute and must not close when the counters are away",
+                fields={"limit" if rule.on_store_failure != "closed" else "onStoreFailure": "locks operators out"},
+            )
+
+
+def locks_out(rule: Rule) -> bool:
+    """Whether a rule leaves the admin API less than an operator needs to undo it."""
+    per_minute = rule.limit if rule.algorithm == "concurrency" else rule.limit * 60 / rule.window_seconds
+    return rule.on_store_failure == "closed" or min(per_minute, rule.capacity) < ADMIN_CALLS_PER_MINUTE_MIN
+
+
+def _with_version(request: Request) -> Request:
+    if request.expected_version is None:
+        raise InvalidRule("expectedVersion is required", fields={"expectedVersion": "is required"})
+    return request
+
+
+def _problems(expected_version: object, reason: object, key: object) -> dict[str, str]:
+    problems = {}
+    if expected_version is not None and (type(expected_version) is not int or expected_version < 1):
+        problems["expectedVersion"] = "must be a version number"
+    if not isinstance(reason, str) or len(reason) > REASON_LENGTH_MAX:
+        problems["reason"] = f"must be a text of at most {REASON_LENGTH_MAX} characters"
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= KEY_LENGTH_MAX):
+        problems["idempotencyKey"] = f"must be a text of 1 to {KEY_LENGTH_MAX} characters"
+    return problems
+
+
+@asynccontextmanager
+async def _told(operation: str) -> AsyncIterator[None]:
+    """Count and log an admin call by its outcome."""
+    try:
+        yield
+    except HoldfastError as error:
+        word = next((word for kind, word in _WORDS if isinstance(error, kind)), "other")
+        telemetry.admin_error(operation, word)
+        telemetry.log.warning("limits.admin_call", operation=operation, error=word)
+        raise
+    telemetry.log.debug("limits.admin_call", operation=operation)

@@ -1,0 +1,117 @@
+"""The one question Holdfast's own doors ask, and the rules they start with.
+
+A door names an entrance and who stands there; the rules decide by user, by tenant and by address, each under its own
+resource (``send:user``, ``send:tenant``, …), so that an operator can see and change each. The bucket of a single
+connection is not here: it belongs to its session.
+
+Doors that cannot wait (a send on a socket, a handshake) are answered at once: exactly where the counters are in this
+process, otherwise by what is known here, and counted a moment later. What slips through is what one subject can send
+within one round trip to the counters. So the absence of limits never delays a send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol
+
+from holdfast.errors import HoldfastError, RateLimited
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.rules import ANY, Check, Decision, Rule
+from holdfast.message import Outcome, User
+from holdfast.wire.frames import SendBody
+
+Entrance = Literal["connect", "send", "reply", "rest", "admin"]
+
+ADMIN_TENANT = "holdfast"
+ADMIN = "admin:key"
+
+
+def _rule(resource: str, limit: int, burst: int) -> Rule:
+    return Rule(ANY, resource, "token_bucket", limit, 60.0, burst_size=burst)
+
+
+DEFAULT_RULES = (
+    _rule("connect:user", 120, 60),
+    _rule("connect:address", 1_200, 600),
+    _rule("send:user", 3_000, 500),
+    _rule("send:tenant", 600_000, 60_000),
+    _rule("reply:user", 120, 30),
+    _rule("reply:tenant", 12_000, 3_000),
+    _rule("rest:user", 1_200, 200),
+    _rule("rest:tenant", 60_000, 6_000),
+    _rule(ADMIN, 600, 200),
+)
+"""What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
+
+
+def questions(entrance: Entrance, who: User, address: str = "") -> Iterator[Check]:
+    """What is asked at an entrance. An unknown user, tenant or address is not asked about."""
+    if entrance == "admin":
+        yield Check(ADMIN_TENANT, ADMIN, who.user_id or address)
+        return
+    if who.user_id:
+        yield Check(who.tenant, f"{entrance}:user", who.user_id)
+    if entrance == "connect":
+        if address:
+            yield Check(who.tenant or ANY, "connect:address", address)
+    elif who.tenant:
+        yield Check(who.tenant, f"{entrance}:tenant", who.tenant)
+
+
+class Entrances:
+    """What the doors ask. Every method returns the refusal to give, or None."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+
+    async def ask(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
+        """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline."""
+        decisions = await self._limiter.check_many(list(questions(entrance, who, address)))
+        return refusal(decisions)
+
+    def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
+        """For doors that cannot wait."""
+        for check in questions(entrance, who, address):
+            decision = self._limiter.check_soon(*check)
+            if not decision.allowed:
+                return refusal([decision])
+        return None
+
+
+def refusal(decisions: list[Decision]) -> RateLimited | None:
+    """The answer to give if any refused: the longest wait, and the rule that said so."""
+    refused = [decision for decision in decisions if not decision.allowed]
+    if not refused:
+        return None
+    worst = max(refused, key=lambda decision: decision.retry_after)
+    return RateLimited(
+        f"too many requests: the limit of {worst.rule} is reached",
+        retry_after_seconds=round(max(worst.retry_after, 0.001), 3),
+        rule=worst.rule,
+        limit=worst.limit,
+    )
+
+
+class Sends(Protocol):
+    """Where sends go in: ``holdfast.ingest.intake.Intake``."""
+
+    def submit(
+        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+    ) -> None: ...
+
+
+class LimitedSends:
+    """Sends with the entrance ``send`` before them; a refused one is answered at once and goes no further."""
+
+    def __init__(self, sends: Sends, entrances: Entrances) -> None:
+        self._sends = sends
+        self._entrances = entrances
+
+    def submit(
+        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+    ) -> None:
+        refused: HoldfastError | None = self._entrances.ask_at_once("send", sender)
+        if refused is not None:
+            answer(refused)
+        else:
+            self._sends.submit(body, sender, source, deadline, answer)

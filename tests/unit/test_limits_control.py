@@ -1,0 +1,176 @@
+"""What an operator can do, on the embedded store; and what the entrances of Holdfast ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import ManualClock, SystemClock
+from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
+from holdfast.limits.control import Control
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.entrances import DEFAULT_RULES, Entrances, LimitedSends
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.rules import Rule, RuleName, RuleSet
+from holdfast.limits.rulestore.sqlite import SqliteRuleStore
+from holdfast.message import User
+from holdfast.telemetry import REGISTRY
+
+RULE: dict[str, Any] = {
+    "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
+}  # fmt: skip
+NAME = RuleName("acme", "/api/search")
+
+
+def with_control(folder: Path, scenario: Callable[[Control], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with SqliteRuleStore(folder / "limits.db", SystemClock()) as store:
+            rules = RuleSet.of(DEFAULT_RULES)
+            await scenario(Control(store, SystemClock(), lambda: rules, "embedded"))
+
+    asyncio.run(main())
+
+
+def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
+    async def scenario(control: Control) -> None:
+        await control.create({**RULE, "reason": "launch", "idempotencyKey": "k1"}, "olga")
+        again = await control.create({**RULE, "reason": "launch"}, "olga", key="k1")
+        assert again.repeated
+        update = {"tenantID": "acme", "resource": "/api/search", "limit": 500, "expectedVersion": 1}
+        assert (await control.update(update, "olga")).rule.version == 2
+        with pytest.raises(VersionConflict) as raised:
+            await control.update({**update, "limit": 200}, "boris")
+        assert raised.value.details["currentVersion"] == 2
+        back = await control.roll_back({"tenantID": "acme", "resource": "/api/search", "version": 1}, "olga")
+        assert (back.rule.version, back.rule.limit) == (3, 100)
+        history = await control.history(NAME, None, 10)
+        assert [(c.action, c.actor, c.rule.limit) for c in history] == [
+            ("rollback", "olga", 100), ("update", "olga", 500), ("create", "olga", 100),
+        ]  # fmt: skip
+        gone = {"tenantID": "acme", "resource": "/api/search", "expectedVersion": 3}
+        await control.delete(gone, "olga")
+        with pytest.raises(NotFound):
+            await control.get(NAME)
+        with pytest.raises(NotFound):
+            await control.roll_back({"tenantID": "acme", "resource": "/api/search", "version": 9}, "olga")
+
+    with_control(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "field"),
+    [
+        ("update", {"limit": 5}, "expectedVersion"),
+        ("delete", {}, "expectedVersion"),
+        ("delete", {"expectedVersion": 1, "limit": 5}, "limit"),
+        ("update", {"expectedVersion": "7", "limit": 5}, "expectedVersion"),
+        ("update", {"expectedVersion": True, "limit": 5}, "expectedVersion"),
+        ("update", {"expectedVersion": 1, "reason": 7}, "reason"),
+        ("update", {"expectedVersion": 1, "idempotencyKey": "x" * 200}, "idempotencyKey"),
+        ("roll_back", {}, "version"),
+        ("roll_back", {"version": -1}, "version"),
+    ],
+)
+def test_a_call_that_makes_no_sense_names_its_field(
+    tmp_path: Path, verb: str, body: dict[str, Any], field: str
+) -> None:
+    async def scenario(control: Control) -> None:
+        with pytest.raises(InvalidRule) as raised:
+            await getattr(control, verb)({"tenantID": "acme", "resource": "/api/search", **body}, "olga")
+        assert list(raised.value.details["fields"]) == [field]
+
+    with_control(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tenantID": "*", "resource": "admin:key", "limit": 1},
+        {"tenantID": "holdfast", "resource": "*", "limit": 1},
+        {"tenantID": "holdfast", "resource": "admin:*", "limit": 100, "window": "1h"},
+        {"tenantID": "holdfast", "resource": "admin:key", "limit": 100, "onStoreFailure": "closed"},
+    ],
+)
+def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:
+    async def scenario(control: Control) -> None:
+        with pytest.raises(InvalidRule, match="lock operators out"):
+            await control.create({**RULE, **body}, "olga")
+        assert list(await control.page(None, None, 100)) == []
+        await control.create({**RULE, **body, "mode": "shadow"}, "olga")
+
+    with_control(tmp_path, scenario)
+
+
+def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> None:
+    async def scenario(control: Control) -> None:
+        await control.ensure_defaults()
+        await control.ensure_defaults()
+        rules = await control.page("*", None, 100)
+        assert {rule.resource for rule in rules} == {rule.resource for rule in DEFAULT_RULES}
+        assert {rule.version for rule in rules} == {1}
+        await control.delete({"tenantID": "*", "resource": "reply:user", "expectedVersion": 1}, "olga")
+        await control.ensure_defaults()
+        assert "reply:user" not in {rule.resource for rule in await control.page("*", None, 100)}
+
+    with_control(tmp_path, scenario)
+
+
+def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None:
+    def count() -> float:
+        labels = {"operation": "update_rule", "error": "not_found"}
+        return REGISTRY.get_sample_value("holdfast_admin_errors_total", labels) or 0.0
+
+    async def scenario(control: Control) -> None:
+        before = count()
+        with pytest.raises(NotFound):
+            await control.update({**RULE, "expectedVersion": 1}, "olga")
+        assert count() == before + 1
+        assert await control.health() == {
+            "status": "healthy", "embedded_primary": "reachable", "rate_limiting": "healthy",
+        }  # fmt: skip
+
+    with_control(tmp_path, scenario)
+
+
+def entrances(*rules: Rule) -> Entrances:
+    clock = ManualClock()
+    return Entrances(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
+
+
+def test_an_entrance_asks_for_user_tenant_and_address() -> None:
+    async def main() -> None:
+        ann, bob = User("acme", "ann"), User("acme", "bob")
+        by_user = entrances(Rule("*", "send:user", "fixed_window", 2, 60.0))
+        assert [by_user.ask_at_once("send", ann) is None for _ in range(3)] == [True, True, False]
+        assert by_user.ask_at_once("send", bob) is None
+        by_tenant = entrances(Rule("*", "rest:tenant", "fixed_window", 2, 60.0))
+        answers = [await by_tenant.ask("rest", user) for user in (ann, bob, ann)]
+        assert answers[:2] == [None, None]
+        assert isinstance(answers[2], RateLimited)
+        assert answers[2].retry_after_seconds and answers[2].details["rule"] == "*/rest:tenant"
+        assert await by_tenant.ask("rest", User("other", "ann")) is None, "each tenant has the whole limit"
+        by_address = entrances(Rule("*", "connect:address", "fixed_window", 1, 60.0))
+        assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is None
+        assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is not None
+        assert by_address.ask_at_once("connect", User("", ""), "10.0.0.2") is None
+
+    asyncio.run(main())
+
+
+def test_a_refused_send_is_answered_and_goes_no_further() -> None:
+    submitted: list[str] = []
+    answers: list[object] = []
+
+    class Inner:
+        def submit(self, body: Any, sender: User, source: str, deadline: float, answer: Any) -> None:
+            submitted.append(source)
+
+    sends = LimitedSends(Inner(), entrances(Rule("*", "send:user", "fixed_window", 1, 60.0)))
+    for _ in range(2):
+        sends.submit(None, User("acme", "ann"), "c1", 0.0, answers.append)  # type: ignore[arg-type]
+    assert submitted == ["c1"]
+    assert [type(answer) for answer in answers] == [RateLimited]
