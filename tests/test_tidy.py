@@ -59,7 +59,6 @@ PURE = [
     "client/chats.py",
     "client/cursors.py",
     "client/events.py",
-    "client/frames.py",
     "client/inbox.py",
     "client/machine.py",
     "client/outbox.py",

@@ -8,6 +8,7 @@ A node starts from the storage outwards and stops from the sockets inwards:
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import random
 import signal
@@ -51,6 +52,7 @@ from holdfast.resilience import BreakerState
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
 from holdfast.store.history import History
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.sqlite.backup import restore_chats
 from holdfast.store.state import CHATS_NAME, held
 from holdfast.wire.frames import Presence
 
@@ -64,6 +66,16 @@ def run_node(settings: Settings, announce: Callable[[str], None] = print) -> Non
     """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start."""
     telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
     uvloop.run(_serve(settings, announce))
+
+
+def restore_backup(state_dir: Path, backup: Path, overwrite: bool) -> int:
+    """Put a backup in place of a stopped server's chats, under new epochs; how many chats it holds.
+
+    StateDirectory if a server runs on the directory, or if there are chats and ``overwrite`` is not said.
+    """
+    with held(state_dir) as directory:
+        at = timestamp(SystemClock().now())
+        return restore_chats(backup, directory / CHATS_NAME, at=at, actor=getpass.getuser(), overwrite=overwrite)
 
 
 async def _serve(settings: Settings, announce: Callable[[str], None]) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from holdfast.client import ChatGone, ChatJoined, ChatReset, ClientSettings, Event, SendRefused, Sent, Warned
 from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
-from holdfast.client.frames import ServerFrame
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.errors import NotAMember
 from holdfast.message import Cursor, Message, Page
+from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
     Ack,
     AnyClientFrame,

@@ -16,11 +16,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from holdfast.client import ChatGone, ChatReset, ClientSettings
 from holdfast.client.actions import Action, Drop, Keep, Settled, Write
-from holdfast.client.frames import ServerFrame, decode_server_frame, encode_client_frame
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.message import Cursor, Message, Page
-from holdfast.wire.codec import decode_client_frame, encode_payload
+from holdfast.wire.codec import (
+    ServerFrame,
+    decode_client_frame,
+    decode_server_frame,
+    encode_client_frame,
+    encode_payload,
+)
 from holdfast.wire.frames import (
     Ack,
     AnyClientFrame,

@@ -13,13 +13,12 @@ from holdfast.client.actions import Action, Announced, Drop, Keep, Online, Renew
 from holdfast.client.connection import HandshakeRefused, Socket, Unreachable, connect, socket_url
 from holdfast.client.cursors import Copy
 from holdfast.client.events import ConnectionChanged, Event, Sent, State
-from holdfast.client.frames import decode_server_frame, encode_client_frame
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox, check
 from holdfast.client.reconnect import Reconnect, Retry, Stop, Verdict
 from holdfast.client.settings import ClientSettings
 from holdfast.client.state import state_at
-from holdfast.client.tokens import TokenProvider, expiry_of
+from holdfast.client.tokens import TokenProvider, claims_of
 from holdfast.client.waiting import Unsettled
 from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import (
@@ -31,6 +30,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.message import Cursor, Message
+from holdfast.wire.codec import decode_server_frame, encode_client_frame
 from holdfast.wire.frames import ConnectionEstablished
 
 
@@ -305,7 +305,7 @@ class Client:
         self._do(self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now()))
 
     def _expires_at(self) -> float | None:
-        expiry = expiry_of(self._token) if self._token else None
+        expiry = claims_of(self._token or "").exp
         return None if expiry is None else self._now() + expiry - self._clock.now()
 
     def _established(self, established: ConnectionEstablished) -> bool:

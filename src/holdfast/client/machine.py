@@ -14,13 +14,13 @@ from holdfast.client.actions import Action, Announced, Drop, Online, RenewToken,
 from holdfast.client.chats import Chats
 from holdfast.client.cursors import Copy
 from holdfast.client.events import Event, SendRefused, Sent, Warned
-from holdfast.client.frames import ServerFrame
 from holdfast.client.inbox import Inbox
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.client.refusals import refusal
 from holdfast.client.settings import ClientSettings
 from holdfast.errors import HoldfastError
 from holdfast.message import Cursor, Message, Page
+from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
     Ack,
     AckBody,

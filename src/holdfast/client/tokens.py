@@ -1,9 +1,8 @@
-"""Where the client's token comes from, and when it ends."""
+"""What a token says of itself, and where tokens come from."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -11,19 +10,21 @@ import msgspec
 TokenProvider = Callable[[], Awaitable[str]]
 
 
-class _Claims(msgspec.Struct):
+class Claims(msgspec.Struct, frozen=True):
+    """What we read of a JWT. Nothing is verified: that is the server's part."""
+
+    sub: str = ""
+    tenant: str = ""
     exp: float | None = None
 
 
-_claims = msgspec.json.Decoder(_Claims)
+_claims = msgspec.json.Decoder(Claims)
 
 
-def expiry_of(token: str) -> float | None:
-    """When a JWT says that it ends (seconds since the epoch); None if it does not say. Nothing is verified."""
+def claims_of(token: str) -> Claims:
+    """The claims of a JWT; empty ones if it is no JWT."""
     parts = token.split(".")
-    if len(parts) != 3:
-        return None
     try:
-        return _claims.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))).exp
-    except (binascii.Error, ValueError, msgspec.DecodeError):
-        return None
+        return _claims.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (IndexError, ValueError, msgspec.DecodeError):
+        return Claims()

@@ -1,0 +1,64 @@
+"""The commands of ``holdfast``, in the order in which a newcomer meets them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast import __version__
+from holdfast.cli.chats import chat
+from holdfast.cli.operate import backup, key, restore, status, token
+from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
+from holdfast.cli.serving import serve
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    url: Url = None,
+    state_dir: StateDir = None,
+    token: Credential = None,
+    config: Config = None,
+    as_json: AsJson = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A chat server that does not lose messages.
+
+    The tour:
+
+    \b
+      holdfast serve                                          start a server on this machine
+      holdfast chat create --user alice --name lobby -m bob   a chat for two
+      holdfast chat open lobby --user alice                   talk, in one terminal
+      holdfast chat open lobby --user bob                     and in another
+      holdfast status                                         how the server is
+      holdfast backup                                         a copy, without stopping it
+
+    Every command explains itself: holdfast chat open --help
+    """
+    ctx.obj = Reach(url, state_dir, token, config, as_json)
+
+
+app.command()(serve)
+app.command()(token)
+app.command()(status)
+app.add_typer(chat, name="chat")
+app.add_typer(key, name="key")
+app.command()(backup)
+app.command()(restore)

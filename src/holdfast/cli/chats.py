@@ -1,0 +1,316 @@
+"""The commands about chats: a member's and an operator's."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli import show
+from holdfast.cli.reach import Reach, TenantOption, UserOption, reaching
+from holdfast.cli.rest import Rest
+from holdfast.clock import Ids, SystemClock
+from holdfast.errors import HoldfastError, InvalidMessage, NotFound
+
+chat = typer.Typer(no_args_is_help=True, help="Talk, and look after chats.", rich_markup_mode=None)
+
+ChatArgument = Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id, or its title if only one has it.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")]
+SEND_TRIES = 4
+
+
+class Role(StrEnum):
+    member = "member"
+    admin = "admin"
+    owner = "owner"
+
+
+@chat.command("list")
+@reaching
+def list_chats(reach: Reach, user: UserOption = None, tenant: TenantOption = "default") -> None:
+    """List a user's chats, newest activity first.
+
+    Example:
+
+    \b
+      holdfast chat list --user alice
+    """
+    chats = _all_chats(reach.as_user(user, tenant))
+    if reach.as_json:
+        show.as_json(chats)
+        return
+    show.table(
+        ("chat", "title", "role", "members", "unread", "last message"),
+        (
+            (
+                entry["chat"]["chat_id"], entry["title"], entry["role"], entry["members"], entry["unread"],
+                show.message_line(entry["last_message"]) if entry["last_message"] else "",
+            )
+            for entry in chats
+        ),
+        empty="No chats yet. Make one: holdfast chat create --user NAME --name lobby",
+    )  # fmt: skip
+
+
+@chat.command()
+@reaching
+def create(
+    reach: Reach,
+    name: Annotated[str, typer.Option("--name", "-n", help="The chat's name.")] = "",
+    members: Annotated[list[str] | None, typer.Option("--member", "-m", help="Somebody to add; repeatable.")] = None,
+    direct: Annotated[str | None, typer.Option("--direct", help="A chat of two with this user.")] = None,
+    user: UserOption = None,
+    tenant: TenantOption = "default",
+) -> None:
+    """Create a chat and print its id.
+
+    Examples:
+
+    \b
+      holdfast chat create --user alice --name lobby --member bob --member carol
+      holdfast chat create --user alice --direct bob
+    """
+    if direct and (name or members):
+        raise InvalidMessage("a direct chat has no name and no further members: give --direct alone")
+    body = {"kind": "direct", "members": [direct]} if direct else {"name": name, "members": members or []}
+    made = reach.as_user(user, tenant).post("/v1/chats", body=body)["chat"]
+    if reach.as_json:
+        show.as_json(made)
+    else:
+        show.line(made["chat_id"])
+
+
+@chat.command()
+@reaching
+def invite(
+    reach: Reach,
+    chat_name: ChatArgument,
+    who: Annotated[str, typer.Argument(metavar="USER", help="Whom to add.")],
+    role: Annotated[Role, typer.Option(help="What they may do.")] = Role.member,
+    user: UserOption = None,
+    tenant: TenantOption = "default",
+) -> None:
+    """Add somebody to a chat.
+
+    Example:
+
+    \b
+      holdfast chat invite lobby dave --user alice
+    """
+    rest = reach.as_user(user, tenant)
+    body = {"user_id": who, "role": role.value}
+    changed = rest.post("/v1/chats", _chat_id(rest, chat_name), "members", body=body)
+    if reach.as_json:
+        show.as_json(changed)
+    else:
+        show.line(f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}")
+
+
+@chat.command("open")
+@reaching
+def open_chat(
+    reach: Reach,
+    chat_name: ChatArgument,
+    history: Annotated[int, typer.Option(min=0, max=500, help="How many earlier messages to show.")] = 20,
+    user: UserOption = None,
+    tenant: TenantOption = "default",
+) -> None:
+    """Talk: shows what was said and what comes, sends what you type. Ctrl+D leaves.
+
+    Survives the server being killed and restarted: what you type meanwhile waits on disk (shown dim, with …) and
+    is marked ✓ when the server has it. Input may be a pipe: then it ends when every line has arrived.
+
+    Examples:
+
+    \b
+      holdfast chat open lobby --user alice
+      printf 'one\\ntwo\\n' | holdfast chat open lobby --user bob
+    """
+    from holdfast.cli.talk import Room, talk
+
+    rest = reach.as_user(user, tenant)
+    room = Room(
+        rest=rest,
+        token=lambda: reach.user_token(user, tenant),
+        renewable=reach.token is None,
+        chat_id=_chat_id(rest, chat_name),
+        history=history,
+        state_dir=reach.state_path,
+        as_json=reach.as_json,
+    )
+    asyncio.run(talk(room))
+
+
+@chat.command()
+@reaching
+def send(
+    reach: Reach,
+    chat_name: ChatArgument,
+    text: Annotated[str, typer.Argument(help='What to say; "-" reads it from stdin.')],
+    markdown: Annotated[bool, typer.Option("--markdown", help="The text is Markdown.")] = False,
+    key: Annotated[str | None, typer.Option(help="The idempotency key; repeat it to be sure of sending once.")] = None,
+    user: UserOption = None,
+    tenant: TenantOption = "default",
+) -> None:
+    """Send one message; it is on the server's disk when this returns.
+
+    Examples:
+
+    \b
+      holdfast chat send lobby "hello" --user alice
+      date | holdfast chat send lobby - --user alice --key today
+    """
+    content = sys.stdin.read().rstrip("\n") if text == "-" else text
+    rest = reach.as_user(user, tenant)
+    body = {"content": content, "content_type": "text/markdown" if markdown else "text/plain"}
+    path = ("/v1/chats", _chat_id(rest, chat_name), "messages")
+    ack = _send(rest, path, body, key or Ids(SystemClock()).new("cmsg_"))
+    if reach.as_json:
+        show.as_json(ack)
+    else:
+        again = " (it had been sent before)" if ack["deduplicated"] else ""
+        show.line(f"sent as message {ack['sequence']} of {ack['chat_id']}{again}")
+
+
+@chat.command()
+@reaching
+def history(
+    reach: Reach,
+    chat_name: ChatArgument,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many messages.")] = 50,
+    before: Annotated[int | None, typer.Option(min=1, help="Those before this sequence.")] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Those after this sequence.")] = None,
+    user: UserOption = None,
+    tenant: TenantOption = "default",
+) -> None:
+    """Print messages, oldest first.
+
+    Examples:
+
+    \b
+      holdfast chat history lobby --user alice
+      holdfast chat history lobby --user alice --before 100 --limit 20 --json
+    """
+    if before is not None and after is not None:
+        raise InvalidMessage("give --before or --after, not both")
+    rest = reach.as_user(user, tenant)
+    page = rest.get("/v1/chats", _chat_id(rest, chat_name), "messages", limit=limit, before=before, after=after)
+    if reach.as_json:
+        show.as_json(page)
+        return
+    if page["has_older"]:
+        show.line(f"… more before {page['messages'][0]['sequence']}" if page["messages"] else "… more before")
+    for message in page["messages"]:
+        show.line(f"{message['sequence']:>6}  {show.message_line(message)}")
+    if page["has_newer"] and page["messages"]:
+        show.line(f"… more after {page['messages'][-1]['sequence']}")
+
+
+@chat.command()
+@reaching
+def inspect(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id.")]) -> None:
+    """Show a chat's numbering: counter, head, count, gaps, epoch, halt. For operators.
+
+    Example:
+
+    \b
+      holdfast chat inspect chat_01J9ZK…
+    """
+    found = reach.as_operator().get("/admin/chats", chat_id)
+    if reach.as_json:
+        show.as_json(found)
+        return
+    about = found["chat"]
+    counter = found["counter"]
+    show.fields(
+        {
+            "chat": about["chat_id"],
+            "name": about["name"] or "(none)",
+            "tenant": about["tenant"],
+            "counter": "MISSING: run `holdfast chat recover`" if counter is None else counter,
+            "highest": found["highest"],
+            "messages": found["count"],
+            "gaps": _ranges(found["gaps"]),
+            "recorded gaps": _ranges(found["recorded_gaps"]),
+            "epoch": about["epoch"],
+            "halted": about["halted"] or "no",
+        }
+    )
+
+
+@chat.command()
+@reaching
+def halt(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: Reason) -> None:
+    """Refuse every send to a chat until it is recovered. For operators.
+
+    Example:
+
+    \b
+      holdfast chat halt chat_01J9ZK… --reason "duplicate sequence seen"
+    """
+    changed = reach.as_operator().post("/admin/chats", chat_id, "halt", body={"reason": reason})
+    _changed(reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`")
+
+
+@chat.command()
+@reaching
+def recover(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: Reason) -> None:
+    """Repair a chat's numbering and let it go on; its clients read it anew. For operators.
+
+    Example:
+
+    \b
+      holdfast chat recover chat_01J9ZK… --reason "counter was missing"
+    """
+    changed = reach.as_operator().post("/admin/chats", chat_id, "recover", body={"reason": reason})
+    _changed(reach, changed, f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}")
+
+
+def _changed(reach: Reach, changed: Any, sentence: str) -> None:
+    if reach.as_json:
+        show.as_json(changed)
+    else:
+        show.line(sentence)
+
+
+def _ranges(gaps: list[list[int]]) -> str:
+    return ", ".join(f"{first}–{last}" if first != last else f"{first}" for first, last in gaps) or "none"
+
+
+def _all_chats(rest: Rest) -> list[dict[str, Any]]:
+    chats: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        page = rest.get("/v1/chats", limit=200, after=after)
+        chats += page["chats"]
+        after = page["next"]
+        if after is None:
+            return chats
+
+
+def _chat_id(rest: Rest, name: str) -> str:
+    """The id of a chat given by its id or by a title that one chat alone has."""
+    if name.startswith("chat_"):
+        return name
+    found = [entry["chat"]["chat_id"] for entry in _all_chats(rest) if entry["title"] == name]
+    if not found:
+        raise NotFound(f"you have no chat titled {name!r}: see `holdfast chat list`")
+    if len(found) > 1:
+        raise InvalidMessage(f"{len(found)} of your chats are titled {name!r}: use an id, {' or '.join(found)}")
+    return str(found[0])
+
+
+def _send(rest: Rest, path: tuple[str, ...], body: dict[str, str], key: str) -> Any:
+    """Send, and again under the same key while the server says that a retry may succeed."""
+    for attempt in range(1, SEND_TRIES + 1):
+        try:
+            return rest.post(*path, body=body, key=key)
+        except HoldfastError as error:
+            if not error.retryable or attempt == SEND_TRIES:
+                raise
+            time.sleep(error.retry_after_seconds or 0.5 * attempt)
+    raise AssertionError("unreachable")

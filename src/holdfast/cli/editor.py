@@ -1,0 +1,79 @@
+"""A line typed at a terminal, byte by byte. (Pure.)
+
+The terminal is in cbreak mode, so that messages can be shown while somebody types; echo and editing are ours.
+"""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+
+LINE_CHARACTERS_MAX = 4096
+"""What cannot be sent need not be typed; at the bound further characters are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """Enter was pressed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Ctrl+D on an empty line, or Ctrl+C."""
+
+
+Key = Entered | Ended
+
+
+class LineEditor:
+    """Printable characters, Backspace, Ctrl+U (all), Ctrl+W (a word), Enter, Ctrl+C and Ctrl+D. Escapes are ignored."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+        self._escape = ""
+
+    def feed(self, data: bytes) -> list[Key]:
+        keys: list[Key] = []
+        for character in self._decoder.decode(data):
+            if self._escape or character == "\x1b":
+                self._in_escape(character)
+            elif (key := self._typed(character)) is not None:
+                keys.append(key)
+        return keys
+
+    def _in_escape(self, character: str) -> None:
+        """Swallow a sequence such as an arrow key: ESC [ parameters letter, ESC O letter, ESC letter."""
+        self._escape += character
+        introducer = self._escape[1:2]
+        if introducer == "[":
+            done = len(self._escape) > 2 and "@" <= character <= "~"
+        elif introducer == "O":
+            done = len(self._escape) > 2
+        else:
+            done = len(self._escape) > 1
+        if done:
+            self._escape = ""
+
+    def _typed(self, character: str) -> Key | None:
+        match character:
+            case "\r" | "\n":
+                text, self.text = self.text, ""
+                return Entered(text)
+            case "\x03":
+                return Ended()
+            case "\x04":
+                return None if self.text else Ended()
+            case "\x7f" | "\x08":
+                self.text = self.text[:-1]
+            case "\x15":
+                self.text = ""
+            case "\x17":
+                self.text = self.text.rstrip().rpartition(" ")[0] + (" " if " " in self.text.rstrip() else "")
+            case _ if character.isprintable() and len(self.text) < LINE_CHARACTERS_MAX:
+                self.text += character
+            case _:
+                pass
+        return None

@@ -1,0 +1,189 @@
+"""Where the server is and who we are to it; the options every command shares, and how every command fails."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+
+import msgspec
+import typer
+
+from holdfast.access import Tokens, TokenSettings, read_secrets, shared_secret
+from holdfast.cli.rest import Rest
+from holdfast.client.tokens import claims_of
+from holdfast.clock import SystemClock
+from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
+from holdfast.message import User, check_id
+
+if TYPE_CHECKING:  # the server's settings are read only by the commands that need them: help must be quick
+    from holdfast.settings import Settings
+
+SERVER = "The server and you"
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", envvar="HOLDFAST_URL", rich_help_panel=SERVER, help="The server's address."),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir", envvar="HOLDFAST_STATE_DIR", rich_help_panel=SERVER,
+        help="The server's state directory, where its secrets are.",
+    ),
+]  # fmt: skip
+Credential = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="HOLDFAST_TOKEN", rich_help_panel=SERVER, show_envvar=True,
+        help="A user token or API key, instead of one from the state directory.",
+    ),
+]  # fmt: skip
+Config = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", envvar="HOLDFAST_CONFIG", rich_help_panel=SERVER, help="A settings file."),
+]
+AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=SERVER, help="Print JSON.")]
+
+UserOption = Annotated[str | None, typer.Option("--user", "-u", help="Act as this user.")]
+TenantOption = Annotated[str, typer.Option("--tenant", help="The user's tenant.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The shared options of one call."""
+
+    url: str | None = None
+    state_dir: Path | None = None
+    token: str | None = None
+    config: Path | None = None
+    as_json: bool = False
+
+    @property
+    def address(self) -> str:
+        """--url, else where the settings file or the environment put the server, else the default."""
+        if self.url:
+            return self.url
+        if self.config is not None:
+            server = settings_of(self.config).server
+            return f"http://{server.host}:{server.port}"
+        host, port = os.environ.get("HOLDFAST_HOST", "127.0.0.1"), os.environ.get("HOLDFAST_PORT", "8080")
+        return f"http://{host}:{port}"
+
+    @property
+    def state_path(self) -> Path:
+        if self.state_dir is not None:
+            return self.state_dir.expanduser()
+        return settings_of(self.config).server.state_path if self.config is not None else default_state_dir()
+
+    def mint(self, user: str, tenant: str, hours: float) -> str:
+        """A token for ``user``, signed with the secret in the state directory."""
+        for value, name in ((user, "user"), (tenant, "tenant")):
+            if problem := check_id(value, name):
+                raise InvalidMessage(problem)
+        secret = read_secrets(self.state_path).jwt_secret
+        tokens = Tokens(TokenSettings(), shared_secret(secret.encode()), SystemClock())
+        return tokens.mint(User(tenant, user), hours * 3600)
+
+    def user_token(self, user: str | None, tenant: str) -> str:
+        """The given token, or a new one for the given user."""
+        if self.token:
+            subject = claims_of(self.token).sub
+            if user and user != subject:
+                raise InvalidMessage(
+                    f"the token speaks for {subject or 'no user'}, not for {user}: give one of the two"
+                )
+            return self.token
+        if not user:
+            raise InvalidMessage("say who you are: --user alice (uses the state directory's secret) or --token TOKEN")
+        return self.mint(user, tenant, hours=24)
+
+    def as_user(self, user: str | None, tenant: str) -> Rest:
+        return Rest(self.address, self.user_token(user, tenant))
+
+    def as_operator(self, timeout_seconds: float = 30.0) -> Rest:
+        return Rest(self.address, self.token or read_secrets(self.state_path).admin_key, timeout_seconds)
+
+
+def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None) -> Settings:
+    """The settings a server started with the same file and environment has; BadSetting names what is wrong."""
+    from holdfast.settings import Server, load
+
+    environ = {name: value for name, value in os.environ.items() if name != "HOLDFAST_CONFIG"}
+    settings = load(file, environ, overrides or {})
+    if settings.server.state_dir == Server().state_dir:
+        return replace(settings, server=replace(settings.server, state_dir=str(default_state_dir())))
+    return settings
+
+
+def default_state_dir() -> Path:
+    """Where a server keeps its state unless told otherwise."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "holdfast"
+
+
+def reaching(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options: its first parameter gets them as a Reach, and its failures are told."""
+    shared: dict[str, Any] = {
+        "url": (Url, None),
+        "state_dir": (StateDir, None),
+        "token": (Credential, None),
+        "config": (Config, None),
+        "as_json": (AsJson, False),
+    }
+
+    @functools.wraps(function)
+    def command(ctx: typer.Context, **given: Any) -> None:
+        outer = ctx.obj if isinstance(ctx.obj, Reach) else Reach()
+        own = {name: given.pop(name) for name in shared}
+        reach = Reach(**{name: value or getattr(outer, name) for name, value in own.items()})
+        with told(reach.as_json):
+            function(reach, **given)
+
+    own = list(inspect.signature(function).parameters.values())[1:]
+    hints = get_type_hints(function, include_extras=True)
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in shared.items()
+    ]
+    parameters = [context, *(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own), *added]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    del command.__wrapped__
+    return command
+
+
+@contextmanager
+def told(as_json: bool) -> Iterator[None]:
+    """Turn our errors into a sentence on stderr and exit code 1."""
+    try:
+        yield
+    except Unauthorized as error:
+        fail(as_json, error, " (make a token with `holdfast token --user NAME`)" if "token" in error.message else "")
+    except HoldfastError as error:
+        fail(as_json, error)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def fail(as_json: bool, error: HoldfastError, hint: str = "") -> NoReturn:
+    message = f"{error.message or error.code}{hint}"
+    if as_json:
+        body = {"error": {"code": error.code, "message": message, "retryable": error.retryable}}
+        typer.echo(msgspec.json.encode(body).decode(), err=True)
+    else:
+        typer.echo(f"Error: {message}", err=True)
+        if error.retry_after_seconds:
+            typer.echo(f"Try again in {error.retry_after_seconds:g} s.", err=True)
+    raise typer.Exit(1)

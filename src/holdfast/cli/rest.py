@@ -1,0 +1,125 @@
+"""Asking the server over HTTP, with the standard library; every failure is one of our errors and says what to do."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from holdfast.errors import (
+    BadSetting,
+    ChatHalted,
+    Forbidden,
+    HoldfastError,
+    InternalError,
+    InvalidContentType,
+    InvalidMessage,
+    KeyReused,
+    MessageTooLarge,
+    NotAMember,
+    NotFound,
+    OutcomeUnknown,
+    RateLimited,
+    ServerBusy,
+    Unauthorized,
+    Unavailable,
+)
+
+_ERRORS: dict[str, type[HoldfastError]] = {
+    kind.code: kind
+    for kind in (
+        ChatHalted, Forbidden, InternalError, InvalidContentType, InvalidMessage, KeyReused, MessageTooLarge,
+        NotAMember, NotFound, RateLimited, ServerBusy, Unauthorized, Unavailable,
+    )
+}  # fmt: skip
+ANSWER_BYTES_MAX = 32 * 1024 * 1024
+
+
+class _ErrorDetail(msgspec.Struct):
+    code: str
+    message: str
+    outcome: str | None = None
+    retry_after_seconds: float | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorDetail
+
+
+class Rest:
+    """A server's REST interface, for one credential. Each request is a connection of its own."""
+
+    def __init__(self, url: str, credential: str, timeout_seconds: float = 30.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadSetting(f"{url!r} is no server address; it should look like http://127.0.0.1:8080")
+        self.url = url.rstrip("/")
+        self._secure = parts.scheme == "https"
+        self._host = parts.netloc
+        self._prefix = parts.path.rstrip("/")
+        self._credential = credential
+        self._timeout = timeout_seconds
+
+    def get(self, *path: str, **query: Any) -> Any:
+        given = {name: value for name, value in query.items() if value is not None}
+        return self.ask("GET", _join(path) + (f"?{urlencode(given)}" if given else ""))
+
+    def post(self, *path: str, body: Mapping[str, Any], key: str | None = None) -> Any:
+        return self.ask("POST", _join(path), body, {"Idempotency-Key": key} if key else {})
+
+    def delete(self, *path: str, **query: Any) -> Any:
+        return self.ask("DELETE", _join(path) + (f"?{urlencode(query)}" if query else ""))
+
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        """The decoded answer; one of our errors for anything but success."""
+        sent = {"Authorization": f"Bearer {self._credential}", "Accept": "application/json", **(headers or {})}
+        data = None if body is None else msgspec.json.encode(body)
+        if data is not None:
+            sent["Content-Type"] = "application/json"
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, timeout=self._timeout)
+        try:
+            connection.request(method, self._prefix + path, data, sent)
+            response = connection.getresponse()
+            return self._answer(response.status, response.read(ANSWER_BYTES_MAX))
+        except (ConnectionRefusedError, socket.gaierror) as error:
+            raise Unavailable(
+                f"there is no server at {self.url} ({error.strerror}): start one with `holdfast serve`, "
+                "or name its address with --url or HOLDFAST_URL"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise OutcomeUnknown(
+                f"the server at {self.url} did not answer ({error or type(error).__name__}): "
+                "ask again, or look at its log"
+            ) from None
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, data: bytes) -> Any:
+        if 200 <= status < 300:
+            try:
+                return msgspec.json.decode(data) if data else None
+            except msgspec.DecodeError:
+                raise self._no_server() from None
+        try:
+            detail = msgspec.json.decode(data, type=_ErrorBody).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self._no_server(status) from None
+        if detail.outcome == "unknown":
+            raise OutcomeUnknown(detail.message)
+        kind = _ERRORS.get(detail.code, InternalError)
+        raise kind(detail.message, retry_after_seconds=detail.retry_after_seconds)
+
+    def _no_server(self, status: int = 200) -> HoldfastError:
+        return Unavailable(f"what answers at {self.url} is no Holdfast server (status {status}); check --url")
+
+
+def _join(path: tuple[str, ...]) -> str:
+    """The first part is a path as it stands, the others are its segments, escaped."""
+    return "/".join([path[0], *(quote(part, safe="") for part in path[1:])])

@@ -1,0 +1,175 @@
+"""Where talk appears. Two faces of one contract: a terminal with a prompt that stays below, or plain lines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import termios
+import threading
+import tty
+import unicodedata
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from holdfast.cli.editor import Ended, Entered, LineEditor
+from holdfast.cli.show import printable
+
+LINES_WAITING_MAX = 100
+"""Lines read ahead of what is stored; at the bound no more is read from the input."""
+
+
+class Screen(Protocol):
+    """What ``talk`` needs of the place it runs in. ``waits_at_end``: the end of the input is not the user leaving."""
+
+    waits_at_end: bool
+
+    def show(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def status(self, state: str, waiting: Sequence[str]) -> None:
+        """How the connection stands, and the messages that are not acknowledged yet."""
+        ...
+
+    def lines(self) -> AsyncIterator[str]:
+        """What the user writes, line by line, until they end it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PlainScreen:
+    """Pipes and files: messages on stdout, the state of the connection on stderr."""
+
+    waits_at_end = True
+
+    def __init__(self) -> None:
+        self._state = "connecting"
+        self._loop = asyncio.get_running_loop()
+        self._read: asyncio.Queue[str | None] = asyncio.Queue(LINES_WAITING_MAX)
+
+    def show(self, text: str) -> None:
+        print(text, flush=True)
+
+    def status(self, state: str, waiting: Sequence[str]) -> None:
+        if state != self._state:
+            self._state = state
+            print(f"-- {state}", file=sys.stderr, flush=True)
+
+    async def lines(self) -> AsyncIterator[str]:
+        """A thread reads, because only so a pipe, a file and /dev/null can all be read; it dies with the process."""
+        threading.Thread(target=self._read_input, daemon=True).start()
+        while (line := await self._read.get()) is not None:
+            yield line
+
+    def close(self) -> None:
+        pass
+
+    def _read_input(self) -> None:
+        # os.read, not sys.stdin: a thread that dies holding stdin's lock would take the interpreter with it.
+        rest = b""
+        while data := os.read(0, 65536):
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                self._hand_over(line.decode(errors="replace"))
+        if rest:
+            self._hand_over(rest.decode(errors="replace"))
+        self._hand_over(None)
+
+    def _hand_over(self, line: str | None) -> None:
+        asyncio.run_coroutine_threadsafe(self._read.put(line), self._loop).result()
+
+
+class TerminalScreen:
+    """A terminal: what waits and the prompt are drawn below everything else, and drawn again on any change."""
+
+    waits_at_end = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._editor = LineEditor()
+        self._state = "connecting"
+        self._waiting: Sequence[str] = ()
+        self._drawn = 0
+        self._entered: asyncio.Queue[str | None] = asyncio.Queue(LINES_WAITING_MAX)
+        self._input = sys.stdin.fileno()
+        self._before = termios.tcgetattr(self._input)
+        tty.setcbreak(self._input)
+        mode = termios.tcgetattr(self._input)
+        mode[3] &= ~termios.ISIG  # Ctrl+C is a key: the terminal must be put right before we go
+        termios.tcsetattr(self._input, termios.TCSADRAIN, mode)
+        asyncio.get_running_loop().add_reader(self._input, self._typed)
+        self._draw()
+
+    def show(self, text: str) -> None:
+        self._erase()
+        sys.stdout.write(text + "\r\n")
+        self._draw()
+
+    def status(self, state: str, waiting: Sequence[str]) -> None:
+        if (state, list(waiting)) != (self._state, list(self._waiting)):
+            self._state, self._waiting = state, list(waiting)
+            self._erase()
+            self._draw()
+
+    async def lines(self) -> AsyncIterator[str]:
+        while (line := await self._entered.get()) is not None:
+            yield line
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._input)
+        self._erase()
+        sys.stdout.flush()
+        termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
+
+    def _typed(self) -> None:
+        data = os.read(self._input, 4096)
+        keys = self._editor.feed(data) if data else [Ended()]
+        for key in keys:
+            line = key.text if isinstance(key, Entered) else None
+            if not self._entered.full():
+                self._entered.put_nowait(line)
+        self._erase()
+        self._draw()
+
+    def _erase(self) -> None:
+        """Back to where the moving part began, and nothing below."""
+        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        sys.stdout.write(f"\r{up}\x1b[J" if self._drawn else "")
+        self._drawn = 0
+
+    def _draw(self) -> None:
+        width = shutil.get_terminal_size().columns
+        state = "" if self._state == "online" else f" ({self._state})"
+        prompt = f"{self._name}{state}> {printable(self._editor.text)}"
+        below = [f"\x1b[2m… {_fit(printable(text), width - 3)}\x1b[0m" for text in self._waiting[-5:]]
+        sys.stdout.write("\r\n".join([*below, _tail(prompt, width - 1)]))
+        sys.stdout.flush()
+        self._drawn = len(below) + 1
+
+
+def _cells(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _fit(text: str, width: int) -> str:
+    """The beginning of ``text`` that fits into ``width`` cells."""
+    used = 0
+    for at, character in enumerate(text):
+        used += _cells(character)
+        if used > width:
+            return text[:at]
+    return text
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of ``text`` that fits: who types a long line sees what they type."""
+    return _fit(text[::-1], width)[::-1]
+
+
+def screen_for(name: str) -> Screen:
+    return TerminalScreen(name) if sys.stdin.isatty() and sys.stdout.isatty() else PlainScreen()

@@ -1,0 +1,199 @@
+"""``chat open``: one chat in the terminal, over any number of server restarts.
+
+History comes over REST, once; from its end on the client follows. Own messages wait in the client's outbox file
+until the server has them; they are shown when they come back as the chat's, so each line appears once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.rest import Rest
+from holdfast.cli.screen import Screen, screen_for
+from holdfast.cli.show import message_line
+from holdfast.client import ChatGone, ChatReset, Client, ConnectionChanged, Event, Message
+from holdfast.client.tokens import claims_of
+from holdfast.clock import Ids, SystemClock
+from holdfast.errors import HoldfastError, NotAMember, StateDirectory
+from holdfast.message import Cursor
+
+WINDOWS_MAX = 5
+"""How many terminals one user may have open on one chat; a server allows as many devices."""
+WAITING_MAX = 100
+"""Own messages that are not back yet; at the bound no further line is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is opened. ``renewable``: ``token`` makes a new one at each call."""
+
+    rest: Rest
+    token: Callable[[], str]
+    renewable: bool
+    chat_id: str
+    history: int
+    state_dir: Path
+    as_json: bool
+
+    def client(self, window: int, start: Cursor) -> Client:
+        """A client with a state file of its own: per server, user, chat and window."""
+        claims = claims_of(self.token())
+        place = f"{self.rest.url}\0{claims.tenant}\0{claims.sub}\0{self.chat_id}".encode()
+        name = hashlib.blake2b(place, digest_size=8).hexdigest()
+        return Client(
+            self.rest.url,
+            self._provide if self.renewable else self.token(),
+            state=self.state_dir / "cli" / f"{name}-{window}.db",
+            follow={self.chat_id},
+            start={self.chat_id: start},
+        )
+
+    async def _provide(self) -> str:
+        return self.token()
+
+
+class Talk:
+    """A conversation in progress."""
+
+    def __init__(self, room: Room, screen: Screen, client: Client, shown: int) -> None:
+        self._room = room
+        self._screen = screen
+        self._client = client
+        self._user = claims_of(room.token()).sub
+        self._shown = shown
+        self._state = "connecting"
+        self._waiting = {entry.client_message_id: entry.content for entry in client.unsent()}
+        self._fewer = asyncio.Event()
+        self._ids = Ids(SystemClock())
+
+    def show(self, message: dict[str, Any]) -> None:
+        if self._room.as_json:
+            self._screen.show(msgspec.json.encode(message).decode())
+            return
+        own = message["sender_id"] == self._user and message["kind"] == "text"
+        self._screen.show(message_line(message) + (" ✓" if own else ""))
+
+    async def hear(self) -> None:
+        """Show what comes."""
+        async for event in self._client.events():
+            self._heard(event)
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case Message():
+                self._shown = event.sequence
+                self.show(msgspec.to_builtins(event))
+                if event.sender_id == self._user and event.client_message_id:
+                    self._is_back(event.client_message_id)
+            case ConnectionChanged(state=state, reason=reason):
+                self._state = f"offline: {reason}" if state == "offline" else state
+                self._tell_status()
+            case ChatReset():
+                self._shown = 0
+                self._screen.show("— the chat was repaired; here it is again, from its beginning —")
+            case ChatGone():
+                raise NotAMember("you are not a member of this chat any more")
+            case _:
+                pass
+
+    async def speak(self) -> None:
+        """Send what is written. Where the input is a pipe that ends, wait until everything has come back."""
+        async with asyncio.TaskGroup() as sends:
+            for key, content in self._waiting.items():
+                sends.create_task(self._send(key, content))
+            async for line in self._screen.lines():
+                if line.strip():
+                    key = self._ids.new("cmsg_")
+                    self._waiting[key] = line
+                    self._tell_status()
+                    sends.create_task(self._send(key, line))
+                await self._until_fewer_than(WAITING_MAX)
+            if self._screen.waits_at_end:
+                await self._until_fewer_than(1)
+            else:
+                raise _Left
+
+    async def _send(self, key: str, content: str) -> None:
+        """The message is shown when it comes back as one of the chat's, unless history had it already."""
+        try:
+            sent = await self._client.send(self._room.chat_id, content, client_message_id=key)
+        except HoldfastError as error:
+            self._screen.show(f"not sent: {content} ({error})")
+            self._is_back(key)
+        else:
+            if sent.sequence <= self._shown:
+                self._is_back(key)
+
+    def _is_back(self, key: str) -> None:
+        self._waiting.pop(key, None)
+        self._fewer.set()
+        self._tell_status()
+
+    async def _until_fewer_than(self, count: int) -> None:
+        while len(self._waiting) >= count:
+            self._fewer.clear()
+            await self._fewer.wait()
+
+    def _tell_status(self) -> None:
+        self._screen.status(self._state, list(self._waiting.values()))
+
+
+class _Left(Exception):
+    """The user has left; what is not sent yet stays in the outbox."""
+
+
+async def talk(room: Room) -> None:
+    """Talk until the user ends it; raises why if the server ends it for good."""
+    page = room.rest.get("/v1/chats", room.chat_id, "messages", limit=max(room.history, 1))
+    messages = page["messages"]
+    start = Cursor(page["epoch"], messages[-1]["sequence"] if messages else page["head"])
+    client = await _entered(room, start)
+    try:
+        screen = screen_for(claims_of(room.token()).sub)
+        try:
+            talking = Talk(room, screen, client, start.sequence)
+            for message in messages if room.history else ():
+                talking.show(message)
+            await _until_one_ends(talking)
+        finally:
+            screen.close()
+        if left := len(client.unsent()):
+            screen.show(f"{left} not sent yet: kept, and sent when you open this chat again")
+    finally:
+        await client.__aexit__(None, None, None)
+
+
+async def _entered(room: Room, start: Cursor) -> Client:
+    """A client on the first state file that no other window holds."""
+    for window in range(1, WINDOWS_MAX):
+        try:
+            return await room.client(window, start).__aenter__()
+        except StateDirectory:
+            continue
+    return await room.client(WINDOWS_MAX, start).__aenter__()
+
+
+async def _until_one_ends(talking: Talk) -> None:
+    """Hear and speak until one of them ends; an error of either is raised."""
+    running = [asyncio.create_task(talking.hear()), asyncio.create_task(talking.speak())]
+    try:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    for task in done:
+        match task.exception():
+            case None:
+                pass
+            case BaseExceptionGroup(exceptions=[_Left()]) | _Left():
+                pass
+            case error:
+                raise error
