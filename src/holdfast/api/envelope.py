@@ -20,6 +20,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+PROBED = frozenset({"/health/live", "/health/ready", "/metrics"})
 
 
 class Envelope:
@@ -57,7 +58,9 @@ class Envelope:
         endpoint: Endpoint | None = scope.get("holdfast.endpoint")
         principal: Principal | None = scope.get("holdfast.principal")
         telemetry.request_answered(endpoint.name if endpoint else "none", status, seconds)
-        telemetry.log.info(
+        # What machines ask every few seconds would bury what people did.
+        note = telemetry.log.debug if scope["path"] in PROBED and status < 400 else telemetry.log.info
+        note(
             "request",
             request_id=request_id,
             method=scope["method"],

@@ -1,0 +1,112 @@
+"""REST against a whole node: real sockets, real SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from holdfast.message import User
+from holdfast.node import Node, running
+from holdfast.settings import Server, Settings
+
+Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
+
+
+def with_node(state: Path, scenario: Scenario) -> None:
+    """A node on a free port of this machine, and a client of it."""
+
+    async def run() -> None:
+        async with (
+            running(Settings(server=Server(port=0, state_dir=str(state)))) as node,
+            httpx.AsyncClient(base_url=node.url) as client,
+        ):
+            await scenario(node, client)
+
+    asyncio.run(run())
+
+
+def bearer(credential: str, **more: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {credential}"} | {k.replace("_", "-"): v for k, v in more.items()}
+
+
+async def tenant_key(node: Node, client: httpx.AsyncClient) -> str:
+    body = {"kind": "tenant", "tenant": "default", "label": "backend", "reason": "test"}
+    answer = await client.post("/admin/keys", json=body, headers=bearer(node.secrets.admin_key))
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["secret"])
+
+
+def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_restart(tmp_path: Path) -> None:
+    kept: dict[str, str] = {}
+
+    async def talk(node: Node, client: httpx.AsyncClient) -> None:
+        key = kept["key"] = await tenant_key(node, client)
+        made = await client.post("/v1/chats", json={"name": "Lobby", "members": ["bob"]},
+                                 headers=bearer(key, X_Act_As="alice"))  # fmt: skip
+        chat = kept["chat"] = made.json()["chat"]["chat_id"]
+        token = (await client.post("/v1/tokens", json={"user_id": "bob"}, headers=bearer(key))).json()["token"]
+        sends = [
+            client.post(f"/v1/chats/{chat}/messages", json={"content": f"m{n}"},
+                        headers=bearer(token, Idempotency_Key=f"k{n}"))
+            for n in range(20)
+        ]  # fmt: skip
+        acks = [answer.json() for answer in await asyncio.gather(*sends)]
+        assert sorted(ack["sequence"] for ack in acks) == list(range(1, 21))
+
+    async def again(node: Node, client: httpx.AsyncClient) -> None:
+        chat, alice = kept["chat"], bearer(kept["key"], X_Act_As="alice")
+        page = (await client.get(f"/v1/chats/{chat}/messages", headers=alice)).json()
+        assert sorted(m["content"] for m in page["messages"]) == sorted(f"m{n}" for n in range(20))
+        bob = bearer(kept["key"], X_Act_As="bob", Idempotency_Key="k7")
+        retried = await client.post(f"/v1/chats/{chat}/messages", json={"content": "m7"}, headers=bob)
+        assert retried.json()["deduplicated"] is True
+        listed = (await client.get("/v1/chats", headers=alice)).json()["chats"]
+        assert (listed[0]["title"], listed[0]["chat"]["head"]) == ("Lobby", 20)
+
+    with_node(tmp_path / "state", talk)
+    with_node(tmp_path / "state", again)
+
+
+def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(tmp_path: Path) -> None:
+    def look_at_backup(answer: dict[str, Any]) -> None:
+        backup = Path(answer["path"])
+        assert backup.stat().st_size == answer["size_bytes"] > 0
+        assert (tmp_path / "state").resolve() in backup.resolve().parents
+        assert not stat.S_IMODE(backup.parent.stat().st_mode) & 0o077
+
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        admin = bearer(node.secrets.admin_key)
+        assert (await client.get("/health/ready")).json() == {"status": "ready"}
+        assert (await client.get("/health/ready", headers=admin)).json()["dependencies"]["store"] == "up"
+        assert (await client.get("/admin/status", headers=admin)).json()["ready"] is True
+        assert "holdfast_api_requests_total" in (await client.get("/metrics", headers=admin)).text
+        assert (await client.get("/metrics")).status_code == 401
+        taken = await client.post("/admin/backup", json={"reason": "nightly"}, headers=admin)
+        look_at_backup(taken.json())
+        records = (await client.get("/admin/audit", headers=admin)).json()["records"]
+        assert [(r["action"], r["reason"]) for r in records] == [("backup", "nightly")]
+
+    with_node(tmp_path / "state", scenario)
+
+
+def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        token = bearer(node.deps(tmp_path).tokens.mint(User("default", "alice"), 60))
+        large = await client.post(
+            "/v1/chats", content=b" " * 70_000, headers={**token, "Content-Type": "application/json"}
+        )
+        assert large.status_code == 413 and large.json()["error"]["code"] == "MESSAGE_TOO_LARGE"
+        head = await client.head("/v1/chats", headers=token)
+        assert head.status_code == 200 and head.content == b""
+        upgrade = await client.get("/v1/ws", headers=token)
+        assert upgrade.status_code == 426 and upgrade.json()["error"]["code"] == "INVALID_MESSAGE"
+        missing = await client.get("/v1/../v1/nothing")
+        assert missing.status_code == 404 and missing.json()["error"]["code"] == "NOT_FOUND"
+        assert "server" not in missing.headers
+
+    with_node(tmp_path / "state", scenario)
