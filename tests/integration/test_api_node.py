@@ -110,3 +110,20 @@ def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path)
         assert "server" not in missing.headers
 
     with_node(tmp_path / "state", scenario)
+
+
+def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        token = node.deps(tmp_path).tokens.mint(User("default", "alice"), 60)
+        server = node.settings.server
+        _, writer = await asyncio.open_connection(server.host, server.port)
+        head = f"POST /v1/chats HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        writer.write(f'{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"name":'.encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert (await client.get("/v1/chats", headers=bearer(token))).json()["chats"] == []
+        metrics = (await client.get("/metrics", headers=bearer(node.secrets.admin_key))).text
+        assert 'endpoint="create_chat",status="500"' not in metrics
+
+    with_node(tmp_path / "state", scenario)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rest import Rest, error_of, with_rest
 
-from holdfast.access import load_keys
-from holdfast.api import Backup
-from holdfast.errors import Unavailable
+from holdfast.access import KeyRing, load_keys, save_keys
+from holdfast.api import Backup, PresenceView
+from holdfast.errors import StateDirectory, Unavailable
 from holdfast.message import User
 from holdfast.store.changes import Act
 from holdfast.store.memory import MemoryStore
@@ -188,3 +188,35 @@ def test_a_keyed_halt_is_done_once() -> None:
         assert (await rest.store.chat(chat)).epoch == 2
 
     with_rest(scenario)
+
+
+def test_trouble_with_the_servers_disk_is_told_to_operators_and_to_nobody_else(tmp_path: Path) -> None:
+    async def full() -> Backup:
+        raise StateDirectory("/srv/backups cannot be written: No space left on device")
+
+    async def unmintable(users: object) -> PresenceView:
+        raise StateDirectory("/srv/secret/place is read-only")
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        answer = await rest.ask("POST", "/admin/backup", admin, {"reason": "nightly"})
+        assert error_of(answer) == (500, "INTERNAL_ERROR") and "No space left" in answer.text
+        chat = await rest.chat()
+        hidden = await rest.ask("GET", f"/v1/chats/{chat}/presence", rest.token("alice"))
+        assert error_of(hidden) == (500, "INTERNAL_ERROR") and "/srv" not in hidden.text
+
+    with_rest(scenario, backup=full, presence=unmintable)
+
+
+def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(tmp_path: Path) -> None:
+    gone = tmp_path / "not there" / "keys.json"
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.deps.keys.list()
+        body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
+        answer = await rest.ask("POST", "/admin/keys", secret, body)
+        assert error_of(answer) == (500, "INTERNAL_ERROR") and "cannot be written" in answer.text
+        assert rest.deps.keys.list() == admin and await actions(rest) == []
+
+    first, secret = KeyRing().issue("admin", "operator", "2026-01-01T00:00:00.000Z")
+    with_rest(scenario, keys=KeyRing([first], lambda keys: save_keys(gone, keys)))

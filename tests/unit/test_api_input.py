@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -90,6 +91,19 @@ def test_a_body_that_hides_its_length_is_cut_off_at_the_limit() -> None:
         assert read <= 6
 
     with_rest(scenario)
+
+
+def test_a_body_that_never_ends_in_time_is_refused() -> None:
+    async def dripping() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def scenario(rest: Rest) -> None:
+        headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
+        answer = await rest.client.post("/v1/chats", content=dripping(), headers=headers)
+        assert error_of(answer) == (400, "INVALID_MESSAGE") and "did not arrive" in answer.text
+
+    with_rest(scenario, ApiSettings(body_seconds_max=0.01))
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Principal, Scope
-from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
+from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
 from holdfast.message import check_id
 
 KeyKind = Literal["tenant", "admin"]
@@ -143,6 +143,8 @@ def load_keys(path: Path) -> KeyRing:
         keys = msgspec.json.decode(path.read_bytes(), type=list[ApiKey])
     except FileNotFoundError:
         keys = []
+    except OSError as error:
+        raise StateDirectory(f"{path} cannot be read: {error.strerror}; run as the user who owns it") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateCorrupted(
             f"{path} is not a key file ({error}): restore it, or remove it and issue new keys"
@@ -155,7 +157,17 @@ def save_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace ``path``, mode 0600, at once and durably: a reader or a power cut finds the old or the new file."""
+    """Replace ``path``, mode 0600, at once and durably: a reader or a power cut finds the old or the new file.
+
+    StateDirectory if that cannot be done; then the old file is still there, unless only its durability failed.
+    """
+    try:
+        _replace(path, data)
+    except OSError as error:
+        raise StateDirectory(f"{path} cannot be written: {error.strerror}; make room or give write access") from error
+
+
+def _replace(path: Path, data: bytes) -> None:
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

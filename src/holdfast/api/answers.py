@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from holdfast.api.bodies import ErrorBody, ErrorDetail
 from holdfast.api.call import Answer
-from holdfast.errors import HoldfastError, InternalError, OperatorError
+from holdfast.errors import HoldfastError
 
 STATUS = {
     "INVALID_MESSAGE": 400,
@@ -46,8 +46,6 @@ def respond(answer: Answer, status: int) -> Response:
 
 def respond_error(error: HoldfastError, *, write: bool, status: int | None = None) -> Response:
     """An error on the wire; ``outcome`` only where something might have been written."""
-    if isinstance(error, OperatorError):
-        error = InternalError("the server is not set up for this; its log says more")
     detail = ErrorDetail(
         code=error.code,
         message=error.message,
