@@ -185,6 +185,22 @@ def test_a_send_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     with_store(tmp_path, scenario)
 
 
+def test_two_keys_with_one_hash_are_never_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index holds a hash of the key: a collision refuses the second send, and answers neither with the other."""
+    monkeypatch.setattr("holdfast.store.sqlite.append.send_key", lambda sender_id, client_message_id: 7)
+
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        await create(store, chat_id="chat_b")
+        assert acked(await send(store, "one", "same")).sequence == 1
+        assert isinstance(await send(store, "two", "same"), InternalError)
+        assert (await send(store, "one", "same")).deduplicated
+        assert acked(await send(store, "two", "same", chat_id="chat_b")).sequence == 1
+        assert not (await store.chat("chat_a")).halted
+
+    with_store(tmp_path, scenario)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
 def test_any_text_survives_the_way_through_json(texts: list[str]) -> None:

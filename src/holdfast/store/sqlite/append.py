@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -63,7 +64,11 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, d
             numbers[chat_id] = chat
         if is_member:
             members.add((chat_id, user_id))
-    keys = [(numbers[d.chat_id], d.sender.user_id, d.client_message_id) for d in group if d.chat_id in numbers]
+    keys = [
+        (numbers[d.chat_id], send_key(d.sender.user_id, d.client_message_id), d.sender.user_id, d.client_message_id)
+        for d in group
+        if d.chat_id in numbers
+    ]
     found = _keys.decode(connection.execute(SQL["stored_keys"], {"keys": encode(keys).decode()}).get)
     stored = {
         (message.chat_id, message.sender_id, message.client_message_id or ""): Stored(message, bytes.fromhex(digest))
@@ -89,6 +94,12 @@ def _put(
     return entries
 
 
+def send_key(sender_id: str, client_message_id: str) -> int:
+    """What stands for a key in the index, as SQLite's integers go."""
+    digest = hashlib.blake2b(f"{sender_id}\0{client_message_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
 def message_row(position: int, chat: int, message: Message, content_hash: bytes | None) -> tuple[object, ...]:
     """A message as the statement ``put_messages`` takes it."""
     return (
@@ -98,6 +109,7 @@ def message_row(position: int, chat: int, message: Message, content_hash: bytes 
         message.kind,
         message.sender_id,
         message.client_message_id,
+        send_key(message.sender_id, message.client_message_id) if message.client_message_id is not None else None,
         content_hash.hex() if content_hash is not None else None,
         message.message_id,
         message.content,

@@ -12,19 +12,20 @@ LEFT JOIN counters AS k ON k.chat = c.chat
 LEFT JOIN members AS m ON m.chat = c.chat AND m.user_id = s.value ->> 1;
 
 -- name: stored_keys
--- The messages stored under keys: [[chat, sender_id, client_message_id], ...].
+-- The messages stored under keys: [[chat, send_key, sender_id, client_message_id], ...].
 SELECT json_group_array(json_array(lower(hex(m.content_hash)), json(v.value)))
 FROM json_each(:keys) AS k
 CROSS JOIN messages AS m INDEXED BY messages_by_key
-  ON m.chat = k.value ->> 0 AND m.sender_id = k.value ->> 1 AND m.client_message_id = k.value ->> 2
+  ON m.chat = k.value ->> 0 AND m.send_key = k.value ->> 1
+  AND m.sender_id = k.value ->> 2 AND m.client_message_id = k.value ->> 3
 JOIN message_values AS v ON v.position = m.position;
 
 -- name: put_messages
 -- Put only if absent: a taken sequence, key or position violates its index and fails the statement.
-INSERT INTO messages (position, chat, sequence, kind, sender_id, client_message_id, content_hash, message_id, content,
-                      content_type, created_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, unhex(value ->> 6), value ->> 7,
-       value ->> 8, value ->> 9, value ->> 10
+INSERT INTO messages (position, chat, sequence, kind, sender_id, client_message_id, send_key, content_hash, message_id,
+                      content, content_type, created_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, unhex(value ->> 7),
+       value ->> 8, value ->> 9, value ->> 10, value ->> 11
 FROM json_each(:messages);
 
 -- name: advance_counters
