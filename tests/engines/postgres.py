@@ -53,11 +53,12 @@ def start(**settings: str) -> Server:
 
 
 def _accepts(port: int) -> bool:
-    """Whether it answers the SSL question, which it does only when it is past its start-up."""
+    """Whether it lets us in: while it starts up it answers with an error instead."""
+    hello = b"\x00\x03\x00\x00user\x00postgres\x00database\x00postgres\x00\x00"
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
             probe.settimeout(1)
-            probe.sendall(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")
-            return probe.recv(1) in (b"N", b"S")
+            probe.sendall((len(hello) + 4).to_bytes(4, "big") + hello)
+            return probe.recv(1) == b"R"
     except OSError:
         return False

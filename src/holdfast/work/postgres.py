@@ -71,7 +71,7 @@ class PostgresWork:
         """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do."""
         try:
             pool = await asyncpg.create_pool(url, min_size=1, max_size=connections_max, command_timeout=60)
-        except _CONNECTION_ERRORS as error:
+        except (*_CONNECTION_ERRORS, asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError) as error:
             raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
         except asyncpg.PostgresError as error:
             raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error
