@@ -110,9 +110,14 @@ class Talk:
     def wait(self, seconds: float) -> list[Effect]:
         """Let time pass as a gateway does: tick whenever the session has something to do."""
         end, effects = self.now + seconds, list[Effect]()
-        while not self.session.closed and max(self.session.next_tick, self.now) <= end:
-            self.now = max(self.session.next_tick, self.now)
+        for _ in range(1000):
+            due = max(self.session.next_tick, self.now)
+            if due > end:
+                break
+            self.now = due
             effects += self.do(self.session.tick(self.now))
+        else:
+            raise AssertionError("tick does not do what next_tick says it has to do")
         self.now = end
         return effects
 

@@ -286,6 +286,26 @@ def test_a_newer_epoch_from_the_store_restarts_the_chat_and_a_heartbeat_names_it
     assert sequences(talk.read()) == [6]
 
 
+def test_after_a_reset_only_what_its_page_holds_was_sent() -> None:
+    talk = Talk({"chat_1": Cursor(2, 4)})
+    talk.pull(4, page(4, 4, epoch=2))
+    talk.receive(sync(9, epoch=1))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 2, head=4, epoch=2, reset=True), talk.now))
+    talk.read()
+    talk.receive(Ack(payload=AckBody("chat_1", 2, 3)))
+    assert talk.errors() == ["INVALID_MESSAGE"]
+    assert talk.receive(Ack(payload=AckBody("chat_1", 2, 2))) == [Delivered("chat_1", 2, 2)]
+
+
+def test_a_chat_that_caught_up_by_itself_is_not_named_in_a_resync() -> None:
+    talk = Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0).live(0, "chat_2")
+    talk.deliver(run(2))
+    talk.deliver(run(3, chat_id="chat_2"))
+    talk.receive(sync(0))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 2), talk.now))
+    assert resyncs(talk.read()) == [Resync([ChatHead("chat_2", 3)])]
+
+
 def test_a_late_page_of_an_older_epoch_says_there_is_more() -> None:
     talk = Talk()
     talk.receive(sync(0))

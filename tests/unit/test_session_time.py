@@ -74,6 +74,14 @@ def test_a_delivery_on_its_way_is_not_named() -> None:
     assert beats(stay(talk, 10)) == [Heartbeat({})]
 
 
+def test_a_heartbeat_that_is_due_earlier_does_not_name_it_and_the_next_comes_in_time() -> None:
+    talk = Talk().live(4)
+    stay(talk, 28)
+    talk.session.head("chat_1", Cursor(1, 5), talk.now)
+    assert beats(stay(talk, 4)) == [Heartbeat({})]
+    assert beats(stay(talk, 1)) == [Heartbeat({"chat_1": (1, 5)})]
+
+
 def test_a_chat_the_client_never_pulled_is_named() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 0)})
     talk.session.head("chat_1", Cursor(1, 4), talk.now)

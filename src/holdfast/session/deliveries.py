@@ -1,8 +1,8 @@
 """What a connection is owed: places, lanes and the slow-consumer machine, kept in step. (Pure.)
 
 ``deliver`` is the hot path: thousands of connections get the same run. Where nothing is special it compares a
-few integers, appends the run and returns a shared constant. The ceilings say when something is special: they
-stand at the warning threshold while the buffer flows, and below zero while no body may be queued at all.
+few integers, appends the run and returns a shared constant. Above the ceilings (the warning threshold; nothing
+at all after the close) and at any other surprise it looks closer. While slow the buffer is above them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Deliveries:
         self._woken = False
         self.lanes = Lanes()
         self.places: dict[str, Place] = {}
-        self._open_ceilings()
+        percent = self._limits.warning_threshold_percent
+        self._messages_ceiling = self._limits.max_buffer_messages * percent // 100
+        self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
 
     def establish(self, memberships: Mapping[str, Cursor]) -> None:
         """The chats as the store had them, and what happened to them since; each starts behind."""
@@ -148,7 +150,6 @@ class Deliveries:
 
     def _warn(self, effects: list[Effect], now: float) -> None:
         self._slow.rose_above_critical(self._fill(self.lanes.messages, self.lanes.bytes), now)
-        self._close_ceilings()
         warning = Error(
             code="SLOW_CONSUMER",
             message="the connection does not take what is sent to it; it gets heads instead of messages until it does",
@@ -164,13 +165,12 @@ class Deliveries:
         self.owe(chat_id, place, effects)
 
     def owe(self, chat_id: str, place: Place, effects: list[Effect]) -> None:
-        """The client is told to sync this chat: at once, or, while it is slow, when it has drained."""
+        """The client is told to sync this chat, as soon as it has taken what was queued before."""
         if self._owed is None:
             self._owed = {}
         self._owed[chat_id] = place
-        if not self._slow.slow:
-            self.lanes.want_resync()
-            self._wake(effects)
+        self.lanes.want_resync()
+        self._wake(effects)
 
     def membership(self, chat_id: str, head: Cursor | None, effects: list[Effect]) -> None:
         """Joined: behind at that head, and told so. Left: forgotten."""
@@ -216,20 +216,10 @@ class Deliveries:
     def take(self, bytes_max: int) -> list[bytes]:
         self._woken = False
         frames = self.lanes.take(sys.maxsize if self._closed else bytes_max, self._resync)
-        if self._slow.flow is not Flow.FLOWING and self._recovers():
-            if self.lanes.runs:
-                self.lanes.want_resync()
-            else:
-                frames += self._resync()
+        if self._slow.flow is not Flow.FLOWING:
+            fill = self._fill(self.lanes.messages, self.lanes.bytes)
+            self._recovered = self._slow.drained(fill) is Action.RECOVER or self._recovered
         return frames
-
-    def _recovers(self) -> bool:
-        """Whether the client was slow and has drained; bodies are queued again then."""
-        if self._slow.drained(self._fill(self.lanes.messages, self.lanes.bytes)) is not Action.RESYNC:
-            return False
-        self._open_ceilings()
-        self._recovered = True
-        return bool(self._owed)
 
     def taken(self, effects: list[Effect], now: float) -> None:
         """What ``take`` gave is on its way: read on if the control lane has room again; a slow client gains time."""
@@ -287,7 +277,7 @@ class Deliveries:
         }
         self._closed = True
         self._owed = None
-        self._close_ceilings()
+        self._messages_ceiling = _NO_ROOM
         self.lanes.drop_all_but_control()
         return dict(list(lacking.items())[: self._chats_per_frame])
 
@@ -295,11 +285,3 @@ class Deliveries:
         """The fuller of messages and bytes, in percent."""
         limits = self._limits
         return max(messages / limits.max_buffer_messages, size / limits.max_buffer_bytes) * 100
-
-    def _open_ceilings(self) -> None:
-        percent = self._limits.warning_threshold_percent
-        self._messages_ceiling = self._limits.max_buffer_messages * percent // 100
-        self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
-
-    def _close_ceilings(self) -> None:
-        self._messages_ceiling = self._bytes_ceiling = _NO_ROOM

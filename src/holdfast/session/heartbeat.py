@@ -56,8 +56,10 @@ class Heartbeat:
         lagging = self._lagging_since or {}
         still = {c: since for c, since in lagging.items() if c in places and places[c].heard > places[c].through}
         self._lagging_since = still or None
-        long_ago = now - self._timeouts.behind_before_heads_seconds
-        return {c: (places[c].epoch, places[c].heard) for c, since in still.items() if since <= long_ago}
+        wait = self._timeouts.behind_before_heads_seconds
+        if young := [since for since in still.values() if since + wait > now]:
+            self.due = min(self.due, min(young) + wait)
+        return {c: (places[c].epoch, places[c].heard) for c, since in still.items() if since + wait <= now}
 
 
 class _Stale(NamedTuple):

@@ -5,7 +5,7 @@
     FILLING   bodies are queued
        │ above critical (95 %)                      → error SLOW_CONSUMER on the control lane, the grace starts
     SLOW      no body is queued: the chats fall behind and only their heads are remembered
-       ├ below warning                              → one resync with those heads, back to FILLING
+       ├ below warning                              → bodies again, behind one resync with those heads
        ├ a new low, at least 5 % under the last     → the grace starts again: who drains steadily is not slow
        └ 5 s without a new low, or 60 s in all      → close
     OVER
@@ -46,7 +46,7 @@ class Action(Enum):
     NOTHING = auto()
     LOG = auto()
     WARN = auto()
-    RESYNC = auto()
+    RECOVER = auto()
     CLOSE = auto()
 
 
@@ -57,7 +57,7 @@ MOVES: dict[tuple[Flow, Seen], tuple[Flow, Action]] = {
     (Flow.FILLING, Seen.ABOVE_WARNING): (Flow.FILLING, Action.NOTHING),
     (Flow.FILLING, Seen.ABOVE_CRITICAL): (Flow.SLOW, Action.WARN),
     (Flow.FILLING, Seen.EMPTIED): (Flow.FLOWING, Action.NOTHING),
-    (Flow.SLOW, Seen.BELOW_WARNING): (Flow.FILLING, Action.RESYNC),
+    (Flow.SLOW, Seen.BELOW_WARNING): (Flow.FILLING, Action.RECOVER),
     (Flow.SLOW, Seen.NEW_LOW): (Flow.SLOW, Action.NOTHING),
     (Flow.SLOW, Seen.GRACE_OVER): (Flow.OVER, Action.CLOSE),
 }
