@@ -57,6 +57,12 @@ async def sends_per_second(directory: Path, group: int, seconds: float) -> dict[
     return {"group": group, "sends_per_second": round(done / took), "cpu_us_per_send": round(used / done * 1e6, 1)}
 
 
+def measure(group: int, seconds: float) -> dict[str, float]:
+    """The figures of one group size, in a directory of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        return asyncio.run(sends_per_second(Path(directory), group, seconds))
+
+
 def spin(stop: threading.Event) -> None:
     while not stop.is_set():
         sum(range(1_000))
@@ -72,10 +78,7 @@ def main() -> None:
     stop = threading.Event()
     if args.busy:
         threading.Thread(target=spin, args=(stop,), daemon=True).start()
-    with tempfile.TemporaryDirectory() as directory:
-        rows = [
-            asyncio.run(sends_per_second(Path(directory), int(group), args.seconds)) for group in args.groups.split(",")
-        ]
+    rows = [measure(int(group), args.seconds) for group in args.groups.split(",")]
     stop.set()
     for row in rows:
         print(json.dumps(row) if args.json else "  ".join(f"{name} {value:>8}" for name, value in row.items()))

@@ -40,8 +40,9 @@ EARLY_FRAMES_MAX = 100
 class Socket(Protocol):
     """The far side of a connection's bytes."""
 
-    def write(self, data: bytes) -> None:
-        """Write whole frames. May call ``Connection.writing_paused`` before it returns."""
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Writes whole frames; may call ``Connection.writing_paused`` before it returns."""
         ...
 
     def close(self, code: int, reason: str) -> None:
@@ -184,12 +185,12 @@ class Connection:
         """Write what waits, as long as the socket takes it. One write carries all frames of a turn."""
         self.dirty = False
         session = self.session
-        if session is None or self.closing is not None:
+        if session is None or self.closing is not None or self.paused:
             return
-        while not self.paused:
-            chunks = session.take(WRITE_BYTES)
-            if not chunks:
-                return
+        if (run := session.take_run()) is not None:
+            self._socket.write(run)
+            return
+        while not self.paused and (chunks := session.take(WRITE_BYTES)):
             self._socket.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             if steps := session.taken(self._plane.clock.monotonic()):
                 self.do(steps)

@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.gateway.connection import Connection, Plane, Socket
 from holdfast.message import Cursor, Message, User
+from holdfast.session.deliveries import WAKE
 from holdfast.session.roster import Roster
 from holdfast.store.changes import membership_event
 from holdfast.wire.closing import Closing
@@ -118,14 +119,17 @@ class Gateway:
         """The hot path: nothing is done per connection that can be done per run."""
         connections = self._roster.in_chat(run.chat_id)
         for connection in connections:
-            if steps := connection.owed.deliver(run, now):
+            steps = connection.session.deliver(run, now)  # type: ignore[union-attr]  # who is on the roster has one
+            if steps is WAKE:
+                self.wake(connection)
+            elif steps:
                 connection.do(steps)
         return len(connections) * run.count
 
     def _meet(self, stretch: Stretch, now: float) -> None:
         """Members of whom the roster does not know it: the chat was created after they connected."""
         first = stretch.messages[0]
-        here = {connection.user for connection in self._roster.in_chat(first.chat_id)}
+        here = {c.session.user for c in self._roster.in_chat(first.chat_id)}  # type: ignore[union-attr]
         for user in stretch.users - here:
             self._join(user, first.chat_id, first.sequence - 1, now)
 

@@ -16,7 +16,7 @@ from holdfast.wire.frames import SUBPROTOCOL
 class Listener(WSListener):
     """One WebSocket, as picows tells of it; also the ``Socket`` its connection writes to."""
 
-    __slots__ = ("_assembler", "_connect", "_connection", "_gone", "_raw", "_subprotocol", "_transport")
+    __slots__ = ("_assembler", "_connect", "_connection", "_gone", "_raw", "_subprotocol", "_transport", "write")
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Listener(WSListener):
         self._connection: Connection
         self._transport: WSTransport
         self._raw: Transport
+        self.write: Callable[[bytes], None]
 
     def accept(self) -> WSUpgradeResponseWithListener:
         """The 101 answer; it names our subprotocol if the client offered it, and never the token beside it."""
@@ -44,6 +45,7 @@ class Listener(WSListener):
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
         self._raw = transport.underlying_transport
+        self.write = self._raw.write
         self._connection = self._connect(self)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
@@ -79,9 +81,6 @@ class Listener(WSListener):
         self._connection.writing_resumed()
 
     # --- what the connection calls (Socket) ------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        self._raw.write(data)
 
     def close(self, code: int, reason: str) -> None:
         close: Any = self._transport.send_close  # takes any code, though its stub names only the standard ones

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 
 from holdfast.message import Cursor
 from holdfast.session.effects import Effect, Effects, Observed, ReadOn, Sign, StopReading, Wake
-from holdfast.session.lanes import Lanes
+from holdfast.session.lanes import NO_RESYNC, Lanes
 from holdfast.session.limits import Outbound, SessionLimits
 from holdfast.session.places import Place
 from holdfast.session.slow import Action, Flow, SlowConsumer
@@ -212,6 +212,22 @@ class Deliveries:
         if not self._woken:
             self._woken = True
             effects.append(WAKE[0])
+
+    def take_run(self) -> bytes | None:
+        """The one run that waits, if there is nothing else to write or to do: the usual case, made cheap."""
+        lanes = self.lanes
+        if (
+            len(lanes.runs) != 1
+            or lanes.control
+            or lanes.page is not None
+            or lanes.ephemeral
+            or lanes.resync_after != NO_RESYNC
+            or self._slow.flow is not Flow.FLOWING
+        ):
+            return None
+        self._woken = False
+        lanes.messages = lanes.bytes = 0
+        return lanes.runs.pop().data
 
     def take(self, bytes_max: int) -> list[bytes]:
         self._woken = False

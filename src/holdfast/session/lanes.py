@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 
 from holdfast.wire.run import Run
 
-_NO_RESYNC = -1
+NO_RESYNC = -1
 
 
 class Lanes:
@@ -39,7 +39,7 @@ class Lanes:
         self.runs: list[Run] = []
         self.messages = 0
         self.bytes = 0
-        self.resync_after = _NO_RESYNC
+        self.resync_after = NO_RESYNC
         self.ephemeral: dict[Hashable, bytes] | None = None
         self.ephemeral_bytes = 0
 
@@ -55,7 +55,7 @@ class Lanes:
 
     def want_resync(self) -> None:
         """A resync goes out behind what is queued now, unless one is already on its way."""
-        if self.resync_after == _NO_RESYNC:
+        if self.resync_after == NO_RESYNC:
             self.resync_after = len(self.runs)
 
     def whisper(self, key: Hashable, frame: bytes, frames_max: int) -> None:
@@ -76,13 +76,13 @@ class Lanes:
         self.page = None
         self.runs = []
         self.messages = self.bytes = 0
-        self.resync_after = _NO_RESYNC
+        self.resync_after = NO_RESYNC
         self.ephemeral = None
         self.ephemeral_bytes = 0
 
     def take(self, bytes_max: int, resync: Callable[[], list[bytes]]) -> list[bytes]:
         """Whole frames of about ``bytes_max`` in all, and at least one if there is any; they wait no longer."""
-        if not self.control and self.page is None and self.resync_after == _NO_RESYNC and self.bytes <= bytes_max:
+        if not self.control and self.page is None and self.resync_after == NO_RESYNC and self.bytes <= bytes_max:
             frames = self._take_all_runs()
             room = bytes_max
         else:
@@ -128,7 +128,7 @@ class Lanes:
         while True:
             if taken == self.resync_after:
                 frames += resync()
-                self.resync_after = _NO_RESYNC
+                self.resync_after = NO_RESYNC
             if taken == len(self.runs) or size >= bytes_max:
                 break
             run = self.runs[taken]
@@ -139,6 +139,6 @@ class Lanes:
         del self.runs[:taken]
         self.messages -= messages
         self.bytes -= size
-        if self.resync_after != _NO_RESYNC:
+        if self.resync_after != NO_RESYNC:
             self.resync_after -= taken
         return frames

@@ -382,6 +382,10 @@ class Session:
         if not self.closed and (place := self._deliveries.places.get(chat_id)) is not None:
             self._heartbeat.compare(chat_id, place, head, now)
 
+    def take_run(self) -> bytes | None:
+        """The one run that waits, if that is all there is to do (``taken`` has nothing to add); else use ``take``."""
+        return self._deliveries.take_run()
+
     def take(self, bytes_max: int) -> list[bytes]:
         """Whole WebSocket frames to write, of about ``bytes_max``; empty when nothing waits. Then call ``taken``.
 
