@@ -84,6 +84,7 @@ class MemoryRig:
     def lose_counter(self, chat_id: str) -> None:
         assert self.store is not None
         self.store._chats[chat_id].counter = None
+        self.store._chats[chat_id].last_position = 0  # goes with it
 
     def set_counter(self, chat_id: str, counter: int) -> None:
         assert self.store is not None

@@ -260,6 +260,8 @@ class MemoryStore:
         held = self._chats[chat_id]
         held.chat = plan.chat
         if plan.counter is not None:
+            if held.counter is None:
+                held.last_position = len(self._log)
             held.counter = plan.counter
         held.members.update({m.user_id: m for m in plan.put})
         for user_id in plan.drop:

@@ -1,0 +1,149 @@
+"""The reference and the adapter agree: the same seeded commands and sends, the same answers and the same end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import AT, MemoryRig, SqliteRig
+
+from holdfast.errors import HoldfastError
+from holdfast.message import Draft, User, Watermark
+from holdfast.store.changes import (
+    Act,
+    AddMember,
+    ChangeRole,
+    CreateChat,
+    HaltChat,
+    RaiseEpoch,
+    RecoverChat,
+    Redact,
+    RemoveMember,
+    RenameChat,
+    Retain,
+)
+from holdfast.store.plan import ChatLimits
+
+USERS = [User("default", name) for name in ("ann", "bob", "carl", "dora")] + [User("other", "ann")]
+CHATS = [f"chat_{n}" for n in range(6)]
+LIMITS = ChatLimits(members_max=4, members_at_creation_max=3, chats_per_user_max=4)
+STEPS = 150
+
+
+class Steps:
+    """An endless seeded stream of things to do with a store; the same for every store."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.number = 0
+
+    def act(self) -> Act:
+        self.number += 1
+        key = f"key-{self.rng.randrange(40)}" if self.rng.random() < 0.3 else None
+        return Act(
+            self.rng.choice(USERS), AT, f"msg_{self.number}", operator=self.rng.random() < 0.3, reason="why",
+            key=key, fingerprint=self.rng.choice("fg"),
+        )  # fmt: skip
+
+    def draft(self) -> Draft:
+        self.number += 1
+        content = self.rng.choice(("one", "two", "three" * 50))
+        key = f"k{self.rng.randrange(30)}"
+        return Draft(
+            self.rng.choice(USERS), self.rng.choice(CHATS), key, content, "text/plain", f"msg_{self.number}", AT
+        )
+
+    def command(self) -> Any:
+        act, chat, user = self.act(), self.rng.choice(CHATS), self.rng.choice(USERS).user_id
+        role = self.rng.choice(("owner", "admin", "member"))
+        number = self.rng.randrange(12)
+        makers = [
+            lambda: CreateChat(act, chat, self.rng.choice(("group", "group", "direct")), "T", [user]),
+            lambda: CreateChat(act, chat, "direct", "", [user]),
+            lambda: AddMember(act, chat, user, role),
+            lambda: AddMember(act, chat, user),
+            lambda: RemoveMember(act, chat, user),
+            lambda: RemoveMember(act, chat, act.actor.user_id),
+            lambda: ChangeRole(act, chat, user, role),
+            lambda: RenameChat(act, chat, self.rng.choice(("A", "B", ""))),
+            lambda: Redact(act, chat, number),
+            lambda: Retain(act, chat, number // 3),
+            lambda: HaltChat(act, chat),
+            lambda: RecoverChat(act, chat),
+            lambda: RecoverChat(act, chat),
+            lambda: RaiseEpoch(act, chat, number // 4),
+        ]
+        return self.rng.choice(makers)()
+
+    def marks(self) -> list[Watermark]:
+        return [
+            Watermark(
+                self.rng.choice(USERS), self.rng.choice("pq"), self.rng.choice(CHATS), self.rng.randrange(3),
+                self.rng.randrange(9), self.rng.randrange(9),
+            )
+            for _ in range(3)
+        ]  # fmt: skip
+
+    async def one(self, store: Any, rig: Any) -> Any:
+        """Do the next thing; what came of it."""
+        dice = self.rng.random()
+        if dice < 0.5:
+            return [answer(o) for o in await store.append([self.draft() for _ in range(self.rng.randint(1, 8))])]
+        if dice < 0.95:
+            return await attempt(store.change(self.command()))
+        if dice < 0.97 and (known := sorted(await store.heads(CHATS))):
+            rig.lose_counter(self.rng.choice(known))
+            return None
+        return await store.mark(self.marks())
+
+
+def answer(outcome: Any) -> Any:
+    return (type(outcome), outcome.message, outcome.details) if isinstance(outcome, HoldfastError) else outcome
+
+
+async def attempt(call: Any) -> Any:
+    try:
+        return await call
+    except HoldfastError as error:
+        return answer(error)
+
+
+async def everything(store: Any) -> list[Any]:
+    """All that can be read."""
+    seen: list[Any] = [await store.heads(CHATS), list(await store.audit(0, 1_000))]
+    for chat in CHATS:
+        seen.append(list(await store.members(chat)))
+        seen.append(list(await store.watermarks(chat)))
+        inspection = await attempt(store.inspect(chat))
+        if not isinstance(inspection, tuple):
+            gaps = ([tuple(g) for g in inspection.gaps], [tuple(g) for g in inspection.recorded_gaps])
+            seen.append((inspection.chat, inspection.counter, inspection.highest, inspection.count, gaps))
+        for user in (None, *USERS):
+            seen.append(await attempt(store.read_after(chat, 4, 3, 700, user)))
+            seen.append(await attempt(store.read_before(chat, 4, 3, 700, user)))
+    for user in USERS:
+        seen.append(dict(await store.memberships(user)))
+        seen.append(list(await store.chats_of(user, 3)))
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_and_sqlite_agree_on_every_answer_and_on_the_end(seed: int, tmp_path: Path) -> None:
+    async def run() -> None:
+        memory, sqlite = MemoryRig(), SqliteRig(tmp_path)
+        memory.limits = sqlite.limits = LIMITS
+        async with memory.open() as reference, sqlite.open() as store:
+            heard: tuple[list[Any], list[Any]] = ([], [])
+            reference.on_commit(lambda entries: heard[0].append(list(entries)))
+            store.on_commit(lambda entries: heard[1].append(list(entries)))
+            expected, got = Steps(seed), Steps(seed)
+            for step in range(STEPS):
+                wanted, came = await expected.one(reference, memory), await got.one(store, sqlite)
+                assert came == wanted, f"step {step}"
+            assert await everything(store) == await everything(reference)
+            assert heard[1] == heard[0], "the same entries at the same positions"
+
+    asyncio.run(run())
