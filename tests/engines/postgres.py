@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -39,12 +40,40 @@ def start(**settings: str) -> Server:
         [initdb, "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
         check=True, capture_output=True, cwd=folder, **as_user(owner),  # type: ignore[call-overload]
     )  # fmt: skip
-    port = free_port()
+    return _serve(folder, free_port(), settings)
+
+
+def standby(primary: Server, **settings: str) -> Server:
+    """A streaming replica of ``primary``; ``pg_wal_replay_pause()`` on it makes it lag, ``pg_promote()`` a primary."""
+    owner = unprivileged("postgres")
+    folder = own_folder("standby", owner)
+    subprocess.run(
+        [program("pg_basebackup", PACKAGE, binaries()), "-D", folder / "data", "-d", primary.url, "-R", "-c", "fast"],
+        check=True, capture_output=True, cwd=folder, **as_user(owner),  # type: ignore[call-overload]
+    )  # fmt: skip
+    return _serve(folder, free_port(), {"hot_standby": "on", **settings})
+
+
+def kill(server: Server) -> None:
+    """End it at once, keep its data; ``again`` brings it back."""
+    os.killpg(server.pid, signal.SIGKILL)
+    server.process.wait()
+
+
+def again(server: Server) -> Server:
+    """Start a killed server on the data and the port it had."""
+    (server.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+    return _serve(server.folder, server.port, {})
+
+
+def _serve(folder: Path, port: int, settings: dict[str, str]) -> Server:
+    binary = program("postgres", PACKAGE, binaries())
     options = [f"-c{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
-    with (folder / "server.log").open("wb") as log:
+    with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
-            [initdb.with_name("postgres"), "-D", str(data), "-p", str(port), *options],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True, **as_user(owner),  # type: ignore[call-overload]
+            [binary, "-D", str(folder / "data"), "-p", str(port), *options],
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True,
+            **as_user(unprivileged("postgres")),  # type: ignore[call-overload]
         )  # fmt: skip
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
     server = Server("postgres", url, port, folder, process, stop_signal=signal.SIGINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ PUBLISHER_LOCK = 0x686F6C64_6C696D02
 SCHEMA_LOCK = 0x686F6C64_6C696D03
 RETRY_AFTER_SECONDS = 5.0
 
-FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.TimeoutError)
+FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
 """Everything asyncpg raises at us."""
 
 
@@ -59,7 +58,11 @@ class Database:
         try:
             pool = await self._pooled()
             async with pool.acquire(timeout=self.settings.timeout_seconds) as connection:
-                yield connection
+                try:
+                    yield connection
+                except (OSError, asyncpg.InterfaceError, TimeoutError):
+                    connection.terminate()  # giving it back would wait for it
+                    raise
         except FOREIGN as error:
             raise unavailable(error, what) from error
 
@@ -80,6 +83,7 @@ class Database:
             except asyncpg.IntegrityConstraintViolationError:
                 raise
             except FOREIGN as error:
+                connection.terminate()
                 raise OutcomeUnknown("the commit was not confirmed; the same call with the same key tells") from error
 
     async def close(self) -> None:
