@@ -117,7 +117,7 @@ def test_requests_made_up_from_the_description_are_answered_as_it_says(operation
     strategies += [operation.as_strategy(mode, **known) for mode in MODES]
 
     @seed(7)
-    @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=st.one_of(strategies))
     def try_one(case: Any) -> None:
         answer = served.ask(case, endpoint)

@@ -228,6 +228,18 @@ def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
     with_rest(scenario, ApiSettings(failed_logins_per_minute=1), proxies=(ip_network("127.0.0.0/8"),))
 
 
+def test_moving_through_ones_own_ipv6_network_is_no_way_around() -> None:
+    async def scenario(rest: Rest) -> None:
+        answers = [
+            (await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For=f"2001:db8::{n:x}")).status_code
+            for n in range(1, 4)
+        ]
+        assert answers == [401, 429, 429]
+
+    settings = ApiSettings(failed_logins_per_minute=1)
+    with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"),))
+
+
 def test_pages_of_listed_origins_may_call_and_no_others() -> None:
     async def scenario(rest: Rest) -> None:
         async def preflight(origin: str) -> httpx.Response:

@@ -16,6 +16,7 @@ from holdfast.access.door import (
     ConnectionCounts,
     ConnectionLimits,
     HandshakeLimiter,
+    address_group,
     client_ip,
     origin_allowed,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "TokenKey",
     "TokenSettings",
     "Tokens",
+    "address_group",
     "bearer",
     "client_ip",
     "is_api_key",

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, inspect
 from starlette.requests import ClientDisconnect, Request
 
-from holdfast.access import Buckets, Principal, bearer, client_ip, is_api_key, require_scope
+from holdfast.access import Buckets, Principal, address_group, bearer, client_ip, is_api_key, require_scope
 from holdfast.api.call import Call, Endpoint
 from holdfast.api.deps import ApiSettings, Deps
 from holdfast.clock import Clock
@@ -54,7 +54,7 @@ class Allowance:
 
     def failed_login(self, address: str) -> None:
         """RateLimited if this address has shown too many bad credentials."""
-        wait = self._failures.take(address, self._clock.monotonic())
+        wait = self._failures.take(address_group(address), self._clock.monotonic())
         if wait:
             raise RateLimited("too many failed logins from this address", retry_after_seconds=round(wait, 3))
 
