@@ -164,11 +164,15 @@ def test_a_short_absence_is_told_as_its_end() -> None:
 
 def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
     async def test(bench: Bench) -> None:
+        bench.plan.odds = {"memberships": Odds(delay=1.0, seconds_max=0.05)}
         for n in range(500):
             bench.ephemeral.presence(User("default", f"user-{n}"), "online")
         bench.ephemeral.typing(ANNA, CHAT, True)
-        await asyncio.sleep(1.5)
-        assert bench.take()[0] == typing(ANNA, True)
+        await asyncio.sleep(0.01)
+        assert bench.take() == [typing(ANNA, True)], "it goes first"
+        bench.ephemeral.typing(BELA, CHAT, True)
+        await asyncio.sleep(50 * 0.05)
+        assert bench.take() == [typing(BELA, True)], "a round tells fifty presences at most"
 
     on_virtual_time(test)
 

@@ -97,6 +97,17 @@ def test_followers_of_an_expired_send_share_its_answer() -> None:
     assert refused(refusals) == {"first": ServerBusy, "follower": ServerBusy}
 
 
+def test_followers_beyond_the_group_share_the_answer_too() -> None:
+    waiting = Waiting(IntakeSettings(max_group_sends=1))
+    waiting.admit(send("old", since=0))
+    waiting.admit(send("stranger", source="other", since=1.5))
+    waiting.admit(send("follower", since=1.5))
+    group, refusals = waiting.take(2.0)
+    assert keys(group) == ["stranger"]
+    assert refused(refusals) == {"old": ServerBusy, "follower": ServerBusy}
+    assert len(waiting) == 0
+
+
 def test_expire_takes_only_the_old_and_their_followers() -> None:
     waiting = Waiting(IntakeSettings())
     waiting.admit(send("old", since=0))
