@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work_stores import Hand, Opened, draft, postgres_work, run
+from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run
 
 from holdfast.errors import NotFound
 from holdfast.work.contract import Child, LeaseLost, Query
@@ -16,8 +16,12 @@ from holdfast.work.job import OnFailure, Policies, Reason, Stage, State
 Open = Callable[[], Any]
 
 
-@pytest.fixture(params=["postgres"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "memory":
+        return lambda: embedded_work(None)
+    if request.param == "sqlite":
+        return lambda: embedded_work(tmp_path / "work.db")
     server = request.getfixturevalue("postgres_server")
     return lambda: postgres_work(server.url)
 

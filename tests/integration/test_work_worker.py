@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from work_stores import Opened, draft, postgres_work, run
+from work_stores import Opened, draft, embedded_work, postgres_work, run
 
 from engines import Server
 from holdfast.errors import Unavailable
@@ -42,9 +43,12 @@ async def empty(o: Opened) -> bool:
     return not await o.store.find(Query(), 1)
 
 
-@pytest.fixture
-def opened(postgres_server: Server) -> Any:
-    return lambda: postgres_work(postgres_server.url)
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres_server")
+        return lambda: postgres_work(server.url)
+    return lambda: embedded_work(tmp_path / "work.db" if request.param == "sqlite" else None)
 
 
 def check(opened: Any, body: Any) -> None:
@@ -155,7 +159,7 @@ def test_a_completed_step_is_not_repeated(opened: Any) -> None:
     check(opened, body)
 
 
-def test_effects_in_the_handlers_transaction_happen_exactly_once(opened: Any, postgres_server: Server) -> None:
+def test_effects_in_the_handlers_transaction_happen_exactly_once(postgres_server: Server) -> None:
     async def body(o: Opened) -> None:
         import asyncpg
 
@@ -177,7 +181,7 @@ def test_effects_in_the_handlers_transaction_happen_exactly_once(opened: Any, po
         assert [row["n"] for row in rows] == list(range(30))
         await connection.close()
 
-    check(opened, body)
+    check(lambda: postgres_work(postgres_server.url), body)
 
 
 def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:

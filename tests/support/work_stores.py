@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 
+from holdfast.clock import SystemClock
 from holdfast.work.contract import Claimed, Failed, Report, Seat, Want, WorkStore
 from holdfast.work.job import PARTITIONS, Draft, Failure, Job, Policies, Reason, decide
+from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite import SqliteWork
 
 QUICK = {"beat_seconds": 0.2, "no_start_after_seconds": 1.0, "dead_after_seconds": 1.5, "stuck_after_seconds": 2.0}
 
@@ -68,6 +72,33 @@ async def postgres_work(url: str):  # type: ignore[no-untyped-def]
             seat._hang_up()
         await store.close()
         await connection.close()
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clock, moved on by hand."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:  # type: ignore[override]
+        return SystemClock.now() + self.ahead
+
+
+@asynccontextmanager
+async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
+    clock = ShiftedClock()
+    store = MemoryWork(clock) if path is None else await SqliteWork.open(path, clock)
+
+    async def pass_time(seconds: float) -> None:
+        clock.ahead += seconds
+
+    async def kill(seat: Any) -> None:
+        """Its process is gone, and with it the seat's hold: the next one to sit down finds the record."""
+
+    try:
+        yield Opened(store, pass_time, kill)
+    finally:
+        await store.close()
 
 
 @dataclass

@@ -1,0 +1,232 @@
+"""The verbs of work on one SQLite connection, each inside a transaction of the caller's. (No threads, no files.)
+
+There is one worker per file and one writer, so there are no partitions, no sweep and no takeover: a new seat is the
+proof that the one before is gone, and what it had in flight gets a crash. The statements are in ``sql/sqlite``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import apsw
+
+from holdfast.errors import NotFound
+from holdfast.sqlite.statements import load
+from holdfast.work.contract import Claimed, Failed, LeaseLost, Report, Want
+from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
+from holdfast.work.statements import script
+
+SQL = load(script("sqlite/statements.sql"))
+MIGRATIONS = [script("sqlite/migrations/001_tables.sql")]
+
+
+def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[int]:
+    seqs: list[int] = []
+    for draft in drafts:
+        if draft.source:
+            db.execute(SQL["see"], (draft.source, draft.source_id, now))
+            if not db.changes():
+                seqs.append(0)
+                continue
+        due_at = now + draft.delay_seconds if draft.delay_seconds else None
+        state = State.RETRY if draft.delay_seconds else State.READY
+        where = (draft.type, draft.payload, draft.stream, draft.destination)
+        db.execute(SQL["insert"], (*where, int(state), now, due_at, draft.source or None, draft.source_id or None))
+        seqs.append(db.last_insert_rowid())
+    return seqs
+
+
+def take_seat(db: apsw.Connection, name: str, now: float) -> int:
+    """End the seat before, counting a crash for what it ran, and take a new one."""
+    for seat, _, _, running in list(db.execute(SQL["seat"])):
+        db.execute(SQL["crash"], (running,))
+        for (seq,) in list(db.execute(SQL["fatal"], (running, CRASHES_MAX))):
+            _bury(db, seq, now)
+            db.execute(SQL["poison"], (seq,))
+        db.execute(SQL["leave"], (seat,))
+    return int(db.execute(SQL["take_seat"], (name,)).get)
+
+
+def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
+    """Whether an operator left a notice, and what was running; LeaseLost if the seat is another's now."""
+    for number, _, notice, running in db.execute(SQL["seat"]):
+        if number == seat:
+            return bool(notice), running
+    raise LeaseLost("another worker has taken this store's seat; its jobs belong to it now")
+
+
+def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: int, now: float) -> tuple[Claimed, int]:
+    """See ``contract.Seat.process``; also returns the sequence up to which was read."""
+    notice, running = fenced(db, seat)
+    claimed = Claimed(notice=notice)
+    _store_children(db, report, now)
+    if report.completed:
+        done = [(seq,) for seq in report.completed]
+        db.executemany(SQL["complete"], done)
+        db.executemany(SQL["lift"], done)
+    for failed in report.failed:
+        _fail(db, failed, now)
+    if report.held:
+        db.executemany(SQL["hold"], [(seq,) for seq in report.held])
+    for seq in report.released:
+        stream = db.execute(SQL["stream_of"], (seq,)).get
+        if stream is not None:
+            release(db, stream, [seq], [], 0, ("worker", "released by its worker"))
+            claimed.notice = True
+    if want.jobs > 0:
+        cursor = _read(db, want, cursor, now, claimed)
+    due = db.execute(SQL["next_due"]).get
+    claimed.next_due_seconds = max(0.0, due - now) if due is not None else None
+    in_flight = json.dumps([*report.running, *sorted(claimed.started)])
+    if in_flight != running or notice:
+        db.execute(SQL["record_running"], (in_flight,))
+    return claimed, cursor
+
+
+def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
+    """Only with a parent that is completed by this very report: a repeated report stores nothing."""
+    parents = {child.parent for child in report.children}
+    alive = {seq for seq in parents if db.execute(SQL["one"], (seq,)).fetchone() is not None}
+    enqueue(db, (child.draft for child in report.children if child.parent in alive), now)
+
+
+def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Claimed) -> int:
+    due = [seq for (seq,) in db.execute(SQL["due"], (now, want.jobs))]
+    db.executemany(SQL["make_ready"], [(seq,) for seq in due])
+    late = [job_of(db.execute(SQL["one"], (seq,)).fetchone()) for seq in sorted(due) if seq <= cursor]
+    for stream, after in want.backlogs.items():
+        claimed.backlog.extend(map(job_of, db.execute(SQL["backlog"], (stream, after, want.per_backlog))))
+    forward, cut = _forward(db, want, cursor)
+    claimed.jobs = late + forward
+    starting = [job.seq for job in claimed.jobs if not job.suspect][: want.starting]
+    claimed.started = set(starting)
+    return forward[-1].seq if cut else int(db.execute(SQL["last"]).get or 0)
+
+
+def _forward(db: apsw.Connection, want: Want, cursor: int) -> tuple[list[Job], bool]:
+    """Jobs after the cursor, and whether there may be more of them."""
+    jobs: list[Job] = []
+    size = 0
+    for row in db.execute(SQL["claim"], (cursor, want.jobs)):
+        if size >= want.bytes_max and jobs:
+            return jobs, True
+        jobs.append(job_of(row))
+        size += len(row[2])
+    return jobs, len(jobs) == want.jobs
+
+
+def job_of(row: Any) -> Job:
+    seq, kind, payload, stream, destination, attempt, *rest = row
+    return Job(seq, kind, payload, stream, destination, 0, attempt + 1, *rest)
+
+
+def _fail(db: apsw.Connection, failed: Failed, now: float) -> None:
+    verdict, failure = failed.verdict, failed.failure
+    values = {
+        "seq": failed.seq,
+        "attempt": failed.attempt,
+        "counted": int(verdict.action is not Action.POSTPONE),
+        "strike": int(verdict.strike),
+        "stages": int(failed.stages),
+        "state": int(State.PARKED if verdict.action is Action.PARK else State.RETRY),
+        "due_at": None if verdict.action is Action.PARK else now + verdict.delay_seconds,
+        "reason": int(verdict.reason),
+        "error_type": failure.error_type,
+        "error": failure.error,
+        "trace": failure.trace,
+        "fingerprint": failure.fingerprint,
+    }
+    dead = verdict.action is Action.DEAD
+    db.execute(SQL["doom" if dead else "keep_failed"], values)
+    if not db.changes():
+        return  # reported before
+    if dead:
+        _bury(db, failed.seq, now)
+    elif verdict.stream is OnFailure.SKIP:
+        db.execute(SQL["lift"], (failed.seq,))
+    else:
+        db.execute(SQL["block"], (failed.seq, int(verdict.stream), now, "", ""))
+
+
+def _bury(db: apsw.Connection, seq: int, now: float) -> int:
+    db.execute(SQL["bury"], (seq, now))
+    buried = db.changes()
+    db.execute(SQL["complete"], (seq,))
+    db.execute(SQL["lift"], (seq,))
+    return buried
+
+
+def blocks(db: apsw.Connection) -> list[Block]:
+    return [block_of(row) for row in db.execute(SQL["blocks"])]
+
+
+def block_of(row: Any) -> Block:
+    stream, head, policy, through, ids, types, by, why = row
+    released = frozenset(json.loads(ids)), frozenset(json.loads(types))
+    return Block(stream, head, OnFailure(policy), through, *released, by, why)
+
+
+def release(
+    db: apsw.Connection, stream: str, ids: Sequence[int], types: Sequence[str], through: int, who: tuple[str, str]
+) -> int:
+    """How many blocks were opened for these jobs."""
+    rows = list(db.execute(SQL["blocks_of"], (stream,)))
+    for head, old_ids, old_types, old_through in rows:
+        new_ids = json.dumps(sorted({*json.loads(old_ids), *ids}))
+        new_types = json.dumps(sorted({*json.loads(old_types), *types}))
+        db.execute(SQL["release"], (head, new_ids, new_types, max(old_through, through), *who))
+    return len(rows)
+
+
+def retry(db: apsw.Connection, seqs: Sequence[int], reset: bool, now: float) -> int:
+    return _each(db, "retry", ((seq, now, reset) for seq in seqs))
+
+
+def park(db: apsw.Connection, seqs: Sequence[int], now: float, who: tuple[str, str]) -> int:
+    count = 0
+    for seq in seqs:
+        if _each(db, "park", [(seq,)]):
+            db.execute(SQL["block"], (seq, int(OnFailure.PARK), now, *who))
+            count += 1
+    return count
+
+
+def bury(db: apsw.Connection, seqs: Sequence[int], now: float) -> int:
+    return sum(_bury(db, seq, now) for seq in seqs)
+
+
+def _each(db: apsw.Connection, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
+    count = 0
+    for row in rows:
+        db.execute(SQL[name], row)
+        count += db.changes()
+    return count
+
+
+def replay(db: apsw.Connection, conditions: dict[str, Any], now: float) -> int:
+    """Dead letters back into the job table, oldest first."""
+    rows = list(db.execute(SQL["dead"], {**conditions, "oldest": 1}))
+    for row in rows:
+        seq, kind, stream, *_, stages = row[:8]
+        destination, payload, source, source_id, origin = row[10], row[11], row[17], row[18], row[19]
+        (new,) = enqueue(db, [Draft(kind, payload, stream, destination)], now)
+        db.execute(SQL["remember"], (new, origin or seq, stages, source, source_id))
+        db.execute(SQL["discard"], (seq,))
+    return len(rows)
+
+
+def discard(db: apsw.Connection, conditions: dict[str, Any]) -> int:
+    rows = list(db.execute(SQL["dead"], {**conditions, "oldest": 1}))
+    return _each(db, "discard", ((row[0],) for row in rows))
+
+
+def record(db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float) -> int:
+    """Record an operator's act and leave the worker a notice; NotFound, and nothing changed, if it did nothing."""
+    if not count:
+        raise NotFound(nothing)
+    verb, target, by, why = act
+    db.execute(SQL["record"], (now, verb, target[:1000], count, by, why))
+    db.execute(SQL["notice"])
+    return count

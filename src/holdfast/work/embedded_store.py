@@ -1,0 +1,258 @@
+"""The embedded store of jobs and its one seat, over any way to run a transaction; see ``contract`` and ``embedded``."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
+
+import apsw
+
+from holdfast.clock import Clock
+from holdfast.errors import BadSetting
+from holdfast.work import embedded
+from holdfast.work.contract import (
+    Act,
+    BlockedStream,
+    Capabilities,
+    Claimed,
+    Entry,
+    OpenBreaker,
+    Query,
+    Report,
+    Roster,
+    Stats,
+    Want,
+)
+from holdfast.work.job import PARTITIONS, Block, Draft, Job, Reason, State
+
+T = TypeVar("T")
+SQL = embedded.SQL
+_POISON_CANDIDATE_ATTEMPTS = 10
+_ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
+_INBOX_SECONDS = 7 * 86400.0
+
+
+class Transact(Protocol):
+    """Runs work in one write transaction; on return it is as durable as the store is."""
+
+    def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
+
+
+class EmbeddedWork:
+    """See ``contract.WorkStore``."""
+
+    capabilities = Capabilities(shared=False, transactions=False)
+
+    def __init__(self, transact: Transact, clock: Clock) -> None:
+        self._transact = transact
+        self._clock = clock
+        self._woken = asyncio.Event()
+
+    async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
+        seqs = await self._transact(lambda db: embedded.enqueue(db, drafts, self._clock.now()))
+        self._woken.set()
+        return seqs
+
+    async def join(self, name: str) -> EmbeddedSeat:
+        number = await self._transact(lambda db: embedded.take_seat(db, name, self._clock.now()))
+        return EmbeddedSeat(number, name, self._transact, self._clock, self._woken)
+
+    async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+        values = {**_conditions(query), "limit": limit}
+        return await self._transact(lambda db: [_entry(row) for row in db.execute(SQL["find"], values)])
+
+    async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+        values = {**_conditions(query), "limit": limit, "oldest": 0}
+        return await self._transact(lambda db: [_entry(row) for row in db.execute(SQL["dead"], values)])
+
+    async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
+        now = self._clock.now()
+        act = ("retry", _words(seqs), by, why)
+        return await self._act(lambda db: embedded.retry(db, seqs, reset, now), act, "no such job waits for a retry")
+
+    async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+        now = self._clock.now()
+        act = ("park", _words(seqs), by, why)
+        nothing = "no such job, or it is parked already"
+        return await self._act(lambda db: embedded.park(db, seqs, now, (by, why)), act, nothing)
+
+    async def release(
+        self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
+    ) -> int:
+        types = [type] if type else []
+        act = ("release", _words([stream, *ids, *types]), by, why)
+        nothing = f"the stream {stream!r} is not blocked"
+        return await self._act(lambda db: embedded.release(db, stream, ids, types, through, (by, why)), act, nothing)
+
+    async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+        now = self._clock.now()
+        return await self._act(lambda db: embedded.bury(db, seqs, now), ("dead", _words(seqs), by, why), "no such job")
+
+    async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
+        now, values = self._clock.now(), {**_conditions(query), "limit": limit}
+        act = ("replay", _target(query), by, why)
+        return await self._act(lambda db: embedded.replay(db, values, now), act, "no such dead letter")
+
+    async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
+        values = {**_conditions(query), "limit": limit}
+        act = ("discard", _target(query), by, why)
+        return await self._act(lambda db: embedded.discard(db, values), act, "no such dead letter")
+
+    async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
+        return await self._transact(lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))])
+
+    async def stats(self) -> Stats:
+        return await self._transact(lambda db: _stats(db, self._clock.now()))
+
+    async def open_breakers(self) -> Sequence[OpenBreaker]:
+        now = self._clock.now()
+        return await self._transact(lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))])
+
+    async def acts(self, limit: int = 100) -> Sequence[Act]:
+        return await self._transact(lambda db: [Act(*row) for row in db.execute(SQL["acts"], (limit,))])
+
+    async def close(self) -> None:
+        """Nothing of its own to close; see the adapters."""
+
+    async def _act(self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str) -> int:
+        now = self._clock.now()
+        count = await self._transact(lambda db: embedded.record(db, act, change(db), nothing, now))
+        self._woken.set()
+        return count
+
+
+class EmbeddedSeat:
+    """See ``contract.Seat``. It owns every partition, and nobody takes them while its process lives."""
+
+    may_start = True
+
+    def __init__(self, instance: int, name: str, transact: Transact, clock: Clock, woken: asyncio.Event) -> None:
+        self.instance = instance
+        self._name, self._transact, self._clock, self._woken = name, transact, clock, woken
+        self._cursor = 0
+        self._rewinds = 0
+
+    def fence(self, job: Job) -> int:
+        return self.instance
+
+    async def process(self, report: Report, want: Want) -> Claimed:
+        rewinds, cursor, now = self._rewinds, self._cursor, self._clock.now()
+        claimed, read = await self._transact(lambda db: embedded.process(db, self.instance, report, want, cursor, now))
+        if rewinds == self._rewinds:
+            self._cursor = read
+        return claimed
+
+    async def rewind(self) -> Sequence[Block]:
+        self._rewinds += 1
+        self._cursor = 0
+        return await self._transact(embedded.blocks)
+
+    async def step(self, job: Job, stages: int) -> None:
+        def work(db: apsw.Connection) -> None:
+            embedded.fenced(db, self.instance)
+            db.execute(SQL["step"], (job.seq, stages))
+
+        await self._transact(work)
+
+    def transaction(self, job: Job) -> AbstractAsyncContextManager[Any]:
+        raise BadSetting("the embedded store has no transactions for handlers: their data is elsewhere; use PostgreSQL")
+
+    async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
+        now = self._clock.now()
+
+        def work(db: apsw.Connection) -> Mapping[str, float]:
+            db.executemany(SQL["close_breaker"], [(kind,) for kind in closed])
+            db.executemany(SQL["open_breaker"], [(kind, now + left, self._name) for kind, left in opened.items()])
+            return {kind: until - now for kind, until, _ in db.execute(SQL["open_breakers"], (now,))}
+
+        return await self._transact(work)
+
+    async def roster(self) -> Roster:
+        before = self._clock.now() - _INBOX_SECONDS
+
+        def work(db: apsw.Connection) -> None:
+            embedded.fenced(db, self.instance)
+            db.execute(SQL["forget_seen"], (before,))
+
+        await self._transact(work)
+        return Roster([self.instance], dict.fromkeys(range(PARTITIONS)))
+
+    async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        return dict.fromkeys(partitions, self.instance)
+
+    async def give(self, partitions: Sequence[int]) -> None:
+        """There is nobody to give them to."""
+
+    async def wait(self, timeout_seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._woken.clear()
+        return True
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def leave(self) -> None:
+        await self._transact(lambda db: db.execute(SQL["leave"], (self.instance,)) and None)
+
+
+def _words(items: Sequence[object]) -> str:
+    return " ".join(map(str, items))
+
+
+def _target(query: Query) -> str:
+    return _words(query.seqs) if query.seqs else str(query)
+
+
+def _conditions(query: Query) -> dict[str, Any]:
+    return {
+        "seqs": f"[{','.join(map(str, query.seqs))}]" if query.seqs else None,
+        "type": query.type,
+        "stream": query.stream,
+        "reason": int(query.reason) if query.reason is not None else None,
+        "state": int(query.state) if query.state is not None else None,
+        "fingerprint": query.fingerprint,
+    }
+
+
+def _reason(number: int | None) -> Reason | None:
+    return None if number is None else Reason(number)
+
+
+def _entry(row: Any) -> Entry:
+    values = dict(zip(_ENTRY_COLUMNS, row, strict=True))
+    values["state"], values["reason"] = State(values["state"]), _reason(values["reason"])
+    for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
+        values[name] = values[name] or ""
+    return Entry(**values)
+
+
+def _blocked(row: Any) -> BlockedStream:
+    waiting, kind, attempt, reason, error, due_at, since = row[8:]
+    block = embedded.block_of(row[:8])
+    return BlockedStream(block, waiting, kind or "", attempt or 0, _reason(reason), error or "", due_at, since)
+
+
+def _stats(db: apsw.Connection, now: float) -> Stats:
+    totals = db.execute(SQL["totals"], (_POISON_CANDIDATE_ATTEMPTS,)).fetchone()
+    assert totals is not None
+    dead, blocked, poison, scheduled, next_due, last_due, oldest = totals
+    return Stats(
+        {State(state): n for state, n in db.execute(SQL["by_state"])},
+        {Reason(reason): n for reason, n in db.execute(SQL["by_reason"])},
+        dict(db.execute(SQL["by_attempt"])),
+        dead,
+        poison,
+        scheduled,
+        next_due,
+        last_due,
+        max(0.0, now - oldest) if oldest is not None else 0.0,
+        blocked,
+    )

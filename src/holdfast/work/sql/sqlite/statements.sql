@@ -1,0 +1,178 @@
+-- name: insert
+INSERT INTO job (type, payload, stream, destination, state, created_at, due_at, source, source_id)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+
+-- name: see
+-- Whether the inbox has this message now for the first time; changes() tells.
+INSERT INTO seen (source, id, seen_at) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING
+
+-- name: forget_seen
+DELETE FROM seen WHERE (source, id) IN (SELECT source, id FROM seen WHERE seen_at < ?1 LIMIT 1000)
+
+-- name: complete
+DELETE FROM job WHERE seq = ?1
+
+-- name: lift
+DELETE FROM block WHERE head = ?1
+
+-- name: keep_failed
+-- A failed job that is tried again or parked; counts once because it names the attempt.
+UPDATE job SET attempt = attempt + :counted, strikes = strikes + :strike, stages = stages | :stages, state = :state,
+       due_at = :due_at, reason = :reason, error_type = :error_type, error = :error, trace = :trace,
+       fingerprint = :fingerprint
+ WHERE seq = :seq AND attempt = :attempt - 1
+
+-- name: doom
+-- What is known of a job's last failure, before it is buried.
+UPDATE job SET attempt = attempt + 1, strikes = strikes + :strike, stages = stages | :stages, due_at = NULL,
+       reason = :reason, error_type = :error_type, error = :error, trace = :trace, fingerprint = :fingerprint
+ WHERE seq = :seq AND attempt = :attempt - 1
+
+-- name: bury
+INSERT INTO dead SELECT *, ?2 FROM job WHERE seq = ?1
+
+-- name: block
+INSERT INTO block (head, stream, policy, since, by, why)
+SELECT seq, stream, ?2, ?3, ?4, ?5 FROM job WHERE seq = ?1 AND stream IS NOT NULL
+ON CONFLICT DO UPDATE SET policy = excluded.policy, by = excluded.by, why = excluded.why WHERE excluded.by <> ''
+
+-- name: hold
+UPDATE job SET state = 2 WHERE seq = ?1 AND state = 0
+
+-- name: due
+SELECT seq FROM job WHERE state = 1 AND due_at <= ?1 ORDER BY due_at LIMIT ?2
+
+-- name: make_ready
+UPDATE job SET state = 0 WHERE seq = ?1
+
+-- name: next_due
+SELECT due_at FROM job WHERE state = 1 ORDER BY due_at LIMIT 1
+
+-- name: claim
+-- Jobs after a sequence that are ready, or held by no block.
+SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stages, origin FROM job
+ WHERE seq > ?1 AND (state = 0 OR (state = 2 AND NOT EXISTS (
+       SELECT 1 FROM block AS b
+        WHERE b.stream = job.stream AND b.head < job.seq AND job.seq > b.released_through
+          AND NOT EXISTS (SELECT 1 FROM json_each(b.released_ids) WHERE value = job.seq)
+          AND NOT EXISTS (SELECT 1 FROM json_each(b.released_types) WHERE value = job.type))))
+ ORDER BY seq LIMIT ?2
+
+-- name: last
+-- The last sequence that was given out; with one writer nothing at or below it can still appear.
+SELECT seq FROM sqlite_sequence WHERE name = 'job'
+
+-- name: one
+SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stages, origin FROM job WHERE seq = ?1
+
+-- name: backlog
+SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stages, origin FROM job
+ WHERE stream = ?1 AND seq > ?2 AND state = 2 ORDER BY seq LIMIT ?3
+
+-- name: seat
+SELECT id, name, notice, running FROM seat
+
+-- name: take_seat
+INSERT INTO seat (name) VALUES (?1) RETURNING id
+
+-- name: record_running
+UPDATE seat SET running = ?1, notice = 0
+
+-- name: notice
+UPDATE seat SET notice = 1
+
+-- name: leave
+DELETE FROM seat WHERE id = ?1
+
+-- name: crash
+UPDATE job SET crashes = crashes + 1, attempt = attempt + 1, strikes = strikes + 1, reason = 99,
+       error_type = 'ProcessDied', error = 'its worker died while it was running'
+ WHERE seq IN (SELECT value FROM json_each(?1))
+
+-- name: fatal
+SELECT seq FROM job WHERE crashes >= ?2 AND seq IN (SELECT value FROM json_each(?1))
+
+-- name: poison
+UPDATE dead SET reason = 7 WHERE seq = ?1
+
+-- name: step
+UPDATE job SET stages = stages | ?2 WHERE seq = ?1
+
+-- name: blocks
+SELECT stream, head, policy, released_through, released_ids, released_types, by, why FROM block
+
+-- name: blocks_of
+SELECT head, released_ids, released_types, released_through FROM block WHERE stream = ?1
+
+-- name: release
+UPDATE block SET released_ids = ?2, released_types = ?3, released_through = ?4, by = ?5, why = ?6 WHERE head = ?1
+
+-- name: stream_of
+SELECT stream FROM job WHERE seq = ?1
+
+-- name: find
+SELECT seq, type, stream, state, attempt, strikes, crashes, stages, created_at, due_at, destination, payload, reason,
+       error_type, error, trace, fingerprint, source, source_id, origin, NULL FROM job
+ WHERE (:seqs IS NULL OR seq IN (SELECT value FROM json_each(:seqs))) AND (:type IS NULL OR type = :type)
+   AND (:stream IS NULL OR stream = :stream) AND (:reason IS NULL OR reason = :reason)
+   AND (:state IS NULL OR state = :state) AND (:fingerprint IS NULL OR fingerprint = :fingerprint)
+ ORDER BY seq LIMIT :limit
+
+-- name: dead
+SELECT seq, type, stream, state, attempt, strikes, crashes, stages, created_at, due_at, destination, payload, reason,
+       error_type, error, trace, fingerprint, source, source_id, origin, dead_at FROM dead
+ WHERE (:seqs IS NULL OR seq IN (SELECT value FROM json_each(:seqs))) AND (:type IS NULL OR type = :type)
+   AND (:stream IS NULL OR stream = :stream) AND (:reason IS NULL OR reason = :reason)
+   AND (:state IS NULL OR state = :state) AND (:fingerprint IS NULL OR fingerprint = :fingerprint)
+ ORDER BY CASE WHEN :oldest THEN seq END, dead_at DESC, seq DESC LIMIT :limit
+
+-- name: discard
+DELETE FROM dead WHERE seq = ?1
+
+-- name: remember
+UPDATE job SET origin = ?2, stages = ?3, source = ?4, source_id = ?5 WHERE seq = ?1
+
+-- name: retry
+UPDATE job SET state = 1, due_at = ?2, attempt = CASE WHEN ?3 THEN 0 ELSE attempt END,
+       strikes = CASE WHEN ?3 THEN 0 ELSE strikes END, crashes = CASE WHEN ?3 THEN 0 ELSE crashes END
+ WHERE seq = ?1 AND state IN (1, 3)
+
+-- name: park
+UPDATE job SET state = 3, due_at = NULL WHERE seq = ?1 AND state <> 3
+
+-- name: record
+INSERT INTO act (at, verb, target, count, by, why) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+
+-- name: acts
+SELECT at, verb, target, count, by, why FROM act ORDER BY number DESC LIMIT ?1
+
+-- name: streams
+SELECT b.stream, b.head, b.policy, b.released_through, b.released_ids, b.released_types, b.by, b.why,
+       (SELECT count(*) FROM job AS w WHERE w.stream = b.stream AND w.seq > b.head),
+       j.type, j.attempt, j.reason, j.error, j.due_at, b.since
+  FROM block AS b LEFT JOIN job AS j ON j.seq = b.head ORDER BY b.since, b.head LIMIT ?1
+
+-- name: by_state
+SELECT state, count(*) FROM job GROUP BY state
+
+-- name: by_reason
+SELECT reason, count(*) FROM job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY reason
+
+-- name: by_attempt
+SELECT attempt, count(*) FROM job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY attempt
+
+-- name: totals
+SELECT (SELECT count(*) FROM dead), (SELECT count(*) FROM block),
+       (SELECT count(*) FROM job WHERE state IN (1, 3) AND reason IS NOT NULL AND attempt >= ?1),
+       (SELECT count(*) FROM job WHERE state = 1), (SELECT min(due_at) FROM job WHERE state = 1),
+       (SELECT max(due_at) FROM job WHERE state = 1), (SELECT min(created_at) FROM job)
+
+-- name: open_breakers
+SELECT type, open_until, by FROM breaker WHERE open_until > ?1 ORDER BY type
+
+-- name: open_breaker
+INSERT INTO breaker (type, open_until, by) VALUES (?1, ?2, ?3)
+ON CONFLICT DO UPDATE SET open_until = max(open_until, excluded.open_until), by = excluded.by
+
+-- name: close_breaker
+DELETE FROM breaker WHERE type = ?1

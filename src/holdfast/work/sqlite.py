@@ -1,0 +1,53 @@
+"""Jobs in one SQLite file, for one process: ``work.db`` in the state directory; see ``contract`` and ``embedded``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import ServerBusy
+from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.sqlite.threads import Crew
+from holdfast.work.embedded import MIGRATIONS
+from holdfast.work.embedded_store import EmbeddedWork
+
+T = TypeVar("T")
+
+
+class SqliteWork(EmbeddedWork):
+    """One writer thread owns the file; every verb is one transaction on it, on stable storage when it returns."""
+
+    def __init__(self, crew: Crew, clock: Clock) -> None:
+        super().__init__(self._write, clock)
+        self._crew = crew
+
+    @classmethod
+    async def open(
+        cls, path: Path, clock: Clock | None = None, settings: SqliteSettings | None = None, vfs: str | None = None
+    ) -> SqliteWork:
+        """Open or make the file. Raises OperatorErrors: damaged, newer than this program, not writable."""
+        chosen = settings or SqliteSettings()
+        connection = await asyncio.to_thread(open_and_migrate, path, chosen, MIGRATIONS, vfs)
+        handle = Handle(path, chosen, vfs, write=True)
+        handle.adopt(connection)
+        crew = Crew("work-writer", [handle], chosen.writes_waiting_max, _busy)
+        return cls(crew, clock or SystemClock())
+
+    async def close(self) -> None:
+        await self._crew.close()
+
+    async def _write(self, work: Callable[[apsw.Connection], T], /) -> T:
+        def transaction(handle: Handle) -> T:
+            with handle.transaction() as db:
+                return work(db)
+
+        return await self._crew.do(transaction)
+
+
+def _busy() -> ServerBusy:
+    return ServerBusy("too many writes wait for the job store", retry_after_seconds=1.0)
