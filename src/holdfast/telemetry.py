@@ -34,6 +34,100 @@ def histogram(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Histog
     return Histogram(f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=LATENCY_BUCKETS)
 
 
+# --- proof: the rare moments that tests must have met -----------------------------------------------------
+
+# The gateway.
+
+_connections = gauge("gateway_connections_active", "Open connections [gateway.connections.active]")
+_connected = counter("gateway_connections", "Connections opened [gateway.connections.rate]")
+_closed = counter("gateway_closed", "Connections closed by the server, by reason", ("reason",))
+_lost = counter("gateway_connections_lost", "Connections that ended without a closing of ours")
+_timeouts = counter("gateway_connection_timeouts", "Connections closed for silence [gateway.connection.timeout]")
+_slow_disconnects = counter(
+    "gateway_slow_consumer_disconnects", "Slow consumers closed [gateway.slow_consumer.disconnects]"
+)
+_forced_resyncs = counter(
+    "client_resync_forced",
+    "Closes and resyncs that make a client pull, planned closes apart [client.resync.forced_rate]",
+)
+_signs = counter("gateway_signs", "What sessions noticed, by sign", ("sign",))
+_refused_frames = counter("gateway_frames_refused", "Frames that could not be decoded")
+_refused_handshakes = counter("gateway_handshakes_refused", "Handshakes refused, by status", ("status",))
+_outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers")
+_defects = counter("defects", "Errors of our own, by part; each is in the log", ("part",))
+
+_FORCED = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
+
+
+def connection_opened(active: int) -> None:
+    _connected.inc()
+    _connections.set(active)
+
+
+def connection_ended(active: int) -> None:
+    _connections.set(active)
+
+
+def connection_closed(reason: str) -> None:
+    """The server closes a connection."""
+    sometimes(f"a connection was closed: {reason}")
+    _closed.labels(reason).inc()
+    if reason == "slow_consumer":
+        _slow_disconnects.inc()
+    elif reason == "idle_timeout":
+        _timeouts.inc()
+    if reason in _FORCED:
+        _forced_resyncs.inc()
+
+
+def connection_lost() -> None:
+    """The client or the network ended it."""
+    _lost.inc()
+
+
+def session_noticed(sign: str) -> None:
+    sometimes(f"a session noticed: {sign}")
+    _signs.labels(sign).inc()
+
+
+def frame_refused() -> None:
+    _refused_frames.inc()
+
+
+def handshake_refused(status: int) -> None:
+    _refused_handshakes.labels(str(status)).inc()
+
+
+def outbound_buffers(waiting_bytes: int) -> None:
+    _outbound.set(waiting_bytes)
+
+
+def defect(part: str, error: BaseException) -> None:
+    """Something that must not happen did; the caller has limited the damage."""
+    _defects.labels(part).inc()
+    log.error("defect", part=part, exc_info=error)
+
+
+def heads_unread(error: Exception) -> None:
+    """Heads could not be asked for; the next heartbeat interval asks again."""
+    log.warning("heads unread", error=str(error))
+
+
+_reached: set[str] | None = None
+
+
+def sometimes(name: str) -> None:
+    """Mark a rare moment. It costs one comparison unless a test collects the marks."""
+    if _reached is not None:
+        _reached.add(name)
+
+
+def collect_sometimes(into: set[str] | None) -> None:
+    """Collect marks into this set from now on; None stops."""
+    global _reached
+    _reached = into
+
+
 # --- ingest: what becomes of sends ------------------------------------------------------------------------
 
 _waiting = gauge("ingest_sends_waiting", "Sends that wait for their group")
@@ -96,6 +190,7 @@ def sends_waiting(count: int) -> None:
 
 
 def send_turned_away(reason: str) -> None:
+    sometimes(f"a send was turned away: {reason}")
     _turned_away.labels(reason).inc()
 
 
@@ -106,6 +201,7 @@ def group_persisted(sends: int, oldest_seconds: float) -> None:
 
 def sends_answered(outcome: str, count: int) -> None:
     """``outcome``: persisted, deduplicated, refused, deferred, halted or unknown."""
+    sometimes(f"sends were answered: {outcome}")
     _outcomes.labels(outcome).inc(count)
     if outcome == "persisted":
         _persisted.inc(count)
@@ -134,6 +230,7 @@ def hot_chats(count: int) -> None:
 
 def write_overdue(ended: str) -> None:
     """A write went on past its deadline; ``ended``: done, failed."""
+    sometimes("a write ended after its deadline")
     _overdue.labels(ended).inc()
 
 
@@ -142,6 +239,7 @@ def watermarks(outcome: str, count: int) -> None:
 
 
 def rollback_proven(chat_id: str, epoch: int, cursor: int, head: int) -> None:
+    sometimes("a rollback was proven")
     _rollbacks.inc()
     log.critical(
         "SEV-1: a client has messages that the store does not: raising the chat's epoch",
@@ -160,6 +258,7 @@ def dependency_up(dependency: str, up: bool) -> None:
 
 
 def breaker_state(dependency: str, state: str) -> None:
+    sometimes(f"a breaker was {state}")
     for each in ("closed", "open", "half_open"):
         _breaker.labels(dependency, each).set(each == state)
 
@@ -205,10 +304,12 @@ def handed_over(messages: int) -> None:
 
 
 def delivery_skipped(reason: str, messages: int) -> None:
+    sometimes(f"a delivery was skipped: {reason}")
     _skipped.labels(reason).inc(messages)
 
 
 def delivery_retried() -> None:
+    sometimes("a delivery was tried again")
     _retries.inc()
 
 
@@ -224,6 +325,7 @@ def fanout_ended(error: BaseException) -> None:
 
 
 def registry_failed(error: Exception) -> None:
+    sometimes("the registry failed")
     _registry_errors.inc()
     dependency_up("registry", False)
     log.warning("the registry does not answer: delivering to local connections only", error=str(error))
@@ -235,98 +337,6 @@ def healthy_gateways(count: int) -> None:
 
 def ephemeral(kind: str, outcome: str, count: int = 1) -> None:
     _ephemeral.labels(kind, outcome).inc(count)
-
-
-# --- proof: the rare moments that tests must have met -----------------------------------------------------
-
-# The gateway.
-
-_connections = gauge("gateway_connections_active", "Open connections [gateway.connections.active]")
-_connected = counter("gateway_connections", "Connections opened [gateway.connections.rate]")
-_closed = counter("gateway_closed", "Connections closed by the server, by reason", ("reason",))
-_lost = counter("gateway_connections_lost", "Connections that ended without a closing of ours")
-_timeouts = counter("gateway_connection_timeouts", "Connections closed for silence [gateway.connection.timeout]")
-_slow_disconnects = counter(
-    "gateway_slow_consumer_disconnects", "Slow consumers closed [gateway.slow_consumer.disconnects]"
-)
-_forced_resyncs = counter(
-    "client_resync_forced",
-    "Closes and resyncs that make a client pull, planned closes apart [client.resync.forced_rate]",
-)
-_signs = counter("gateway_signs", "What sessions noticed, by sign", ("sign",))
-_refused_frames = counter("gateway_frames_refused", "Frames that could not be decoded")
-_refused_handshakes = counter("gateway_handshakes_refused", "Handshakes refused, by status", ("status",))
-_outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers")
-_defects = counter("defects", "Errors of our own, by part; each is in the log", ("part",))
-
-_FORCED = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
-
-
-def connection_opened(active: int) -> None:
-    _connected.inc()
-    _connections.set(active)
-
-
-def connection_ended(active: int) -> None:
-    _connections.set(active)
-
-
-def connection_closed(reason: str) -> None:
-    """The server closes a connection."""
-    _closed.labels(reason).inc()
-    if reason == "slow_consumer":
-        _slow_disconnects.inc()
-    elif reason == "idle_timeout":
-        _timeouts.inc()
-    if reason in _FORCED:
-        _forced_resyncs.inc()
-
-
-def connection_lost() -> None:
-    """The client or the network ended it."""
-    _lost.inc()
-
-
-def session_noticed(sign: str) -> None:
-    _signs.labels(sign).inc()
-
-
-def frame_refused() -> None:
-    _refused_frames.inc()
-
-
-def handshake_refused(status: int) -> None:
-    _refused_handshakes.labels(str(status)).inc()
-
-
-def outbound_buffers(waiting_bytes: int) -> None:
-    _outbound.set(waiting_bytes)
-
-
-def defect(part: str, error: BaseException) -> None:
-    """Something that must not happen did; the caller has limited the damage."""
-    _defects.labels(part).inc()
-    log.error("defect", part=part, exc_info=error)
-
-
-def heads_unread(error: Exception) -> None:
-    """Heads could not be asked for; the next heartbeat interval asks again."""
-    log.warning("heads unread", error=str(error))
-
-
-_reached: set[str] | None = None
-
-
-def sometimes(name: str) -> None:
-    """Mark a rare moment. It costs one comparison unless a test collects the marks."""
-    if _reached is not None:
-        _reached.add(name)
-
-
-def collect_sometimes(into: set[str] | None) -> None:
-    """Collect marks into this set from now on; None stops."""
-    global _reached
-    _reached = into
 
 
 # --- store: damage and repair -----------------------------------------------------------------------------

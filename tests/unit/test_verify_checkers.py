@@ -228,7 +228,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     "one client's failure reached another": (
         {10},
         broken(
-            ack_3=Unknown(at=3.2, op=3, reason="disconnected"),
+            closed={"client": "A", "by": "network"},
             fault=Fault(at=3, until=4, plane="connection", name="cut", clients=["B"]),
         ),
     ),
@@ -283,7 +283,9 @@ EXCUSED: dict[str, History] = {
         fault=Fault(at=3, until=4, plane="durability", name="down"),
     ),
     "a full queue is an answer": broken(ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY")),
-    "a killed process closes without a word": broken(drop=("closing",), closed={"by": "network"}),
+    "a killed process closes without a word": broken(
+        drop=("closing",), closed={"by": "network"}, fault=Fault(at=9, until=10, plane="process", name="kill -9")
+    ),
     "an unanswered request of a broken connection is unknown": broken(
         ack_3=Unknown(at=30, op=3, reason="disconnected"),
         fault=Fault(at=3, until=30, plane="process", name="kill -9"),

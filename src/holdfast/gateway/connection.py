@@ -100,6 +100,8 @@ class Plane:
 class Connection:
     """The shell around one session."""
 
+    session_type = Session
+
     __slots__ = (
         "_early", "_host", "_opened_at", "_plane", "_socket", "closing", "connection_id", "device_id", "dirty",
         "established", "paused", "session",
@@ -330,7 +332,7 @@ class Connection:
     def open(self, principal: Principal) -> None:
         """Authenticated: on the roster first, then the memberships, so that no event can pass in between."""
         now = self._plane.clock.monotonic()
-        self.session = Session(
+        self.session = self.session_type(
             self._plane.limits.session,
             self.connection_id,
             principal.user,

@@ -48,6 +48,8 @@ class Neighbours(Protocol):
 class Gateway:
     """Every connection of this node. ``async with`` owns its tasks; leaving it drains."""
 
+    connection_type = Connection
+
     def __init__(self, plane: Plane, neighbours: Neighbours, memory_budget_bytes: int, rng: random.Random) -> None:
         self._plane = plane
         self._neighbours = neighbours
@@ -90,7 +92,7 @@ class Gateway:
 
     def accept(self, socket: Socket, principal: Principal | None, device_id: str) -> Connection:
         """A new socket whose handshake was accepted."""
-        connection = Connection(self._plane, self, socket, device_id)
+        connection = self.connection_type(self._plane, self, socket, device_id)
         self._connections[connection.connection_id] = connection
         telemetry.connection_opened(len(self._connections))
         if principal is not None:

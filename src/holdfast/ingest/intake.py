@@ -63,6 +63,11 @@ class Intake:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def committing(self) -> int:
+        """Sends in the commit that is open now."""
+        return len(self._in_flight)
+
     def hot_chats(self) -> Mapping[str, int]:
         """The chats above 100 messages in the last full minute."""
         return self._hot.hot(self._clock.monotonic())

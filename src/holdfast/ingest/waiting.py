@@ -163,7 +163,7 @@ class Waiting:
     def _verdict(self, send: Send, now: float) -> HoldfastError | None:
         if now >= send.deadline:
             return Unavailable("the deadline passed before the send was tried; send it again")
-        if now - send.since >= self._settings.max_age_seconds:
+        if now >= send.since + self._settings.max_age_seconds:  # the same sum as in next_expiry, to the last bit
             return ServerBusy("the send waited too long and was not tried; send it again", retry_after_seconds=1)
         return None
 

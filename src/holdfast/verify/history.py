@@ -150,6 +150,13 @@ class Moved(Event, frozen=True, tag="moved"):
     sequence: int
 
 
+class Dropped(Event, frozen=True, tag="dropped"):
+    """A client dropped its copy of a chat, because it was told that it left or that the numbering was repaired."""
+
+    client: str
+    chat_id: str
+
+
 class Warned(Event, frozen=True, tag="warned"):
     """SLOW_CONSUMER with its grace."""
 
@@ -262,6 +269,7 @@ AnyEvent = (
     | Opened
     | Pushed
     | Moved
+    | Dropped
     | Warned
     | ClosingSaid
     | Closed

@@ -84,6 +84,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _shuffle(self, rng: random.Random) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]
+        if len(ready) < 2:
+            return
         steps = [i for i, handle in enumerate(ready) if isinstance(_owner(handle), asyncio.Task)]
         shuffled = rng.sample(steps, len(steps))
         handles = [ready[i] for i in shuffled]

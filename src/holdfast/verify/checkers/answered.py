@@ -38,6 +38,14 @@ BREAKS: Mapping[Plane, frozenset[Verb]] = {
 INFRASTRUCTURE = {"SERVICE_UNAVAILABLE", "INTERNAL_ERROR"}
 EXPECTED_CLOSINGS = {"server_shutdown", "slow_consumer", "rotation", "token_expired", "duplicate_connection"}
 """Closings that tell of a plan or of the client itself, not of a failing plane."""
+CLOSES: Mapping[Plane, frozenset[str]] = {
+    "durability": frozenset({"overloaded"}),
+    "history": frozenset({"overloaded", "upstream_failure"}),
+    "fanout": frozenset(),
+    "connection": frozenset({"idle_timeout", "memory_pressure", "state_diverged", "overloaded"}),
+    "process": frozenset({"idle_timeout"}),
+}
+"""For which reasons a failure of each plane may close connections: a client that cannot be told its chats, say."""
 
 
 def buffers_bounded(history: History) -> Verdict:
@@ -76,8 +84,19 @@ def answered_in_time(history: History) -> Verdict:
         elif not (isinstance(end, Unknown) and end.reason == "disconnected"):
             timed_out = isinstance(end, Unknown) and end.reason == "timeout"
             kept = end.at - invoke.at <= ANSWER_SECONDS_MAX and not timed_out
-            verdict.require(kept, f"{invoke.verb} of {invoke.client} took {end.at - invoke.at:.3f} s", invoke, end)
+            verdict.require(
+                kept or _unreachable(history, operation),
+                f"{invoke.verb} of {invoke.client} took {end.at - invoke.at:.3f} s",
+                invoke,
+                end,
+            )
     return verdict
+
+
+def _unreachable(history: History, operation: Operation) -> bool:
+    """Whether the client itself could not be reached meanwhile: it did not read, or its network was away."""
+    faults = (fault for fault in history.of(Fault) if fault.plane == "connection" and fault.clients)
+    return any(operation.invoke.client in fault.clients and _explains(fault, operation) for fault in faults)
 
 
 def failure_stays_in_its_plane(history: History) -> Verdict:
@@ -92,19 +111,31 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
         verdict.require(explained, f"{operation.invoke.verb} failed without a fault of its plane", operation)
     for closing in history.of(ClosingSaid):
         expected = closing.reason in EXPECTED_CLOSINGS or any(
-            fault.plane in ("connection", "process") and fault.at <= closing.at <= fault.until + SETTLE_SECONDS
+            closing.reason in CLOSES[fault.plane] and fault.at <= closing.at <= fault.until + SETTLE_SECONDS
             for fault in faults
         )
         verdict.require(expected, f"{closing.connection} was closed for another plane's failure", closing)
+    for closed in history.of(Closed):
+        if closed.by == "network":
+            explained = any(_breaks(fault, closed) for fault in faults)
+            verdict.require(explained, f"{closed.connection} broke without a fault of its network", closed)
     return verdict
+
+
+def _breaks(fault: Fault, closed: Closed) -> bool:
+    return (
+        fault.plane in ("connection", "process")
+        and (not fault.clients or closed.client in fault.clients)
+        and fault.at <= closed.at <= fault.until + SETTLE_SECONDS
+    )
 
 
 def _infrastructure(operation: Operation) -> bool:
     match operation.end:
         case Fail(code=code):
             return code in INFRASTRUCTURE
-        case Unknown():
-            return True
+        case Unknown(reason=reason):
+            return reason != "disconnected"  # then the connection has to be explained
         case _:
             return False
 

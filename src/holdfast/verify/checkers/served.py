@@ -10,6 +10,7 @@ from holdfast.message import Cursor
 from holdfast.verify.checkers.verdict import Verdict
 from holdfast.verify.history import (
     ChatAtEnd,
+    Dropped,
     Event,
     Held,
     History,
@@ -21,6 +22,7 @@ from holdfast.verify.history import (
     Pushed,
 )
 
+_RESUMED = ""
 _Fact = tuple[float, Cursor, Event]
 
 
@@ -52,7 +54,7 @@ def _pushes_follow(history: History, verdict: Verdict) -> None:
             _count_answer(through.setdefault(invokes[event.op].client, {}), invokes[event.op], event)
         elif isinstance(event, Pushed):
             given = through.setdefault(event.client, {})
-            known = given.get(event.chat_id)
+            known = given.get(event.chat_id, given.get(_RESUMED))
             kept = known is not None and event.message.sequence <= known + 1
             verdict.require(kept, f"{event.client} was pushed a message past {known}", event)
             given[event.chat_id] = max(known or 0, event.message.sequence)
@@ -60,6 +62,7 @@ def _pushes_follow(history: History, verdict: Verdict) -> None:
 
 def _count_answer(given: dict[str, int], invoke: Invoke, ok: Ok) -> None:
     if invoke.verb == "resume":
+        given[_RESUMED] = 0  # a chat without a cursor starts at 0
         for chat_id, cursor in invoke.cursors.items():  # a chat that did not move is not in the answer
             given.setdefault(chat_id, cursor.sequence)
     for page in ok.pages:
@@ -122,7 +125,11 @@ def _higher(a: _Fact, b: _Fact) -> _Fact:
 
 def _acks_rise(history: History, verdict: Verdict) -> None:
     last: dict[tuple[str, str], Moved] = {}
-    for moved in history.of(Moved):
+    for moved in history.events:
+        if isinstance(moved, Dropped):
+            last.pop((moved.client, moved.chat_id), None)
+        if not isinstance(moved, Moved):
+            continue
         before = last.get((moved.client, moved.chat_id))
         if before is not None:
             forward = (moved.epoch, moved.sequence) >= (before.epoch, before.sequence)

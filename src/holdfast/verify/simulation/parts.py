@@ -1,0 +1,56 @@
+"""What a simulated server is made of. The defaults are the product's own parts; a control replaces one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.gateway import Gateway
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.ingest.contract import Durability
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.intake import Intake
+from holdfast.store.contract import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.history import Key
+from holdfast.verify.simulation.device import Device
+from holdfast.verify.simulation.options import Options
+
+
+class Disk:
+    """What survives a kill: the store and the log of its commits."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.log = MemoryEventLog()
+        store.on_commit(self.log.committed)
+
+    def sequences(self, chat_id: str) -> list[int]:
+        return sorted(self.store._chats[chat_id].messages)
+
+    def keys(self) -> dict[str, list[Key]]:
+        """Every idempotency key, which no contract shows."""
+        return {
+            chat_id: [
+                Key(sender, key, stored.message.sequence, stored.message.message_id)
+                for (_, sender, key), stored in held.keys.items()
+            ]
+            for chat_id, held in self.store._chats.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a story; ``options`` lets a control ask for the weather in which it shows."""
+
+    disk: Callable[[], Disk] = lambda: Disk(MemoryStore())
+    around_store: Callable[[Store], Store] = lambda store: store
+    durability: Callable[..., Durability] = GuardedStore
+    intake: type[Intake] = Intake
+    connection: type[Connection] = Connection
+    gateway: type[Gateway] = Gateway
+    device: type[Device] = Device
+    limits: Callable[[GatewayLimits], GatewayLimits] = lambda limits: limits
+    options: Callable[[Options], Options] = field(default=lambda options: options)

@@ -1,0 +1,149 @@
+"""One life of a server on virtual time: the real gateway, sessions, ingest and fanout over memory adapters.
+
+Its disk (the store and its log) is handed in and survives it. ``kill`` is a kill -9: sockets break, whatever it
+was doing stops where it is, and nothing of it reaches the disk any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from holdfast.access import USER_SCOPES, Principal
+from holdfast.clock import Ids
+from holdfast.errors import Unauthorized
+from holdfast.fanout.attendance import Attendance
+from holdfast.fanout.dead_letters import RecentDeadLetters
+from holdfast.fanout.ephemeral import Ephemeral
+from holdfast.fanout.fanout import Fanout, Surroundings
+from holdfast.fanout.link.local import LocalLink
+from holdfast.fanout.members import Members
+from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.gateway.connection import Connection, Plane
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.ingest.contract import Durability
+from holdfast.ingest.repair import EpochRaiser
+from holdfast.ingest.watermarks import Watermarks
+from holdfast.message import User
+from holdfast.session.limits import Backpressure, Outbound, Timeouts
+from holdfast.store.contract import Store
+from holdfast.store.history import History
+from holdfast.verify.faults import Plan, faulty
+from holdfast.verify.simulation.network import Wire
+from holdfast.verify.simulation.options import Options
+from holdfast.verify.simulation.parts import Disk, Parts
+from holdfast.verify.simulation.watch import Watch, WatchedLink, watched
+from holdfast.verify.virtual import LoopClock
+
+HERE = "here"
+HEARTBEAT_SECONDS = 10.0
+RESTART_SECONDS = 1.0
+_PLENTY_BYTES = 2**30
+
+
+class Server:
+    """From its making to ``kill`` or ``stop``; one is made inside a running loop."""
+
+    def __init__(self, disk: Disk, parts: Parts, plan: Plan, options: Options, ids: Ids, watch: Watch) -> None:
+        self._clock = LoopClock()
+        self._mortal = Mortal(disk.store)
+        self._wires: list[Wire] = []
+        store = faulty(parts.around_store(cast(Store, self._mortal)), plan)
+        rng = random.Random(options.seed + 3)
+        self.limits = parts.limits(limits_of(options))
+        self.durability: Durability = parts.durability(store, self._clock)
+        self._intake = parts.intake(self.durability, self._clock, ids)
+        self.history = History(store, EpochRaiser(self.durability, self._clock, ids), self._clock)
+        self._members = Members(store.members)
+        self._ephemeral = Ephemeral(self, self._members, self.history.memberships, self._clock)
+        self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
+        self._registry = faulty(MemoryRegistry(), plan)
+        self._attendance = Attendance(HERE, self._registry, self._ephemeral)
+        plane = Plane(self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens)
+        self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES, rng)
+        self.gateway.connection_type = watched(watch, parts.connection)
+        link = LocalLink()
+        link.connect(HERE, self.gateway.deliver)
+        tried = WatchedLink(faulty(link, plan), watch)
+        around = Surroundings(faulty(disk.log, plan), self._members, self._registry, tried, RecentDeadLetters(), HERE)
+        self._fanout = Fanout(around, self._clock, rng, watch=self._ephemeral.saw)
+        self._stopping = asyncio.Event()
+        self._life = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        async with self.gateway, asyncio.TaskGroup() as group:
+            work = [self._intake.run(), self._watermarks.run(), self._attendance.run(), self._ephemeral.run()]
+            roles = [group.create_task(each) for each in work]
+            roles.append(group.create_task(_restarted(self._fanout.run)))
+            await self._stopping.wait()
+            for role in roles:
+                role.cancel()
+
+    def accept(self, wire: Wire, user: User, device_id: str) -> Connection:
+        """A device has connected; its token was checked at the door."""
+        self._wires = [each for each in self._wires if not each.over]
+        self._wires.append(wire)
+        return self.gateway.accept(wire, Principal(user.tenant, user.user_id, USER_SCOPES, "user"), device_id)
+
+    @property
+    def committing(self) -> bool:
+        return self._intake.committing > 0
+
+    def kill(self) -> None:
+        """kill -9. What is left of the life ends without reaching anybody."""
+        self._mortal.dead = True
+        for wire in self._wires:
+            wire.cut()
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """Drain and end."""
+        self._stopping.set()
+        await asyncio.wait([self._life])
+
+    def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
+        self.gateway.push_to_chat(chat_id, key, frame)
+
+    def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
+        self.gateway.push_to_user(user, key, frame)
+
+
+class Mortal:
+    """A disk's store as one life of the server sees it: after its death no call arrives."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.dead = False
+
+    def __getattr__(self, verb: str) -> Any:
+        inner = getattr(self._store, verb)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self.dead:
+                await asyncio.get_running_loop().create_future()
+            return await inner(*args, **kwargs)
+
+        return call
+
+
+async def _restarted(role: Callable[[], Awaitable[None]]) -> None:
+    """A role that ends by an error is started again, as a node does it."""
+    while True:
+        try:
+            await role()
+        except Exception:
+            await asyncio.sleep(RESTART_SECONDS)
+
+
+def _no_tokens(_credential: str) -> Principal:
+    raise Unauthorized("devices of a simulation are known at the door")
+
+
+def limits_of(options: Options) -> GatewayLimits:
+    return GatewayLimits(
+        backpressure=Backpressure(outbound=Outbound(max_buffer_messages=options.buffer_messages)),
+        timeouts=Timeouts(heartbeat_interval_seconds=HEARTBEAT_SECONDS),
+        reconnect_spread_seconds=2.0,
+    )

@@ -1,0 +1,94 @@
+"""Looking inside a simulated server: how full its buffers get, when it warns, how often it tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.fanout.contract import Envelope, Link
+from holdfast.gateway.connection import Connection
+from holdfast.session.effects import Effects, Observed, Sign
+from holdfast.session.session import Session
+from holdfast.verify.history import Level, Recorder, Tried, Warned
+from holdfast.wire.frames import AnyClientFrame
+from holdfast.wire.run import Run
+
+
+@dataclass(slots=True)
+class Watch:
+    """What is seen goes into the record; a level only when it is a new high. ``names`` are those of the history."""
+
+    record: Recorder
+    now: Callable[[], float]
+    bounds: dict[str, int]
+    names: dict[str, str] = field(default_factory=dict)
+    _highs: dict[tuple[str, str], int] = field(default_factory=dict)
+    _envelopes: list[Envelope] = field(default_factory=list)
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def saw(self, session: Session) -> None:
+        levels = {
+            "messages": session.waiting_messages,
+            "bytes": session.waiting_bytes,
+            "requests": session.open_requests,
+        }
+        for what, value in levels.items():
+            key = (session.connection_id, what)
+            if value > self._highs.get(key, 0):
+                self._highs[key] = value
+                where = f"{what} of {self.names.get(session.connection_id, session.connection_id)}"
+                self.record.note(Level(at=self.now(), where=where, value=value, bound=self.bounds[what]))
+
+    def warned(self, connection_id: str, grace_seconds: float) -> None:
+        connection = self.names.get(connection_id, connection_id)
+        self.record.note(Warned(at=self.now(), connection=connection, grace_seconds=grace_seconds))
+
+    def tried(self, gateway: str, envelope: Envelope) -> None:
+        key = id(envelope)
+        if key not in self._tries:
+            self._envelopes.append(envelope)  # keeps its id its own
+        self._tries[key] = self._tries.get(key, 0) + 1
+        self.record.note(Tried(at=self.now(), gateway=gateway, envelope=len(self._envelopes), attempt=self._tries[key]))
+
+
+class WatchedLink:
+    """A link that counts its tries."""
+
+    def __init__(self, link: Link, watch: Watch) -> None:
+        self._link = link
+        self._watch = watch
+
+    async def deliver(self, gateway: str, envelope: Envelope) -> None:
+        self._watch.tried(gateway, envelope)
+        await self._link.deliver(gateway, envelope)
+
+
+def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
+    """``base`` and its sessions, looked at. A warning is noted when it is decided: on a socket that takes nothing it
+    may leave only together with the closing."""
+
+    class WatchedSession(base.session_type):  # type: ignore[misc, name-defined]
+        __slots__ = ()
+
+        def deliver(self, run: Run, now: float) -> Effects:
+            effects: Effects = super().deliver(run, now)
+            watch.saw(self)
+            return effects
+
+        def receive(self, frame: AnyClientFrame, now: float) -> Effects:
+            effects: Effects = super().receive(frame, now)
+            watch.saw(self)
+            return effects
+
+    class WatchedConnection(base):  # type: ignore[misc, valid-type]
+        __slots__ = ()
+        session_type = WatchedSession
+
+        def do(self, steps: Sequence[object]) -> None:
+            for step in steps:
+                if isinstance(step, Observed) and step.sign is Sign.SLOW_CONSUMER_WARNED:
+                    grace = self._plane.limits.backpressure.outbound.grace_period_seconds
+                    watch.warned(self.connection_id, grace)
+            super().do(steps)
+
+    return WatchedConnection

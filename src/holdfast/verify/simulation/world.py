@@ -1,0 +1,283 @@
+"""A story from one seed: people talk, everything breaks, everything heals, and the history is judged.
+
+Safety phase: sends, membership changes, redactions, and the faults that the options name. Heal: no more faults.
+Liveness phase: everybody catches up within ``LIVENESS_SECONDS``. Then the store, the log and every device's copy
+are recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+
+from holdfast import telemetry
+from holdfast.client.settings import ClientSettings
+from holdfast.clock import Ids, timestamp
+from holdfast.errors import HoldfastError
+from holdfast.message import Entry, User
+from holdfast.store.changes import Act, AddMember, Command, CreateChat, Redact, RemoveMember
+from holdfast.verify.faults import Odds, Plan
+from holdfast.verify.history import ClosingSaid, Committed, Fault, Header, History, Plane, Recorder
+from holdfast.verify.simulation.device import Device
+from holdfast.verify.simulation.network import Wire
+from holdfast.verify.simulation.options import QUIET, Options
+from holdfast.verify.simulation.parts import Parts
+from holdfast.verify.simulation.server import Server, limits_of
+from holdfast.verify.simulation.watch import Watch
+from holdfast.verify.snapshot import note_log, note_store
+from holdfast.verify.virtual import LoopClock, run
+from holdfast.wire.codec import ServerFrame
+from holdfast.wire.frames import ConnectionClosing
+
+LIVENESS_SECONDS = 120.0
+_DEVICE = ClientSettings()
+BYTES_MAX = 6 * 2**20
+"""Deliveries, one page and a full control lane, together."""
+REQUESTS_MAX = 100
+TENANT = "acme"
+OWNER = User(TENANT, "ann")
+USERS = (OWNER, User(TENANT, "bob"), User(TENANT, "cal"))
+STRANGER = User("other", "eve")
+
+
+class World:
+    """Everything of one story."""
+
+    def __init__(self, options: Options, parts: Parts) -> None:
+        self.options = options
+        self.parts = parts
+        self.rng = random.Random(options.seed)
+        self.clock = LoopClock()
+        self.record = Recorder(Header(seed=options.seed, notes=asdict(options)))
+        self.ids = Ids(self.clock, random.Random(options.seed + 1))
+        self.disk = parts.disk()
+        self.disk.store.on_commit(self._committed)
+        self.plan = self._new_plan()
+        self.server: Server | None = None
+        self.dead: list[Server] = []
+        self.devices: list[Device] = []
+        self.founders: dict[str, list[str]] = {}
+        outbound = limits_of(options).backpressure.outbound
+        bounds = {"messages": outbound.max_buffer_messages, "bytes": BYTES_MAX, "requests": REQUESTS_MAX}
+        self.watch = Watch(self.record, self.clock.monotonic, bounds)
+
+    async def story(self) -> History:
+        await self._found_chats()
+        self._start_server()
+        self._switch_on_devices()
+        async with asyncio.TaskGroup() as people:
+            for device in self.devices:
+                people.create_task(self._talk(device))
+            for act, times in self._acts():
+                for _ in range(times):
+                    people.create_task(self._sometime(act))
+        await self._heal()
+        await self._settle()
+        await self._finish()
+        return self.record.history()
+
+    # The stage
+
+    def _new_plan(self) -> Plan:
+        options = self.options
+        odds = dict.fromkeys(("append", "change", "mark"), options.writes)
+        odds |= dict.fromkeys(("gateways_of", "deliver", "announce", "withdraw", "read"), options.fanout)
+        odds |= dict.fromkeys(("wait", "end"), QUIET)
+        return Plan(random.Random(options.seed + 2), odds={"*": options.reads, **odds})
+
+    async def _found_chats(self) -> None:
+        for number in range(self.options.chats):
+            chat_id = f"chat_{number}"
+            await self.disk.store.change(
+                CreateChat(self._act(OWNER), chat_id, "group", f"chat {number}", [u.user_id for u in USERS])
+            )
+            self.founders[chat_id] = [user.user_id for user in USERS]
+        await self.disk.store.change(CreateChat(self._act(STRANGER), "chat_other", "group", "elsewhere", []))
+        self.founders["chat_other"] = [STRANGER.user_id]
+
+    def _start_server(self) -> None:
+        self.server = Server(self.disk, self.parts, self.plan, self.options, self.ids, self.watch)
+
+    def _switch_on_devices(self) -> None:
+        for number in range(self.options.devices):
+            user = USERS[number % len(USERS)]
+            rng = random.Random(self.options.seed * 100 + number)
+            device = self.parts.device(f"{user.user_id}-{number}", user, self.record, rng, _DEVICE)
+            self.devices.append(device)
+            device.switch_on(self._dial)
+
+    def _dial(self, device: Device) -> Wire | None:
+        if self.server is None:
+            return None
+        connection = device.connection
+
+        def said(frame: ServerFrame) -> None:
+            if isinstance(frame.payload, ConnectionClosing):
+                reason = frame.payload.reason
+                self.record.note(ClosingSaid(at=self.clock.monotonic(), connection=connection, reason=reason))
+
+        wire = Wire(self.rng, self.options.latency_seconds, said)
+        accepted = self.server.accept(wire, device.user, device.device_id)
+        self.watch.names[accepted.connection_id] = connection
+        wire.attach(accepted, device)
+        return wire
+
+    def _act(self, user: User) -> Act:
+        return Act(user, timestamp(self.clock.now()), self.ids.new("msg_"))
+
+    # What people do
+
+    async def _talk(self, device: Device) -> None:
+        for number in range(self.options.sends_per_device):
+            await asyncio.sleep(self.rng.expovariate(self.options.sends_per_device / self.options.seconds))
+            chat_id = self.rng.choice(list(self.founders)[: self.options.chats])
+            device.send(chat_id, f"{device.name}-{number}", f"{device.name} says {number}")
+
+    async def _sometime(self, act: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.sleep(self.rng.random() * self.options.seconds)
+        await act()
+
+    def _acts(self) -> list[tuple[Callable[[], Awaitable[None]], int]]:
+        options = self.options
+        return [
+            (self._cut, options.cuts),
+            (self._open_hole, options.holes),
+            (self._stall, options.stalls),
+            (self._crash_device, options.device_crashes),
+            (self._crash_server, options.server_crashes),
+            (self._change_members, options.membership_changes),
+            (self._redact, options.redactions),
+        ]
+
+    async def _cut(self) -> None:
+        device = self._somebody()
+        self._fault("cut", 0.0, device)
+        if device.wire is not None:
+            device.wire.cut()
+
+    async def _open_hole(self) -> None:
+        """Everything to and from one device vanishes for a while; then its connection breaks."""
+        device, seconds = self._somebody(), self.rng.uniform(1, 20)
+        wire = device.wire
+        if wire is None:
+            return
+        wire.hole = True
+        self._fault("hole", seconds, device)
+        await asyncio.sleep(seconds)
+        wire.cut()
+
+    async def _stall(self) -> None:
+        device, seconds = self._somebody(), self.rng.uniform(1, 15)
+        device.pause(True)
+        self._fault("stall", seconds, device)
+        await asyncio.sleep(seconds)
+        device.pause(False)
+
+    async def _crash_device(self) -> None:
+        device = self._somebody()
+        self._fault("device crash", 0.0, device)
+        device.crash()
+
+    async def _crash_server(self) -> None:
+        server, self.server = self.server, None
+        if server is None:
+            return
+        if server.committing:
+            telemetry.sometimes("the server was killed while a commit was open")
+        server.kill()
+        self.dead.append(server)
+        down = self.rng.uniform(0.1, 2)
+        self._note_fault("process", "kill -9", down)
+        await asyncio.sleep(down)
+        self._start_server()
+
+    async def _change_members(self) -> None:
+        chat_id, user = self._some_chat(), self.rng.choice(USERS[1:]).user_id
+        inside = any(member.user_id == user for member in await self.disk.store.members(chat_id))
+        change = RemoveMember if inside else AddMember
+        await self._try_change(change(self._act(OWNER), chat_id, user))
+
+    async def _redact(self) -> None:
+        chat_id = self._some_chat()
+        head = (await self.disk.store.heads([chat_id]))[chat_id].sequence
+        if head:
+            await self._try_change(Redact(self._act(OWNER), chat_id, self.rng.randint(1, head)))
+
+    async def _try_change(self, command: Command) -> None:
+        """Through the front door, so that it meets the same faults as a send; a refusal is an answer too."""
+        server = self.server
+        if server is not None:
+            try:
+                await server.durability.change(command, self.clock.monotonic() + 5)
+            except HoldfastError:
+                pass
+
+    def _somebody(self) -> Device:
+        return self.rng.choice(self.devices)
+
+    def _some_chat(self) -> str:
+        return self.rng.choice(list(self.founders)[: self.options.chats])
+
+    def _fault(self, name: str, seconds: float, device: Device) -> None:
+        self._note_fault("connection", name, seconds, [device.name])
+
+    def _note_fault(self, plane: Plane, name: str, seconds: float, clients: Sequence[str] = ()) -> None:
+        now = self.clock.monotonic()
+        self.record.note(Fault(at=now, until=now + seconds, plane=plane, name=name, clients=clients))
+
+    # The end
+
+    async def _heal(self) -> None:
+        now, options = self.clock.monotonic(), self.options
+        planes: dict[Plane, Odds] = {"durability": options.writes, "history": options.reads, "fanout": options.fanout}
+        for plane, odds in planes.items():
+            if odds != QUIET:
+                self.record.note(Fault(at=0.0, until=now, plane=plane, name=str(odds)))
+        self.plan.heal()
+        for device in self.devices:
+            device.pause(False)
+
+    async def _settle(self) -> None:
+        """Give everybody time; leave early when all have all."""
+        for _ in range(int(LIVENESS_SECONDS)):
+            await asyncio.sleep(1.0)
+            if await self._all_have_all():
+                return
+
+    async def _all_have_all(self) -> bool:
+        if any(device.unsent or device.wire is None for device in self.devices):
+            return False
+        for device in self.devices:
+            for chat_id in await self.disk.store.memberships(device.user):
+                stored = self.disk.sequences(chat_id)
+                if [pair[0] for pair in device.copies.get(chat_id, [])] != stored:
+                    return False
+        return True
+
+    async def _finish(self) -> None:
+        if self.server is not None:
+            await self.server.stop()
+        for device in self.devices:
+            device.switch_off()
+            device.note_copies(await self.disk.store.memberships(device.user))
+        await note_store(self.record, self.disk.store, self.founders, self.disk.keys())
+        await note_log(self.record, self.disk.log)
+
+    def _committed(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            message = entry.message
+            at = self.clock.monotonic()
+            self.record.note(Committed(at=at, chat_id=message.chat_id, sequence=message.sequence))
+
+
+def play(seed: int, parts: Parts | None = None) -> History:
+    """The story of a seed."""
+    parts = parts or Parts()
+    options = parts.options(Options.derive(seed))
+
+    async def story() -> History:
+        return await World(options, parts).story()
+
+    return run(story(), seed)
