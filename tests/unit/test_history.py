@@ -84,6 +84,40 @@ def test_a_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -> Non
     on_virtual_time(test)
 
 
+def test_a_client_that_makes_proofs_up_raises_an_epoch_once_a_minute() -> None:
+    """Each raise makes every member read the chat anew: not for one member to cause at will."""
+
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+        for _ in range(5):
+            with pytest.raises(Unavailable) as refused:
+                await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 9), 100)
+            assert refused.value.retry_after_seconds == pytest.approx(60)
+        assert bench.raised == [(CHAT, head.epoch)]
+        assert not (await bench.history.sync(ANNA, CHAT, Cursor(head.epoch + 1, 3), 100)).reset
+        await asyncio.sleep(60)
+        page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 9), 100)
+        assert page.reset and page.epoch == head.epoch + 2
+
+    on_virtual_time(test)
+
+
+def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_takes() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        started = LoopClock().monotonic()
+        for n in range(20):
+            try:
+                await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, n), 100)
+            except Unavailable:
+                pass
+            assert LoopClock().monotonic() - started <= 5.001
+            started = LoopClock().monotonic()
+
+    on_virtual_time(test, HistorySettings(read_timeout_seconds=4.5), read_after=Odds(delay=1.0, seconds_max=4.4))
+
+
 def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(5)
@@ -92,8 +126,9 @@ def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> N
             raise Unavailable("the writer is away")
 
         history = History(bench.store, cannot, LoopClock())
-        with pytest.raises(Unavailable):
-            await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="the writer is away"):
+                await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
         with pytest.raises(Unavailable):
             await history.resume(BELA, {CHAT: Cursor(head.epoch, 9)})
 

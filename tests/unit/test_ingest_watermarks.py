@@ -55,6 +55,23 @@ def test_a_second_of_acks_is_one_write() -> None:
     run(main())
 
 
+def test_a_defect_costs_one_flush_and_not_the_ones_after_it() -> None:
+    async def main() -> None:
+        plane = Plane()
+        marks = Watermarks(plane, lambda moved: {1: 1 / len(plane.calls)})  # type: ignore[arg-type]
+        task = asyncio.create_task(marks.run())
+        marks.delivered(ANNA, "phone", CHAT, 1, 5)
+        await asyncio.sleep(1.1)
+        plane.calls.append([])
+        marks.delivered(ANNA, "phone", CHAT, 1, 6)
+        await asyncio.sleep(1.1)
+        assert [m.delivered for call in plane.calls for m in call] == [6]
+        marks.stop()
+        await task
+
+    run(main())
+
+
 def test_stopping_flushes_what_is_left() -> None:
     async def main() -> None:
         plane, _told, marks = bench()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ from holdfast.fanout.routing import Leg, envelopes, legs, recipients, unheard
 from holdfast.message import Entry, User
 from holdfast.resilience import Backoff
 from holdfast.session.limits import positive
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Fanout:
         Runs until cancelled. A fatal error is counted and raised, for a supervisor to start the role again.
         """
         try:
-            self.position = await self._end() if after is None else after
+            self.position = await self._patiently(self._around.log.end) if after is None else after
             while True:
                 await self._batch()
         except Exception as error:
@@ -118,26 +121,22 @@ class Fanout:
         await self._measure(entries)
 
     async def _read(self) -> Sequence[Entry]:
-        """The next entries. While the log is away, ask again and again: there is nothing else to do, and it keeps."""
-        failures = 0
-        while True:
-            try:
-                entries = await self._around.log.read(self.position, self._settings.max_poll_records)
-                telemetry.dependency_up("eventlog", True)
-                return entries
-            except UnreadableEvent as event:
-                await self._bury("undecodable", event.position, event.message, event.data)
-                self.position = event.position
-            except (Unavailable, OutcomeUnknown):
-                telemetry.dependency_up("eventlog", False)
-                failures += 1
-                await asyncio.sleep(self._settings.retry.backoff.bound(failures))
+        """The next entries; none after one that cannot be decoded was put aside: the next round reads on behind it."""
+        try:
+            return await self._patiently(lambda: self._around.log.read(self.position, self._settings.max_poll_records))
+        except UnreadableEvent as event:
+            await self._bury("undecodable", event.position, event.message, event.data)
+            self.position = event.position
+            return ()
 
-    async def _end(self) -> int:
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """While the log is away, ask again and again: there is nothing else to do, and the log keeps."""
         failures = 0
         while True:
             try:
-                return await self._around.log.end()
+                answer = await ask()
+                telemetry.dependency_up("eventlog", True)
+                return answer
             except (Unavailable, OutcomeUnknown):
                 telemetry.dependency_up("eventlog", False)
                 failures += 1
@@ -241,7 +240,7 @@ class Fanout:
         """How far behind the log this reader is; the end is asked for only if the batch was full."""
         behind = 0
         if len(entries) == self._settings.max_poll_records:
-            behind = await self._end() - self.position
+            behind = await self._patiently(self._around.log.end) - self.position
         telemetry.fanout_lag(behind)
         stamped = datetime.fromisoformat(entries[0].message.created_at).timestamp()
         telemetry.delivery_lag(max(self._clock.now() - stamped, 0.0))

@@ -54,7 +54,9 @@ class GuardedStore:
         self._store = store
         self._clock = clock
         self._settings = settings or DurabilitySettings()
-        self._guard = Guard("store", self._settings.breaker, clock)
+        self._guard = Guard(
+            "store", "messages cannot be stored now; send it again later", self._settings.breaker, clock
+        )
         self._overdue: set[asyncio.Task[Any]] = set()
         self._changes = 0
 

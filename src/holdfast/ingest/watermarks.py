@@ -61,14 +61,17 @@ class Watermarks:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Flush each second."""
+        """Flush each second; a defect costs one flush and not the ones after it."""
         while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(self._settings.flush_interval_seconds):
                     await self._stopping.wait()
             except TimeoutError:
                 pass
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception as error:
+                telemetry.defect("watermarks", error)
 
     async def flush(self) -> None:
         """Write what waits. What could not be written waits again, unless something newer came meanwhile."""

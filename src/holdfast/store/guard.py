@@ -13,10 +13,12 @@ class Guard:
 
     Every admission must be followed by exactly one of ``succeeded``, ``failed`` and ``learned_nothing``. Only
     infrastructure failures are failures: a refusal, a full quota or a halted chat proves that the dependency works.
+    ``refusal`` is what a caller is told while the breaker is open.
     """
 
-    def __init__(self, dependency: str, settings: BreakerSettings, clock: Clock) -> None:
+    def __init__(self, dependency: str, refusal: str, settings: BreakerSettings, clock: Clock) -> None:
         self._dependency = dependency
+        self._refusal = refusal
         self._breaker = Breaker(settings)
         self._clock = clock
         self._shown: BreakerState | None = None
@@ -40,10 +42,7 @@ class Guard:
         self._show()
         if admitted:
             return None
-        return Unavailable(
-            f"the {self._dependency} is failing and is left in peace; send it again later",
-            retry_after_seconds=round(self._breaker.retry_after(now), 1),
-        )
+        return Unavailable(self._refusal, retry_after_seconds=round(self._breaker.retry_after(now), 1))
 
     def succeeded(self) -> None:
         self._breaker.success(self._clock.monotonic())

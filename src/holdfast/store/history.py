@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -43,12 +43,19 @@ RaiseEpoch = Callable[[User, str, int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class HistorySettings:
-    """``max_reads`` and ``max_resumes`` at once; more wait, at most ``max_wait_seconds``, then SERVER_BUSY."""
+    """``max_reads`` and ``max_resumes`` at once; more wait, at most ``max_wait_seconds``, then SERVER_BUSY.
+
+    A sync or a resume is answered within ``request_timeout_seconds``, however many reads it takes. A client's proof
+    raises a chat's epoch once per ``raise_interval_seconds``: a second rollback within it is no rollback but a client
+    that makes things up, and each raise makes every member read the chat anew.
+    """
 
     max_reads: int = 200
     max_resumes: int = 100
     max_wait_seconds: float = 2
     read_timeout_seconds: float = 2.5
+    request_timeout_seconds: float = 5
+    raise_interval_seconds: float = 60
     max_page_bytes: int = 256 * 1024
     resume_page_messages: int = 100
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
@@ -57,6 +64,17 @@ class HistorySettings:
         for name in self.__slots__:
             if name != "breaker" and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+
+
+class _Wanted(NamedTuple):
+    """A page to be read, and by when."""
+
+    user: User
+    chat_id: str
+    cursor: Cursor
+    limit: int
+    bytes_max: int
+    deadline: float
 
 
 class History:
@@ -69,7 +87,9 @@ class History:
         self._raise_epoch = raise_epoch
         self._clock = clock
         self._settings = settings or HistorySettings()
-        self._guard = Guard("store_reads", self._settings.breaker, clock)
+        refusal = "messages cannot be read now; try again later"
+        self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
+        self._raised_at: dict[str, float] = {}
         self._reads = _Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
         self._resumes = _Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
 
@@ -77,18 +97,19 @@ class History:
     def breaker(self) -> BreakerState:
         return self._guard.state
 
-    async def ask(self, read: Callable[[Store], Awaitable[T]]) -> T:
-        """Any read of the store, bounded and by the deadline. Raises only ``holdfast.errors``. Cancel-safe."""
+    async def ask(self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None) -> T:
+        """Any read of the store, bounded and in time. Raises only ``holdfast.errors``. Cancel-safe."""
         started = self._clock.monotonic()
+        seconds = self._settings.request_timeout_seconds if deadline is None else max(deadline - started, 0.0)
         outcome = "busy"
         try:
-            async with self._reads.one():
+            async with self._reads.one(seconds):
                 outcome = "breaker_open"
                 refusal = self._guard.refusal()
                 if refusal is not None:
                     raise refusal
                 outcome = "failed"
-                result = await self._judged(read)
+                result = await self._judged(read, started + seconds)
                 outcome = "done"
                 return result
         except Refused:
@@ -107,13 +128,14 @@ class History:
 
     async def sync(self, user: User, chat_id: str, cursor: Cursor, limit: int) -> Page:
         """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch."""
-        return await self._page(user, chat_id, cursor, limit, self._settings.max_page_bytes)
+        wanted = _Wanted(user, chat_id, cursor, limit, self._settings.max_page_bytes, self._deadline())
+        return await self._page(wanted)
 
     async def resume(self, user: User, cursors: Mapping[str, Cursor]) -> ResumeRead:
         """What a returning client missed; see ``ResumeRead``."""
-        async with self._resumes.one():
-            deadline = self._clock.monotonic() + self._settings.read_timeout_seconds
-            heads = dict(await self.memberships(user))
+        deadline = self._deadline()
+        async with self._resumes.one(self._settings.request_timeout_seconds):
+            heads = dict(await self.ask(lambda store: store.memberships(user), deadline))
             joined = [chat_id for chat_id in heads if chat_id not in cursors]
             gone = [chat_id for chat_id in cursors if chat_id not in heads]
             for chat_id, cursor in cursors.items():
@@ -125,6 +147,9 @@ class History:
                 heads.pop(chat_id, None)
             return ResumeRead(pages=pages, joined=joined, gone=gone, heads=heads)
 
+    def _deadline(self) -> float:
+        return self._clock.monotonic() + self._settings.request_timeout_seconds
+
     async def _first_pages(
         self, user: User, moved: Iterable[tuple[str, Cursor]], deadline: float, gone: list[str]
     ) -> list[Page]:
@@ -135,7 +160,8 @@ class History:
             if left <= 0 or self._clock.monotonic() >= deadline:
                 break
             try:
-                page = await self._page(user, chat_id, cursor, self._settings.resume_page_messages, left)
+                wanted = _Wanted(user, chat_id, cursor, self._settings.resume_page_messages, left, deadline)
+                page = await self._page(wanted)
             except (NotAMember, NotFound):
                 gone.append(chat_id)
                 continue
@@ -146,30 +172,49 @@ class History:
                 pages.append(page)
         return pages
 
-    async def _page(self, user: User, chat_id: str, cursor: Cursor, limit: int, bytes_max: int) -> Page:
-        page = await self._read(user, chat_id, cursor.sequence, limit, bytes_max)
-        if _beyond(cursor, Cursor(page.epoch, page.head)):
-            await self._rolled_back(user, chat_id, cursor, Cursor(page.epoch, page.head))
+    async def _page(self, wanted: _Wanted) -> Page:
+        cursor = wanted.cursor
+        page = await self._read(wanted, cursor.sequence)
+        head = Cursor(page.epoch, page.head)
+        if _beyond(cursor, head):
+            await self._rolled_back(wanted.user, wanted.chat_id, cursor, head)
         elif page.epoch == cursor.epoch:
             return page
-        return replace(await self._read(user, chat_id, 0, limit, bytes_max), reset=True)
+        return replace(await self._read(wanted, 0), reset=True)
 
-    async def _read(self, user: User, chat_id: str, after: int, limit: int, bytes_max: int) -> Page:
-        return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, reader=user))
+    async def _read(self, wanted: _Wanted, after: int) -> Page:
+        user, chat_id, _, limit, bytes_max, deadline = wanted
+        return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, reader=user), deadline)
 
     async def _rolled_back(self, user: User, chat_id: str, cursor: Cursor, head: Cursor) -> Cursor:
         """Raise the epoch and return the chat's new place; nothing is answered in the old one."""
+        self._may_raise(chat_id)
         telemetry.rollback_proven(chat_id, cursor.epoch, cursor.sequence, head.sequence)
-        await self._raise_epoch(user, chat_id, cursor.epoch)
+        try:
+            await self._raise_epoch(user, chat_id, cursor.epoch)
+        except BaseException:
+            self._raised_at.pop(chat_id, None)
+            raise
         now = (await self.heads([chat_id])).get(chat_id)
         if now is None or now.epoch == cursor.epoch:
             raise Unavailable("the chat is being repaired; try again", retry_after_seconds=1)
         return now
 
-    async def _judged(self, read: Callable[[Store], Awaitable[T]]) -> T:
+    def _may_raise(self, chat_id: str) -> None:
+        """Unavailable if the chat's epoch was raised a moment ago; remembers that it is now."""
+        now = self._clock.monotonic()
+        interval = self._settings.raise_interval_seconds
+        self._raised_at = {chat: at for chat, at in self._raised_at.items() if now - at < interval}
+        if chat_id in self._raised_at:
+            wait = self._raised_at[chat_id] + interval - now
+            raise Unavailable("the chat was repaired a moment ago; try again", retry_after_seconds=round(wait, 1))
+        self._raised_at[chat_id] = now
+
+    async def _judged(self, read: Callable[[Store], Awaitable[T]], deadline: float) -> T:
         """Carry out an admitted read and tell the breaker how it ended."""
+        seconds = min(self._settings.read_timeout_seconds, deadline - self._clock.monotonic())
         try:
-            async with asyncio.timeout(self._settings.read_timeout_seconds):
+            async with asyncio.timeout(seconds):
                 result = await read(self._store)
         except asyncio.CancelledError:
             self._guard.learned_nothing()
@@ -219,9 +264,10 @@ class _Gate:
         self._free = asyncio.Semaphore(limit)
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
+    async def one(self, seconds: float) -> AsyncIterator[None]:
+        """A place among them; ``seconds`` may shorten the wait."""
         try:
-            async with asyncio.timeout(self._max_wait_seconds):
+            async with asyncio.timeout(min(self._max_wait_seconds, seconds)):
                 await self._free.acquire()
         except TimeoutError:
             raise ServerBusy(f"too many {self._what} at once; try again", limit=self._limit) from None
