@@ -13,7 +13,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from holdfast.cli import show
 from holdfast.cli.reach import Reach, TenantOption, reaching
-from holdfast.client.tokens import claims_of
 from holdfast.errors import InvalidMessage
 
 key = typer.Typer(no_args_is_help=True, help="API keys of tenants and operators.", rich_markup_mode=None)
@@ -43,6 +42,8 @@ def token(
     """
     made = reach.mint(user, tenant, hours)
     if reach.as_json:
+        from holdfast.client.tokens import claims_of
+
         expires = datetime.fromtimestamp(claims_of(made).exp or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         show.as_json({"token": made, "user_id": user, "tenant": tenant, "expires_at": expires})
     else:

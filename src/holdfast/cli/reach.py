@@ -1,4 +1,7 @@
-"""Where the server is and who we are to it; the options every command shares, and how every command fails."""
+"""Where the server is and who we are to it; the options every command shares, and how every command fails.
+
+What only some commands need is imported where it is used: help and completion must be quick.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 import msgspec
 import typer
 
-from holdfast.access import Tokens, TokenSettings, read_secrets, shared_secret
 from holdfast.cli.rest import Rest
-from holdfast.client.tokens import claims_of
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id
 
-if TYPE_CHECKING:  # the server's settings are read only by the commands that need them: help must be quick
+if TYPE_CHECKING:
+    from holdfast.access import Secrets
     from holdfast.settings import Settings
 
 SERVER = "The server and you"
@@ -84,16 +86,20 @@ class Reach:
 
     def mint(self, user: str, tenant: str, hours: float) -> str:
         """A token for ``user``, signed with the secret in the state directory."""
+        from holdfast.access import Tokens, TokenSettings, shared_secret
+
         for value, name in ((user, "user"), (tenant, "tenant")):
             if problem := check_id(value, name):
                 raise InvalidMessage(problem)
-        secret = read_secrets(self.state_path).jwt_secret
+        secret = self._secrets().jwt_secret
         tokens = Tokens(TokenSettings(), shared_secret(secret.encode()), SystemClock())
         return tokens.mint(User(tenant, user), hours * 3600)
 
     def user_token(self, user: str | None, tenant: str) -> str:
         """The given token, or a new one for the given user."""
         if self.token:
+            from holdfast.client.tokens import claims_of
+
             subject = claims_of(self.token).sub
             if user and user != subject:
                 raise InvalidMessage(
@@ -108,7 +114,12 @@ class Reach:
         return Rest(self.address, self.user_token(user, tenant))
 
     def as_operator(self, timeout_seconds: float = 30.0) -> Rest:
-        return Rest(self.address, self.token or read_secrets(self.state_path).admin_key, timeout_seconds)
+        return Rest(self.address, self.token or self._secrets().admin_key, timeout_seconds)
+
+    def _secrets(self) -> Secrets:
+        from holdfast.access import read_secrets
+
+        return read_secrets(self.state_path)
 
 
 def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None) -> Settings:

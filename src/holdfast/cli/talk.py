@@ -92,8 +92,11 @@ class Talk:
                 self.show(msgspec.to_builtins(event))
                 if event.sender_id == self._user and event.client_message_id:
                     self._is_back(event.client_message_id)
-            case ConnectionChanged(state=state, reason=reason):
-                self._state = f"offline: {reason}" if state == "offline" else state
+            case ConnectionChanged(state="online"):
+                self._state = "online"
+                self._tell_status()
+            case ConnectionChanged(state="offline", reason=reason) if not self._state.startswith("offline"):
+                self._state = f"offline: {reason}"  # the first reason; each try after it fails with its own
                 self._tell_status()
             case ChatReset():
                 self._shown = 0

@@ -1,0 +1,245 @@
+"""The command line against a real server: every command, and every failure a newcomer meets."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from program import Program, Ran, free_port
+
+COMMANDS = [
+    ("serve",), ("token",), ("status",), ("backup",), ("restore",),
+    ("chat", "list"), ("chat", "create"), ("chat", "invite"), ("chat", "open"), ("chat", "send"), ("chat", "history"),
+    ("chat", "inspect"), ("chat", "recover"), ("chat", "halt"),
+    ("key", "create"), ("key", "list"), ("key", "revoke"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    program = Program(tmp_path_factory.mktemp("cli") / "state")
+    program.serve()
+    yield program
+    program.stop()
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> Program:
+    """Nothing runs here and nothing was ever started."""
+    return Program(tmp_path / "state")
+
+
+@pytest.fixture(scope="module")
+def lobby(program: Program) -> str:
+    return program.ok("chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob").strip()
+
+
+# Help
+
+
+def test_the_help_lists_every_command_and_a_tour(nowhere: Program) -> None:
+    text = nowhere.ok("--help")
+    for command in {parts[0] for parts in COMMANDS}:
+        assert f"\n  {command} " in text
+    assert "holdfast chat open lobby --user alice" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_with_an_example(command: tuple[str, ...], nowhere: Program) -> None:
+    text = nowhere.ok(*command, "--help")
+    assert f"holdfast {' '.join(command)}" in text.split("Example", 1)[1]
+
+
+def test_completion_is_offered(nowhere: Program) -> None:
+    done = nowhere.run("--show-completion", "bash")
+    assert "holdfast" in done.stdout
+
+
+# What goes wrong
+
+
+def failed(done: Ran, code: int = 1) -> str:
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_without_a_state_directory_the_error_says_how_to_get_one(nowhere: Program) -> None:
+    error = failed(nowhere.run("token", "--user", "alice"))
+    assert "holdfast serve" in error and "--state-dir" in error
+
+
+def test_without_a_server_the_error_says_how_to_start_one(program: Program) -> None:
+    error = failed(program.run("chat", "list", "--user", "alice", "--url", f"http://127.0.0.1:{free_port()}"))
+    assert "there is no server at" in error and "holdfast serve" in error
+
+
+def test_what_is_no_holdfast_server_is_said_to_be_none(program: Program) -> None:
+    error = failed(program.run("chat", "list", "-u", "alice", "--url", f"{program.url}/elsewhere"))
+    assert "NOT_FOUND" in error or "no Holdfast server" in error or "there is no" in error
+
+
+def test_a_bad_address_is_named(program: Program) -> None:
+    assert "http://127.0.0.1:8080" in failed(program.run("status", "--url", "nonsense"))
+
+
+def test_a_bad_token_says_how_to_make_a_good_one(program: Program) -> None:
+    error = failed(program.run("chat", "list", "--token", "nonsense"))
+    assert "holdfast token --user" in error
+
+
+def test_an_expired_token_says_so(program: Program) -> None:
+    import jwt
+
+    secret = json.loads((program.state_dir / "secrets.json").read_text())["jwt_secret"]
+    claims = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "tenant": "default", "iat": 1, "exp": 2}
+    error = failed(program.run("chat", "list", "--token", jwt.encode(claims, secret, "HS256")))
+    assert "expired" in error and "holdfast token" in error
+
+
+def test_a_command_without_a_user_asks_for_one(program: Program) -> None:
+    assert "--user" in failed(program.run("chat", "list"))
+
+
+def test_an_unknown_option_is_a_usage_error(nowhere: Program) -> None:
+    assert "No such option" in failed(nowhere.run("status", "--nonsense"), code=2)
+
+
+def test_an_error_can_be_json(program: Program) -> None:
+    error = json.loads(failed(program.run("chat", "list", "--json")))
+    assert error["error"]["code"] == "INVALID_MESSAGE"
+
+
+def test_a_busy_port_is_named(program: Program, tmp_path: Path) -> None:
+    done = program.run_process("serve", "--state-dir", str(tmp_path / "other"))
+    assert f":{program.port}" in failed(done) and "--port" in done.stderr
+
+
+def test_a_state_directory_in_use_names_its_holder(program: Program) -> None:
+    error = failed(program.run_process("serve", "--port", str(free_port())))
+    assert "in use by process" in error and "--state-dir" in error
+
+
+def test_an_unknown_setting_is_named(nowhere: Program) -> None:
+    assert "gateway.nonsense" in failed(nowhere.run("serve", "--set", "gateway.nonsense=1"))
+    assert "PATH=VALUE" in failed(nowhere.run("serve", "--set", "nonsense"))
+
+
+def test_a_public_address_is_refused_and_the_setting_named(nowhere: Program) -> None:
+    assert "trusted_proxies" in failed(nowhere.run("serve", "--host", "0.0.0.0"))
+
+
+def test_a_missing_settings_file_is_named(nowhere: Program) -> None:
+    assert "nowhere.toml" in failed(nowhere.run("serve", "-c", "nowhere.toml"))
+
+
+# What works
+
+
+def test_secrets_are_private(program: Program) -> None:
+    assert stat.S_IMODE((program.state_dir / "secrets.json").stat().st_mode) == 0o600
+
+
+def test_a_token_works_everywhere(program: Program, lobby: str) -> None:
+    made = json.loads(program.ok("token", "--user", "alice", "--hours", "1", "--json"))
+    assert made["user_id"] == "alice"
+    listed = json.loads(program.ok("--json", "chat", "list", "--token", made["token"]))
+    assert lobby in [entry["chat"]["chat_id"] for entry in listed]
+    assert "speaks for alice" in failed(program.run("chat", "list", "--token", made["token"], "--user", "bob"))
+
+
+def test_status_tells_that_the_server_is_ready(program: Program) -> None:
+    assert "ready" in program.ok("status")
+    assert json.loads(program.ok("status", "--json"))["ready"] is True
+
+
+def test_a_chat_is_made_found_by_title_written_to_and_read(program: Program) -> None:
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "den").strip()
+    assert "dave is now member of den" in program.ok("chat", "invite", "den", "dave", "-u", "alice")
+    assert "sent as message 2" in program.ok("chat", "send", "den", "-", "-u", "dave", stdin="from a pipe\n")
+    assert "den" in program.ok("chat", "list", "-u", "dave")
+    text = program.ok("chat", "history", "den", "-u", "alice")
+    assert "alice added dave" in text and "dave: from a pipe" in text
+    page = json.loads(program.ok("chat", "history", chat_id, "-u", "alice", "--json", "--after", "1"))
+    assert [message["content"] for message in page["messages"]] == ["from a pipe"]
+
+
+def test_a_key_makes_a_send_happen_once(program: Program, lobby: str) -> None:
+    first = json.loads(program.ok("chat", "send", lobby, "once", "-u", "bob", "--key", "k", "--json"))
+    again = json.loads(program.ok("chat", "send", lobby, "once", "-u", "bob", "--key", "k", "--json"))
+    assert (first["deduplicated"], again["deduplicated"]) == (False, True)
+    assert first["sequence"] == again["sequence"]
+    assert "used" in failed(program.run("chat", "send", lobby, "other", "-u", "bob", "--key", "k"))
+
+
+def test_a_direct_chat_is_unique(program: Program) -> None:
+    one = program.ok("chat", "create", "-u", "alice", "--direct", "erin")
+    assert program.ok("chat", "create", "-u", "erin", "--direct", "alice") == one
+    assert "--direct alone" in failed(program.run("chat", "create", "-u", "alice", "--direct", "x", "-n", "y"))
+
+
+def test_strangers_are_told_that_they_are_none_of_it(program: Program, lobby: str) -> None:
+    assert failed(program.run("chat", "history", lobby, "-u", "mallory"))
+    assert "no chat titled" in failed(program.run("chat", "history", "lobby", "-u", "mallory"))
+    assert failed(program.run("chat", "open", lobby, "-u", "mallory"))
+
+
+def test_an_operator_inspects_halts_and_recovers(program: Program) -> None:
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "ward").strip()
+    program.ok("chat", "send", chat_id, "one", "-u", "alice")
+    program.ok("chat", "halt", chat_id, "--reason", "a drill")
+    found = json.loads(program.ok("chat", "inspect", chat_id, "--json"))
+    assert found["chat"]["halted"] and found["counter"] == 1
+    assert failed(program.run("chat", "send", chat_id, "two", "-u", "alice", "--key", "held"))
+    assert "epoch 2" in program.ok("chat", "recover", chat_id, "--reason", "the drill is over")
+    program.ok("chat", "send", chat_id, "two", "-u", "alice", "--key", "held")
+    shown = program.ok("chat", "inspect", chat_id)
+    assert "halted         no" in shown and "gaps           none" in shown
+    assert "Missing option" in failed(program.run("chat", "halt", chat_id), code=2)
+
+
+def test_keys_are_made_used_listed_and_revoked(program: Program) -> None:
+    made = json.loads(program.ok("key", "create", "admin", "--label", "watch", "--scope", "status:read", "--json"))
+    secret, key_id = made["secret"], made["key"]["key_id"]
+    assert program.run("status", "--token", secret).returncode == 0
+    assert "scope" in failed(program.run("key", "list", "--token", secret))
+    listed = program.ok("key", "list")
+    assert key_id in listed and secret not in listed
+    assert "is revoked" in program.ok("key", "revoke", key_id, "--reason", "done")
+    assert failed(program.run("status", "--token", secret))
+    assert "belongs to no tenant" in failed(program.run("key", "create", "admin", "--label", "x", "--tenant", "t"))
+    tenant = program.run("key", "create", "tenant", "--label", "shop")
+    assert tenant.stdout.startswith("hf_tenant_") and "cannot be shown again" in tenant.stderr
+
+
+def test_a_backup_is_taken_while_serving_and_restored_elsewhere(program: Program, tmp_path: Path) -> None:
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "kept").strip()
+    program.ok("chat", "send", chat_id, "before the backup", "-u", "alice")
+    taken = json.loads(program.ok("backup", "--reason", "a test", "--json"))
+    assert Path(taken["path"]).stat().st_size == taken["size_bytes"]
+    assert "in use by process" in failed(program.run("restore", taken["path"], "--overwrite"))
+    other = Program(tmp_path / "other")
+    assert "chats are in place" in other.ok("restore", taken["path"])
+    assert "exists" in failed(other.run("restore", taken["path"]))
+    other.serve()
+    try:
+        page = json.loads(other.ok("chat", "history", chat_id, "-u", "alice", "--json"))
+        assert [message["content"] for message in page["messages"]] == ["before the backup"]
+        assert page["epoch"] == 2, "a restore raises every epoch"
+    finally:
+        other.stop()
+
+
+def test_a_file_that_is_no_backup_is_refused(nowhere: Program, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.db"
+    bad.write_text("this is no database, and long enough to be looked at as one " * 20)
+    assert "bad.db" in failed(nowhere.run("restore", str(bad)))
+    assert "there is no file" in failed(nowhere.run("restore", str(tmp_path / "none.db")))
+
+
+def test_hostile_text_cannot_drive_the_terminal(program: Program, lobby: str) -> None:
+    program.ok("chat", "send", lobby, "red \x1b[31m alert \x07", "-u", "bob")
+    assert "\x1b" not in program.ok("chat", "history", lobby, "-u", "alice")
