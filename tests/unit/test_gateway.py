@@ -56,12 +56,27 @@ def test_a_send_is_acknowledged_after_its_commit() -> None:
 def test_frames_of_one_turn_leave_in_one_write() -> None:
     async def story() -> None:
         async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
+            chats = [await parts.chat("alice", "bob") for _ in range(3)]
             socket = await live(parts, "alice")
-            for n in (1, 2, 3):
-                parts.gateway.deliver(envelope(chat_id, n))
+            stretches = [Stretch("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats]
+            parts.gateway.deliver(Envelope(stretches))
             await settle()
             assert len(socket.writes) == 1
+            assert [f["payload"]["chat_id"] for f in socket.take()] == chats
+
+
+def test_a_run_that_comes_alone_is_written_at_once_but_never_ahead_of_what_waits() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            socket = await live(parts, "alice")
+            parts.gateway.deliver(envelope(chat_id, 1))
+            assert len(socket.writes) == 1, "before the turn ends"
+            socket.connection.writing_paused()
+            parts.gateway.deliver(envelope(chat_id, 2))
+            socket.connection.paused = False
+            parts.gateway.deliver(envelope(chat_id, 3))
+            await settle()
             assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2, 3]
 
     run(story())

@@ -23,6 +23,7 @@ from holdfast.ingest.intake import Intake
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Cursor, Outcome, User
 from holdfast.session import effects
+from holdfast.session.deliveries import Deliveries
 from holdfast.session.effects import Effects
 from holdfast.session.session import Session
 from holdfast.store.history import History
@@ -103,9 +104,22 @@ class Connection:
     session_type = Session
 
     __slots__ = (
-        "_early", "_host", "_opened_at", "_plane", "_socket", "closing", "connection_id", "device_id", "dirty",
-        "established", "paused", "session",
-    )  # fmt: skip
+        "_early",
+        "_host",
+        "_opened_at",
+        "_plane",
+        "_socket",
+        "closing",
+        "connection_id",
+        "deliveries",
+        "device_id",
+        "dirty",
+        "due",
+        "established",
+        "paused",
+        "session",
+        "write",
+    )
 
     def __init__(self, plane: Plane, host: Host, socket: Socket, device_id: str) -> None:
         self._plane = plane
@@ -117,8 +131,13 @@ class Connection:
         self.device_id = device_id or self.connection_id
         self.established = False
         self.session: Session | None = None
+        self.deliveries: Deliveries
+        """The outbound side of the session, from when there is one."""
+        self.write = socket.write
         self.paused = False
         self.dirty = False
+        self.due = 0.0
+        """When ``tick`` is to be called; 0 after anything that may have brought it forward."""
         self.closing: Closing | None = None
 
     @property
@@ -134,6 +153,10 @@ class Connection:
     @property
     def chats(self) -> Collection[str]:
         return self.owed.chats
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.session.waiting_bytes if self.session is not None else 0
 
     # --- what the socket tells -------------------------------------------------------------------------
 
@@ -190,20 +213,23 @@ class Connection:
         if session is None or self.closing is not None or self.paused:
             return
         if (run := session.take_run()) is not None:
-            self._socket.write(run)
+            self.write(run)
             return
         while not self.paused and (chunks := session.take(WRITE_BYTES)):
-            self._socket.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            self.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             if steps := session.taken(self._plane.clock.monotonic()):
                 self.do(steps)
 
     def tick(self, now: float) -> None:
         """Let time pass: the credential's deadline before there is a session, the session's timers after."""
         if self.session is None:
-            if self.closing is None and now - self._opened_at >= self._plane.limits.timeouts.authentication_seconds:
+            self.due = self._opened_at + self._plane.limits.timeouts.authentication_seconds
+            if self.closing is None and now >= self.due:
                 self.close(Closing.UNAUTHORIZED, message="no `authenticate` frame in time")
-        elif now >= self.session.next_tick:
+            return
+        if now >= self.session.next_tick:
             self.do(self.session.tick(now))
+        self.due = self.session.next_tick
 
     def close(self, closing: Closing, *, delay_ms: int = 0, message: str | None = None) -> None:
         """Answer what is open, say why, close. Safe to call twice."""
@@ -212,7 +238,7 @@ class Connection:
         if self.session is not None:
             self.do(self.session.close(closing, self._plane.clock.monotonic(), delay_ms, message))
             return
-        self._socket.write(
+        self.write(
             encode_frame(
                 ConnectionClosing(
                     reason=closing.reason,
@@ -233,6 +259,7 @@ class Connection:
 
     def do(self, steps: Effects) -> None:
         """Carry out what the session asked for, in order."""
+        self.due = 0.0
         for effect in steps:
             match effect:
                 case effects.Wake():
@@ -298,7 +325,7 @@ class Connection:
         assert self.session is not None
         chunks = self.session.take(WRITE_BYTES)
         if chunks:
-            self._socket.write(b"".join(chunks))
+            self.write(b"".join(chunks))
         self._close_socket(closing)
 
     def _close_socket(self, closing: Closing) -> None:
@@ -320,7 +347,7 @@ class Connection:
         self.open(principal)
 
     def _refuse(self, error: HoldfastError, request_id: str | None) -> None:
-        self._socket.write(encode_frame(error_payload(error), request_id))
+        self.write(encode_frame(error_payload(error), request_id))
         self.close(Closing.UNAUTHORIZED)
 
     def _invalid(self, error: InvalidMessage, request_id: str | None, now: float) -> None:
@@ -340,6 +367,7 @@ class Connection:
             now,
             self._expiry(principal),
         )
+        self.deliveries = self.session.deliveries
         self._host.opened(self, now)
         self._socket.pause_reading()
         self._host.start(self._establish(self.session))
@@ -355,7 +383,7 @@ class Connection:
         try:
             memberships: dict[str, Cursor] = dict(await self._plane.history.memberships(session.user))
         except HoldfastError as error:
-            self._socket.write(encode_frame(error_payload(error)))
+            self.write(encode_frame(error_payload(error)))
             self.close(Closing.UPSTREAM_FAILURE, delay_ms=int(1000 * self._plane.limits.reconnect_spread_seconds))
             return
         if self.closing is None:

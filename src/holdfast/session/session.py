@@ -108,6 +108,11 @@ class Session:
         self._rate_told_at = now - _RATE_ERROR_SECONDS
 
     @property
+    def deliveries(self) -> Deliveries:
+        """The outbound side by itself: fanout to thousands of sessions goes straight to it."""
+        return self._deliveries
+
+    @property
     def chats(self) -> Collection[str]:
         """The chats this session is in, or was in when it closed."""
         return self._deliveries.places.keys()
