@@ -11,7 +11,7 @@ import pytest
 from chats import ANN, BOB, CARL, EVE, PAGE, STRANGER, MemoryRig, Rig, SqliteRig, acked, act, create, operator, send
 
 from holdfast.errors import ChatHalted, Forbidden, HoldfastError, InvalidMessage, KeyReused, NotAMember, NotFound
-from holdfast.message import Acked, User
+from holdfast.message import Acked, User, Watermark
 from holdfast.store.changes import (
     AddMember,
     ChangeRole,
@@ -134,6 +134,17 @@ async def test_joining_leaving_renaming_and_roles_are_numbered_messages(store: A
     assert [(m.sequence, m.kind) for m in page.messages] == [(n, "text" if n == 2 else "event") for n in range(1, 6)]
     assert (await store.chat("chat_a")).name == "Crew"
     assert await roles(store) == {"ann": "owner"}
+
+
+@on_every_store
+async def test_who_leaves_takes_no_watermark_back_when_joining_again(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    acked(await send(store, "k"))
+    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 1, 1)])
+    await store.change(RemoveMember(act(BOB), "chat_a", "bob"))
+    assert await store.watermarks("chat_a") == []
+    await store.change(AddMember(act(), "chat_a", "bob"))
+    assert await store.watermarks("chat_a") == []
 
 
 @on_every_store

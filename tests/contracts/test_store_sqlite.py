@@ -375,8 +375,10 @@ class Trouble:
         self.error: type[apsw.Error] | None = None
         self.kind = error
         self.operations = operations
+        self.opened = 0
 
     def __call__(self, operation: str, path: str) -> None:
+        self.opened += operation == "open" and path.endswith("chats.db")
         if self.error is not None and operation in self.operations:
             raise self.error("injected")
 
@@ -416,8 +418,10 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
             assert ";" in caught.value.message
         assert (telemetry.REGISTRY.get_sample_value("holdfast_store_reopened_total") or 0) > reopened
         trouble.heal()
+        opened = trouble.opened
         for n in range(3):
             acked(await send(store, f"bad-{n}"))
+        assert trouble.opened > opened, "never again on the same handle"
         page = await store.read_after("chat_a", 0, *PAGE)
         keys = [m.client_message_id for m in page.messages]
         assert sorted(keys) == sorted({*(f"fill-{n}" for n in range(5)), *(f"bad-{n}" for n in range(3))})
@@ -449,6 +453,42 @@ def test_what_is_refused_on_a_full_disk_is_not_there_after_a_power_cut(tmp_path:
         async def after(store: SqliteStore) -> None:
             page = await store.read_after("chat_a", 0, *PAGE)
             assert [m.client_message_id for m in page.messages] == ["fill-0", "fill-1", "fill-2"]
+
+        with_store(place, before, vfs=disk.name)
+        disk.plug_in()
+        disk.unregister()
+        with_store(place, after)
+
+
+def test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut(tmp_path: Path) -> None:
+    """The kernel forgets what a failed sync did not write, but still shows it: nothing may be built upon it."""
+    for seed in range(20):
+        trouble = Trouble(apsw.IOError, {"sync", "truncate", "delete"})
+        disk = Disk(f"sync-{seed}", random.Random(seed), trouble=trouble)
+        place = tmp_path / str(seed)
+        place.mkdir()
+
+        async def before(
+            store: SqliteStore, trouble: Trouble = trouble, disk: Disk = disk, with_reader: bool = seed % 2 == 0
+        ) -> None:
+            await create(store)
+            await fill(store, 3)
+            if with_reader:
+                await store.chat("chat_a")
+            trouble.begin()
+            with pytest.raises(OutcomeUnknown):
+                await send(store, "unknown", "x" * 3_000)
+            with pytest.raises(HoldfastError):
+                await send(store, "still bad")
+            trouble.heal()
+            acked(await send(store, "acked"))
+            disk.is_dead = True
+
+        async def after(store: SqliteStore) -> None:
+            keys = {m.client_message_id for m in (await store.read_after("chat_a", 0, *PAGE)).messages}
+            assert keys >= {"fill-0", "fill-1", "fill-2", "acked"}
+            inspection = await store.inspect("chat_a")
+            assert inspection.counter == inspection.count and not inspection.gaps
 
         with_store(place, before, vfs=disk.name)
         disk.plug_in()

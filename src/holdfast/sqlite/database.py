@@ -17,6 +17,10 @@ from holdfast.sqlite import points
 from holdfast.sqlite.errors import KEEPS_HANDLE, Doing, translate
 
 
+SETTLE_BYTES = 64 * 1024
+"""How much of a log is written again at once; SQLite's own files take no more than that."""
+
+
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
     """How the file is used. ``synchronous`` NORMAL loses acknowledged messages at a power cut; it exists to prove that.
@@ -45,6 +49,8 @@ class SqliteSettings:
 
 def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:
     """A connection to an existing or, with ``write``, a new file. Raises apsw errors."""
+    if write:
+        settle_log(path, vfs)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if write else apsw.SQLITE_OPEN_READWRITE
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     try:
@@ -63,6 +69,25 @@ def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, wri
         give_up(connection)
         raise
     return connection
+
+
+def settle_log(path: Path, vfs: str | None) -> None:
+    """Make what is in the file's write-ahead log durable, before anything is built upon it. Raises apsw errors.
+
+    When a sync fails, the kernel forgets what it should have written but goes on showing it: a new connection would
+    take that for committed, and what it adds would vanish with it at a power cut. So every byte is written again.
+    """
+    log = path.with_name(path.name + "-wal")
+    if not log.exists():
+        return
+    file = apsw.VFSFile(vfs or "", str(log), [apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE, 0])
+    try:
+        size = file.xFileSize()
+        for offset in range(0, size, SETTLE_BYTES):
+            file.xWrite(file.xRead(min(SETTLE_BYTES, size - offset), offset), offset)
+        file.xSync(apsw.SQLITE_SYNC_FULL)
+    finally:
+        file.xClose()
 
 
 def give_up(connection: apsw.Connection) -> None:

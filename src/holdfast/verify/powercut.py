@@ -142,7 +142,12 @@ class _OpenFile(apsw.VFSFile):
         super().xTruncate(size)
 
     def xSync(self, flags: int) -> None:
-        self._disk.alive("sync", self._path)
+        """As on Linux, what a failed sync did not write is forgotten: it can be read, and is never written later."""
+        try:
+            self._disk.alive("sync", self._path)
+        except apsw.Error:
+            self._file.pending.clear()
+            raise
         self._disk.count()
         self._file.sync()
 
