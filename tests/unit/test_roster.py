@@ -87,7 +87,7 @@ def test_joining_and_leaving_concern_every_device_of_the_user() -> None:
 
 
 def test_a_session_that_ends_before_its_hello_leaves_nothing_behind() -> None:
-    here, session = roster(), Here(ANN)
+    here, session = roster(), Here(ANN, chats={"chat_2"})
     here.add(session)
     here.joined(ANN, "chat_1")
     here.remove(session)

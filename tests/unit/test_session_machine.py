@@ -328,6 +328,11 @@ class Protocol(RuleBasedStateMachine):
         self.carry_out(self.session.taken(self.now))
         self.say([])
 
+    @rule()
+    def take_run(self) -> None:
+        if (data := self.session.take_run()) is not None:
+            self.client.inbox += decoded([data])
+
     @rule(count=st.integers(1, 10))
     def client_reads(self, count: int) -> None:
         for _ in range(min(count, len(self.client.inbox))):

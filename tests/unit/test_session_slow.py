@@ -238,6 +238,34 @@ def test_take_gives_about_as_much_as_asked_in_whole_frames() -> None:
     assert talk.session.waiting_messages == talk.session.waiting_bytes == 0
 
 
+def test_take_run_gives_the_one_run_that_waits_and_nothing_where_there_is_more_to_do() -> None:
+    talk = Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0)
+    assert talk.session.take_run() is None
+    talk.deliver(run(1))
+    assert talk.session.take_run() == run(1).data
+    assert talk.session.waiting_messages == talk.session.waiting_bytes == 0
+    assert talk.deliver(run(2)) == [Wake()], "woken again after it"
+    talk.receive(send(kind="image/png"))
+    assert talk.session.take_run() is None, "an answer waits"
+    talk.read()
+    talk.deliver(run(3))
+    talk.deliver(run(4))
+    assert talk.session.take_run() is None, "two runs wait"
+    talk.read()
+    talk.deliver(run(5))
+    talk.deliver(run(7))
+    assert talk.session.take_run() is None, "a resync waits"
+    talk.read()
+    talk.receive(sync(0, chat_id="chat_2"))
+    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 0, chat_id="chat_2"), talk.now))
+    talk.deliver(run(1, chat_id="chat_2"))
+    assert talk.session.take_run() is None, "a page waits"
+    talk.read()
+    talk.deliver(run(2, chat_id="chat_2"))
+    talk.do(talk.session.ephemeral("key", b"\x81\x00", talk.now))
+    assert talk.session.take_run() is None, "an ephemeral frame waits"
+
+
 def test_a_full_control_lane_stops_reading_and_half_empty_reads_on() -> None:
     talk = Talk()
     sends = (send(f"c{n}", kind="image/png") for n in itertools.count())

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 
 from holdfast.message import Cursor
 from holdfast.session.effects import Effect, Effects, Observed, ReadOn, Sign, StopReading, Wake
-from holdfast.session.lanes import NO_RESYNC, Lanes
+from holdfast.session.lanes import Lanes
 from holdfast.session.limits import Outbound, SessionLimits
 from holdfast.session.places import Place
 from holdfast.session.slow import Action, Flow, SlowConsumer
@@ -36,7 +36,7 @@ class _Early:
 
 
 class Deliveries:
-    """The outbound side of one session."""
+    """The outbound side of one session. ``calm``: it reads and flows, so a ``take`` needs nothing done after it."""
 
     __slots__ = (
         "_bytes_ceiling",
@@ -50,6 +50,7 @@ class Deliveries:
         "_recovered",
         "_slow",
         "_woken",
+        "calm",
         "lanes",
         "places",
     )
@@ -64,6 +65,7 @@ class Deliveries:
         self._recovered = False
         self._slow = SlowConsumer(self._limits)
         self._woken = False
+        self.calm = True
         self.lanes = Lanes()
         self.places: dict[str, Place] = {}
         percent = self._limits.warning_threshold_percent
@@ -97,7 +99,7 @@ class Deliveries:
         return True
 
     def deliver(self, run: Run, now: float) -> Effects:
-        """Queue the run if it is what its chat expects next and there is room."""
+        """Queue the run if it is what its chat expects next and there is room, else the client is told to sync."""
         place = self.places.get(run.chat_id)
         lanes = self.lanes
         messages = lanes.messages + run.count
@@ -150,6 +152,7 @@ class Deliveries:
         """
         if self._slow.slow:
             return False
+        self.calm = False
         fill = self._fill(self.lanes.messages + run.count, self.lanes.bytes + run.size)
         if fill > self._limits.critical_threshold_percent:
             if self._fill(self.lanes.messages, self.lanes.bytes) >= self._limits.warning_threshold_percent:
@@ -210,13 +213,12 @@ class Deliveries:
         self.lanes.say(encode_frame(payload, request_id))
         self._wake(effects)
         if self._reading and len(self.lanes.control) >= self._limits.max_control_frames:
-            self._reading = False
+            self._reading = self.calm = False
             effects.append(StopReading())
 
     def show(self, page: bytes, effects: list[Effect]) -> None:
         """Queue a page; the lane must be free."""
-        assert self.lanes.page is None, "one page at a time"
-        self.lanes.page = page
+        self.lanes.show(page)
         self._wake(effects)
 
     def _wake(self, effects: list[Effect]) -> None:
@@ -227,23 +229,22 @@ class Deliveries:
     def take_run(self) -> bytes | None:
         """The one run that waits, if there is nothing else to write or to do: the usual case, made cheap."""
         lanes = self.lanes
-        if (
-            len(lanes.runs) != 1
-            or lanes.control
-            or lanes.page is not None
-            or lanes.ephemeral
-            or lanes.resync_after != NO_RESYNC
-            or self._slow.flow is not Flow.FLOWING
-        ):
+        runs = lanes.runs
+        if len(runs) != 1 or lanes.mixed or not self.calm:
             return None
         self._woken = False
         lanes.messages = lanes.bytes = 0
-        return lanes.runs.pop().data
+        return runs.pop().data
 
     def take(self, bytes_max: int) -> list[bytes]:
+        """Whole WebSocket frames to write, of about ``bytes_max``; after the close the last words, all of them."""
         self._woken = False
-        frames = self.lanes.take(sys.maxsize if self._closed else bytes_max, self._resync)
-        if self._slow.flow is not Flow.FLOWING:
+        lanes = self.lanes
+        if lanes.mixed or lanes.bytes > bytes_max:
+            frames = lanes.take(sys.maxsize if self._closed else bytes_max, self._resync)
+        else:
+            frames = lanes.take_deliveries()
+        if not self.calm:
             fill = self._fill(self.lanes.messages, self.lanes.bytes)
             self._recovered = self._slow.drained(fill) is Action.RECOVER or self._recovered
         return frames
@@ -258,6 +259,7 @@ class Deliveries:
         if self._recovered:
             self._recovered = False
             effects.append(Observed(Sign.SLOW_CONSUMER_RECOVERED))
+        self.calm = self._reading and self._slow.flow is Flow.FLOWING
 
     @property
     def _may_read_on(self) -> bool:

@@ -18,7 +18,10 @@ NO_RESYNC = -1
 
 
 class Lanes:
-    """The outbound buffer. The bounds are the session's; here is only what is in it."""
+    """The outbound buffer. The bounds are the session's; here is only what is in it.
+
+    ``mixed``: something else than deliveries waits. The usual case, in which nothing else does, must be fast.
+    """
 
     __slots__ = (
         "bytes",
@@ -27,6 +30,7 @@ class Lanes:
         "ephemeral",
         "ephemeral_bytes",
         "messages",
+        "mixed",
         "page",
         "resync_after",
         "runs",
@@ -39,6 +43,7 @@ class Lanes:
         self.runs: list[Run] = []
         self.messages = 0
         self.bytes = 0
+        self.mixed = False
         self.resync_after = NO_RESYNC
         self.ephemeral: dict[Hashable, bytes] | None = None
         self.ephemeral_bytes = 0
@@ -50,16 +55,25 @@ class Lanes:
 
     def say(self, frame: bytes) -> None:
         """Queue a control frame."""
+        self.mixed = True
         self.control.append(frame)
         self.control_bytes += len(frame)
 
+    def show(self, page: bytes) -> None:
+        """Queue a page; the last one must have been taken."""
+        assert self.page is None, "one page at a time"
+        self.mixed = True
+        self.page = page
+
     def want_resync(self) -> None:
         """A resync goes out behind what is queued now, unless one is already on its way."""
+        self.mixed = True
         if self.resync_after == NO_RESYNC:
             self.resync_after = len(self.runs)
 
     def whisper(self, key: Hashable, frame: bytes, frames_max: int) -> None:
         """Queue an ephemeral frame: the newest of its key; at the bound the oldest key goes."""
+        self.mixed = True
         if self.ephemeral is None:
             self.ephemeral = {}
         self._forget(key)
@@ -82,23 +96,29 @@ class Lanes:
 
     def take(self, bytes_max: int, resync: Callable[[], list[bytes]]) -> list[bytes]:
         """Whole frames of about ``bytes_max`` in all, and at least one if there is any; they wait no longer."""
-        if not self.control and self.page is None and self.resync_after == NO_RESYNC and self.bytes <= bytes_max:
-            frames = self._take_all_runs()
-            room = bytes_max
-        else:
-            frames = self._take_control(bytes_max)
-            room = bytes_max - sum(map(len, frames))
-            if self.page is not None and room > 0:
-                frames.append(self.page)
-                room -= len(self.page)
-                self.page = None
-            if room > 0:
-                frames += self._take_runs(room, resync)
+        frames = self._take_control(bytes_max)
+        room = bytes_max - sum(map(len, frames))
+        if self.page is not None and room > 0:
+            frames.append(self.page)
+            room -= len(self.page)
+            self.page = None
+        if room > 0:
+            frames += self._take_runs(room, resync)
         if self.ephemeral and not self.runs and room > 0:
             frames += self.ephemeral.values()
             self.ephemeral = None
             self.ephemeral_bytes = 0
+        self.mixed = bool(self.control or self.page or self.ephemeral or self.resync_after != NO_RESYNC)
         return frames
+
+    def take_deliveries(self) -> list[bytes]:
+        """All deliveries, where nothing else waits."""
+        runs = self.runs
+        if not runs:
+            return []
+        self.runs = []
+        self.messages = self.bytes = 0
+        return [run.data for run in runs]
 
     def _take_control(self, bytes_max: int) -> list[bytes]:
         if self.control_bytes <= bytes_max:
@@ -114,13 +134,6 @@ class Lanes:
         del self.control[: len(frames)]
         self.control_bytes -= size
         return frames
-
-    def _take_all_runs(self) -> list[bytes]:
-        if not self.runs:
-            return []
-        runs, self.runs = self.runs, []
-        self.messages = self.bytes = 0
-        return [run.data for run in runs]
 
     def _take_runs(self, bytes_max: int, resync: Callable[[], list[bytes]]) -> list[bytes]:
         frames: list[bytes] = []

@@ -400,10 +400,11 @@ class Session:
 
     def taken(self, now: float) -> Effects:
         """What ``take`` gave has been written: the next page may be read, and the socket if it was stopped."""
+        if self.closed or (self._deliveries.calm and self._requests.waiting is None):
+            return NOTHING
         effects: list[Effect] = []
-        if not self.closed:
-            self._deliveries.taken(effects, now)
-            self._pull_next(effects)
+        self._deliveries.taken(effects, now)
+        self._pull_next(effects)
         return effects
 
     # What time brings.
