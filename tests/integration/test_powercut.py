@@ -23,7 +23,7 @@ def test_200_power_cuts_lose_no_acknowledged_message(tmp_path: Path) -> None:
     acked = sum(r.acked for r in reports)
     row = Row(
         name="power cut",
-        how="an SQLite VFS that loses, keeps or tears unsynced writes; synchronous=FULL",
+        how="an SQLite VFS that loses, keeps or tears unsynced writes, in half of the runs after failed syncs; FULL",
         runs=len(reports),
         failures=len(broken),
         requirement="0 acknowledged messages lost or changed",

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import apsw
 
@@ -28,6 +28,8 @@ from holdfast.store.sqlite import SqliteSettings, SqliteStore
 SECTOR_BYTES = 512
 OPERATIONS_MAX = 600
 """The power goes at one of the first writes, truncations and syncs; about a sixth of these make the schema."""
+SYNC_FAILURE_ODDS = 0.03
+T = TypeVar("T")
 USER = User("default", "ann")
 
 Trouble = Callable[[str, str], None]
@@ -167,24 +169,29 @@ class CutReport:
 
 @dataclass(slots=True)
 class _Workload:
-    """Seeded sends and joins, in groups, until the power goes; remembers what was acknowledged."""
+    """Seeded sends and joins, in groups, until the power goes; remembers what was acknowledged.
+
+    What fails before that is repeated with its key, as a client would.
+    """
 
     rng: random.Random
+    disk: Disk
     acked: dict[tuple[str, int], Message] = field(default_factory=dict)
     in_flight: list[Draft] = field(default_factory=list)
     numbers: int = 0
 
     async def run(self, store: SqliteStore) -> None:
-        """Ends with the first failure: after a cut there are only failures."""
+        """Ends with the first failure after the cut."""
         for chat in ("chat_a", "chat_b"):
-            await store.change(CreateChat(self._act(), chat, "group", "Team", ["bob"]))
+            await self._insist(store.change, CreateChat(self._act(), chat, "group", "Team", ["bob"]))
         while True:
             if self.rng.random() < 0.1:
-                changed = await store.change(AddMember(self._act(), self._chat(), f"user-{self._number()}"))
+                joining = AddMember(self._act(), self._chat(), f"user-{self._number()}")
+                changed = await self._insist(store.change, joining)
                 if changed.event is not None:
                     self._remember(changed.event)
             self.in_flight = [self._draft() for _ in range(self.rng.choice((1, 1, 3, 9)))]
-            await self.send(store)
+            await self._insist(self.send, store)
 
     async def send(self, store: SqliteStore) -> None:
         """Send what is in flight, for the first time or again."""
@@ -192,6 +199,14 @@ class _Workload:
             if not isinstance(outcome, Acked):
                 raise outcome
             self._remember(outcome.message)
+
+    async def _insist(self, verb: Callable[[Any], Awaitable[T]], argument: Any) -> T:
+        while True:
+            try:
+                return await verb(argument)
+            except HoldfastError:
+                if self.disk.is_dead:
+                    raise
 
     def _remember(self, message: Message) -> None:
         self.acked[message.chat_id, message.sequence] = message
@@ -204,7 +219,8 @@ class _Workload:
         return self.rng.choice(("chat_a", "chat_b"))
 
     def _act(self) -> Act:
-        return Act(USER, "2026-01-01T00:00:00.000Z", f"msg_{self._number()}")
+        number = self._number()
+        return Act(USER, "2026-01-01T00:00:00.000Z", f"msg_{number}", key=f"key-{number}")
 
     def _draft(self) -> Draft:
         number = self._number()
@@ -214,15 +230,25 @@ class _Workload:
 
 
 async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> CutReport:
-    """Run the store on a disk that loses power, and look what is left. The directory must be empty."""
+    """Run the store on a disk that loses power, and look what is left. The directory must be empty.
+
+    With an odd seed some syncs fail before the cut, and what they should have written is forgotten.
+    """
     rng = random.Random(seed)
     operation = rng.randint(1, OPERATIONS_MAX)
     disk = Disk(f"powercut-{seed}", rng, operation)
+    failures = random.Random(-seed)
+
+    def fail_some_syncs(operation: str, path: str) -> None:
+        if operation == "sync" and failures.random() < SYNC_FAILURE_ODDS:
+            raise apsw.IOError("a sync failed")
+
     path = directory / "chats.db"
-    workload = _Workload(rng)
+    workload = _Workload(rng, disk)
     settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
     try:
         async with SqliteStore(path, settings, vfs=disk.name) as store:
+            disk.trouble = fail_some_syncs if seed % 2 and synchronous == "FULL" else None
             await workload.run(store)
     except HoldfastError:
         pass
