@@ -182,6 +182,7 @@ class ScriptedServer:
             headers.get("X-Device-ID", ""),
         )
         self.connections.append(connection)
+        await self.touch()
         try:
             if not self.script.silent:
                 await self._write(connection, "connection_established", self._hello(connection))

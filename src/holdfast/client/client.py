@@ -151,12 +151,9 @@ class Client:
 
     async def connected(self) -> None:
         """Return when online; raise if the client has stopped for good."""
-        while not self._online.is_set():
-            if self._error is not None:
-                raise self._error
-            await self._online.wait()
-            if self._error is not None:
-                raise self._error
+        await self._online.wait()
+        if self._error is not None:
+            raise self._error
 
     async def events(self) -> AsyncIterator[Event]:
         """Everything that happens; one loop at a time.

@@ -1,0 +1,288 @@
+"""The client's shell: coroutines, files and sockets around the machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from conformance import CHAT, ScriptedServer
+
+from holdfast.client import Client, ClientSettings, ConnectionChanged, Message, SendRefused
+from holdfast.errors import (
+    BadSetting,
+    Forbidden,
+    InvalidContentType,
+    InvalidMessage,
+    KeyReused,
+    MessageTooLarge,
+    Unauthorized,
+    Unavailable,
+)
+
+QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.2, ack_interval_seconds=0.02)
+
+
+def run(scenario: Callable[[ScriptedServer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with ScriptedServer() as server, asyncio.timeout(20):
+            await scenario(server)
+
+    asyncio.run(main())
+
+
+def test_a_send_returns_what_the_server_stored() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        async with Client(server.url, "token") as client:
+            sent = await client.send(CHAT, "hello", client_message_id="k")
+        assert (sent.sequence, sent.client_message_id, sent.deduplicated) == (1, "k", False)
+        assert server.messages[0]["content"] == "hello"
+
+    run(scenario)
+
+
+def test_awaiting_a_send_inside_the_loop_over_a_full_buffer_does_not_lock_up() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        for n in range(30):
+            await server.say(f"theirs {n}")
+        settings = ClientSettings(buffer_messages_max=3, page_messages=3)
+        async with Client(server.url, "token", settings=settings) as client:
+            heard = []
+            async for message in client.messages(CHAT):
+                if message.sender_id == "bob":
+                    heard.append(message.sequence)
+                    await client.send(CHAT, f"echo {message.sequence}")
+                if len(heard) == 30:
+                    break
+            assert heard == list(range(1, 31))
+
+    run(scenario)
+
+
+def test_equal_calls_join_and_unequal_ones_under_one_key_are_refused() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        server.script.silent = True
+        async with Client(server.url, "token", settings=QUICK) as client:
+            both = [asyncio.create_task(client.send(CHAT, "x", client_message_id="k")) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(KeyReused):
+                await client.send(CHAT, "y", client_message_id="k")
+            await server.until(lambda: bool(server.connections), "a connection")
+            server.script.silent = False
+            server.cut()
+            first, second = await asyncio.gather(*both)
+            assert first == second
+        assert len(server.messages) == 1
+
+    run(scenario)
+
+
+def test_cancelling_a_send_stops_the_waiting_and_not_the_sending() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        server.script.silent = True
+        async with Client(server.url, "token", settings=QUICK) as client:
+            sending = asyncio.create_task(client.send(CHAT, "x", client_message_id="k"))
+            await server.until(lambda: bool(server.connections), "a connection")
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            server.script.silent = False
+            server.cut()
+            await server.until(lambda: "k" in server.keys, "the send")
+
+    run(scenario)
+
+
+def test_a_post_returns_when_it_is_on_disk_and_survives_the_process(tmp_path: Path) -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        state = tmp_path / "client.db"
+        async with Client("http://127.0.0.1:9", "token", state=state) as offline:
+            key = await offline.post(CHAT, "written in a tunnel")
+            assert [entry.client_message_id for entry in offline.unsent()] == [key]
+            device = offline.device_id
+        async with Client(server.url, "token", state=state) as client:
+            await server.until(lambda: key in server.keys, "the send")
+            assert client.device_id == device == server.here.device_id
+            await server.until(lambda: not client.unsent(), "an empty outbox")
+
+    run(scenario)
+
+
+def test_a_refusal_nobody_waits_for_comes_as_an_event() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        server.script.send_errors = [{"code": "FORBIDDEN", "message": "no", "retryable": False, "outcome": "rejected"}]
+        async with Client(server.url, "token") as client:
+            key = await client.post(CHAT, "x")
+            async for event in client.events():
+                if isinstance(event, SendRefused):
+                    assert event.client_message_id == key and isinstance(event.error, Forbidden)
+                    break
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("", "x"), InvalidMessage),
+        (("c", ""), InvalidMessage),
+        (("c", "\ud800"), InvalidMessage),
+        (("c", "x" * 4097), MessageTooLarge),
+        (("c", "x", "text/html"), InvalidContentType),
+        (("c", "x", "text/plain", "two words"), InvalidMessage),
+    ],
+)
+def test_what_the_server_would_refuse_is_refused_at_once(arguments: tuple[str, ...], error: type[Exception]) -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        async with Client(server.url, "token") as client:
+            with pytest.raises(error):
+                await client.send(*arguments)
+            assert client.unsent() == []
+
+    run(scenario)
+
+
+def test_a_full_outbox_takes_no_more() -> None:
+    async def main() -> None:
+        async with Client("http://127.0.0.1:9", "t", settings=ClientSettings(outbox_messages_max=2)) as client:
+            await client.post("c", "1")
+            await client.post("c", "2")
+            with pytest.raises(Unavailable, match="2 messages wait"):
+                await client.post("c", "3")
+
+    asyncio.run(main())
+
+
+def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        server.script.refuse_handshakes = [(401, {})]
+        async with Client(server.url, "token") as client:
+            with pytest.raises(Unauthorized):
+                await client.send(CHAT, "x")
+            with pytest.raises(Unauthorized):
+                await client.connected()
+            with pytest.raises(Unauthorized):
+                async for _ in client.events():
+                    pass
+            with pytest.raises(Unauthorized):
+                await client.send(CHAT, "y")
+            assert len(client.unsent()) == 1, "what was accepted stays in the outbox"
+
+    run(scenario)
+
+
+def test_a_state_file_of_another_user_is_not_sent_in_this_one_s_name(tmp_path: Path) -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        state = tmp_path / "client.db"
+        async with Client("http://127.0.0.1:9", "token", state=state) as client:
+            client._state.identify("user_id", "mallory")
+            await client.post(CHAT, "mallory's words")
+        async with Client(server.url, "token", state=state) as client:
+            with pytest.raises(BadSetting, match="belongs to mallory"):
+                await client.connected()
+        assert server.messages == []
+
+    run(scenario)
+
+
+def test_an_event_interrupted_by_an_error_comes_again_and_a_finished_one_does_not(tmp_path: Path) -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        state = tmp_path / "client.db"
+        for n in range(3):
+            await server.say(f"theirs {n}")
+
+        async def take(count: int, fail: bool) -> list[int]:
+            seen: list[int] = []
+            try:
+                async with Client(server.url, "token", state=state) as client:
+                    async for message in client.messages(CHAT):
+                        seen.append(message.sequence)
+                        if len(seen) == count:
+                            if fail:
+                                raise RuntimeError("the application's own")
+                            break
+            except RuntimeError:
+                pass
+            return seen
+
+        assert await take(2, fail=True) == [1, 2]
+        assert await take(1, fail=False) == [2]
+        assert await take(1, fail=False) == [3]
+
+    run(scenario)
+
+
+def test_the_application_sees_the_connection_come_and_go() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        states = []
+        async with Client(server.url, "token", settings=QUICK) as client:
+            async for event in client.events():
+                if isinstance(event, ConnectionChanged):
+                    states.append(event.state)
+                    if event.state == "online" and states.count("online") == 1:
+                        server.cut()
+                    elif event.state == "online":
+                        break
+        assert states[0] in ("connecting", "online") and "offline" in states and states[-1] == "online"
+
+    run(scenario)
+
+
+def test_two_loops_over_the_events_are_refused() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        async with Client(server.url, "token") as client:
+            await client.connected()
+
+            async def drain() -> None:
+                async for _ in client.events():
+                    pass
+
+            first = asyncio.create_task(drain())
+            await server.until(lambda: server.here.live, "a resumed connection")
+            with pytest.raises(RuntimeError, match="one loop at a time"):
+                await asyncio.wait_for(drain(), 5)
+            first.cancel()
+
+    run(scenario)
+
+
+def test_a_token_in_the_address_is_refused() -> None:
+    with pytest.raises(BadSetting):
+        Client("http://127.0.0.1:8080/?token=x", "token")
+    with pytest.raises(BadSetting, match="should look like"):
+        Client("127.0.0.1:8080", "token")
+
+
+def test_a_token_is_renewed_in_band_before_it_ends() -> None:
+    import base64
+    import json
+    import time
+
+    def jwt(number: int) -> str:
+        body = {"exp": time.time() + 2.2 + number * 1000, "n": number}
+        return f"h.{base64.urlsafe_b64encode(json.dumps(body).encode()).decode().rstrip('=')}.s"
+
+    async def scenario(server: ScriptedServer) -> None:
+        made: list[str] = []
+
+        async def provide() -> str:
+            made.append(jwt(len(made)))
+            return made[-1]
+
+        async with Client(server.url, provide):
+            await server.until(lambda: len(made) == 2 and server.here.token == made[1], "the new token")
+        assert len(server.connections) == 1
+
+    run(scenario)
+
+
+def test_messages_are_typed_values() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        await server.say("hello")
+        async with Client(server.url, "token") as client:
+            async for message in client.messages(CHAT):
+                assert isinstance(message, Message) and message.content == "hello"
+                break
+
+    run(scenario)

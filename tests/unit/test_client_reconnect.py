@@ -1,0 +1,104 @@
+"""When the client comes back, and when it does not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdfast.client.reconnect import Reconnect, Retry, Stop
+from holdfast.errors import Forbidden, InvalidMessage, NotFound, Unauthorized
+from holdfast.resilience import Backoff
+from holdfast.wire.closing import Closing
+from holdfast.wire.frames import ConnectionClosing
+
+
+def reconnect(can_renew: bool = True, seed: int = 1) -> Reconnect:
+    return Reconnect(Backoff(1, 16), random.Random(seed), can_renew)
+
+
+def announced(closing: Closing, delay_ms: int = 0) -> ConnectionClosing:
+    return ConnectionClosing(closing.reason, closing.message, closing.reconnect_allowed, delay_ms, {})
+
+
+@pytest.mark.parametrize("closing", Closing, ids=lambda closing: closing.reason)
+def test_the_code_s_range_is_the_rule(closing: Closing) -> None:
+    verdict = reconnect().closed(closing.code)
+    assert isinstance(verdict, Retry if closing.code < 4500 else Stop)
+
+
+@pytest.mark.parametrize("code", [None, 1000, 1001, 1006, 1011, 1012, 4123, 4499])
+def test_every_other_end_is_no_reason_to_give_up(code: int | None) -> None:
+    assert isinstance(reconnect().closed(code), Retry)
+
+
+def test_the_delay_doubles_to_its_cap_with_full_jitter_and_goes_on_for_ever() -> None:
+    for failures, bound in [(1, 1), (2, 2), (3, 4), (5, 16), (50, 16)]:
+        delays = []
+        for seed in range(200):
+            machine = reconnect(seed=seed)
+            for _ in range(failures):
+                verdict = machine.closed(None)
+            assert isinstance(verdict, Retry)
+            delays.append(verdict.delay_seconds)
+        assert 0 <= min(delays) < bound * 0.05
+        assert bound * 0.95 < max(delays) <= bound
+
+
+def test_a_connection_that_lasted_makes_the_next_failure_a_first_one() -> None:
+    machine = reconnect()
+    for _ in range(10):
+        machine.closed(None)
+    machine.lasted()
+    verdict = machine.closed(None)
+    assert isinstance(verdict, Retry) and verdict.delay_seconds <= 1
+
+
+def test_the_server_s_delay_is_taken_as_it_is_and_once() -> None:
+    machine = reconnect()
+    machine.announced(announced(Closing.SERVER_SHUTDOWN, 12_345))
+    assert machine.closed(4000) == Retry(12.345, "server_shutdown")
+    verdict = machine.closed(None)
+    assert isinstance(verdict, Retry) and verdict.delay_seconds <= 2
+
+
+def test_an_announced_end_without_reconnect_stops_whatever_the_code() -> None:
+    machine = reconnect()
+    machine.announced(announced(Closing.UNAUTHORIZED))
+    verdict = machine.closed(None)
+    assert isinstance(verdict, Stop) and isinstance(verdict.error, Unauthorized)
+
+
+def test_an_expired_token_is_renewed_once_and_then_is_the_end() -> None:
+    machine = reconnect()
+    first = machine.closed(4008)
+    assert isinstance(first, Retry) and first.new_token
+    refused = machine.refused(401, None, "no")
+    assert isinstance(refused, Stop) and isinstance(refused.error, Unauthorized)
+    machine.established()
+    again = machine.closed(4008)
+    assert isinstance(again, Retry) and again.new_token
+
+
+def test_an_expired_token_that_cannot_be_renewed_is_the_end() -> None:
+    assert isinstance(reconnect(can_renew=False).closed(4008), Stop)
+    assert isinstance(reconnect(can_renew=False).refused(401, None, ""), Stop)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(400, InvalidMessage), (403, Forbidden), (404, NotFound), (426, InvalidMessage)]
+)
+def test_a_handshake_refused_for_good_stops(status: int, error: type[Exception]) -> None:
+    verdict = reconnect().refused(status, None, "FORBIDDEN: no")
+    assert isinstance(verdict, Stop) and isinstance(verdict.error, error)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_handshake_refused_for_now_is_tried_again_after_what_the_server_says(status: int) -> None:
+    verdict = reconnect().refused(status, 20, "")
+    assert isinstance(verdict, Retry) and 20 <= verdict.delay_seconds <= 25
+
+
+def test_a_redirect_is_not_followed_with_a_token_in_hand() -> None:
+    verdict = reconnect().refused(302, None, "https://elsewhere.example/")
+    assert isinstance(verdict, Stop) and "elsewhere.example" in str(verdict.error)
