@@ -16,7 +16,6 @@ from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import KEEPS_HANDLE, Doing, translate
 
-
 SETTLE_BYTES = 64 * 1024
 """How much of a log is written again at once; SQLite's own files take no more than that."""
 

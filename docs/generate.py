@@ -1,0 +1,67 @@
+"""Writes the reference pages that are made from the code: ``python docs/generate.py``.
+
+A page is a function that returns its text; a test compares each with the file, so that none can go stale.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+REFERENCE = Path(__file__).resolve().parent / "reference"
+
+
+def cli_page() -> str:
+    """Every command's own help, in the order of ``holdfast --help``."""
+    parts = [
+        "# The command line\n",
+        "Made from the program's own help by `python docs/generate.py`; do not edit.\n",
+        "Exit codes: 0 done; 1 refused or failed, with a sentence on stderr that says what to do; 2 the command was "
+        "not understood. With `--json` results are JSON on stdout and errors JSON on stderr. The options under "
+        "`--url` may stand before or after the command.\n",
+    ]
+    for words in commands():
+        parts.append(f"## holdfast {' '.join(words)}".rstrip() + "\n")
+        parts.append(f"```text\n{help_of(words)}```\n")
+    return "\n".join(parts)
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """The words of every command, groups before their members."""
+    from holdfast.cli.app import app
+
+    yield ()
+    for command in app.registered_commands:
+        yield (_name(command.name, command.callback),)
+    for group in app.registered_groups:
+        assert group.name and group.typer_instance
+        yield (group.name,)
+        for command in group.typer_instance.registered_commands:
+            yield (group.name, _name(command.name, command.callback))
+
+
+def help_of(words: tuple[str, ...]) -> str:
+    from typer.testing import CliRunner
+
+    from holdfast.cli.app import app
+
+    os.environ["COLUMNS"] = "100"
+    return CliRunner().invoke(app, [*words, "--help"], prog_name="holdfast").stdout
+
+
+def _name(name: str | None, callback: Callable[..., object] | None) -> str:
+    assert callback is not None
+    return name or callback.__name__.replace("_", "-")
+
+
+PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page())
+
+
+if __name__ == "__main__":
+    main()

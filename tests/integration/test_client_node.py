@@ -1,0 +1,181 @@
+"""The Python client against the server it is made for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.access import Tokens, TokenSettings, shared_secret
+from holdfast.cli.rest import Rest
+from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message
+from holdfast.clock import SystemClock
+from holdfast.errors import Forbidden, NotAMember, NotFound
+from holdfast.message import User
+from holdfast.node import Node, running
+from holdfast.settings import Server, Settings, load
+
+QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.5)
+
+
+class World:
+    """A running node and the people on it."""
+
+    def __init__(self, node: Node) -> None:
+        self.url = node.url
+        self._secrets = node.secrets
+
+    def token(self, user: str) -> str:
+        tokens = Tokens(TokenSettings(), shared_secret(self._secrets.jwt_secret.encode()), SystemClock())
+        return tokens.mint(User("default", user), 3600)
+
+    def client(self, user: str, state: Path | None = None, settings: ClientSettings = QUICK) -> Client:
+        return Client(self.url, self.token(user), state=state, settings=settings)
+
+    async def ask(self, user: str | None, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        rest = Rest(self.url, self._secrets.admin_key if user is None else self.token(user))
+        return await asyncio.to_thread(rest.ask, method, path, body)
+
+    async def chat(self, *members: str) -> str:
+        body = {"name": "lobby", "members": list(members[1:])}
+        return str((await self.ask(members[0], "POST", "/v1/chats", body))["chat"]["chat_id"])
+
+
+def served(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
+    """Heartbeats come often, because they are what tells of a new epoch."""
+
+    async def main() -> None:
+        often = {
+            "gateway.timeouts.heartbeat_interval_seconds": 0.5,
+            "gateway.timeouts.heartbeat_timeout_seconds": 5,
+            "gateway.timeouts.behind_before_heads_seconds": 0.2,
+        }
+        server = {"server.port": 0, "server.state_dir": str(tmp_path / "state"), "server.log_level": "error"}
+        settings = load(None, {}, {**server, **often})
+        async with asyncio.timeout(30), running(settings) as node:
+            await scenario(World(node))
+
+    asyncio.run(main())
+
+
+async def next_of(client: Client, kind: type[Event], count: int = 1) -> list[Any]:
+    found: list[Any] = []
+    async for event in client.events():
+        if isinstance(event, kind):
+            found.append(event)
+            if len(found) == count:
+                break
+    return found
+
+
+def test_two_people_talk_in_one_order(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice", "bob")
+        async with world.client("alice") as alice, world.client("bob") as bob:
+            await asyncio.gather(alice.connected(), bob.connected())
+            sends = [client.send(chat_id, f"{n}") for n in range(8) for client in (alice, bob)]
+            sent = await asyncio.gather(*sends)
+            assert sorted(one.sequence for one in sent) == list(range(1, 17))
+            heard_by_alice, heard_by_bob = await asyncio.gather(next_of(alice, Message, 16), next_of(bob, Message, 16))
+            assert heard_by_alice == heard_by_bob
+            assert [message.sequence for message in heard_by_alice] == list(range(1, 17))
+
+    served(tmp_path, scenario)
+
+
+def test_a_device_that_was_away_gets_what_it_missed_and_only_that(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice", "bob")
+        state = tmp_path / "bob.db"
+        async with world.client("alice") as alice:
+            await alice.send(chat_id, "one")
+            async with world.client("bob", state) as bob:
+                assert [m.content for m in await next_of(bob, Message)] == ["one"]
+            for n in range(15):
+                await alice.send(chat_id, f"missed {n}")
+            async with world.client("bob", state) as bob:
+                assert [m.content for m in await next_of(bob, Message, 15)] == [f"missed {n}" for n in range(15)]
+
+    served(tmp_path, scenario)
+
+
+def test_a_recovered_chat_is_read_anew(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice")
+        async with world.client("alice") as alice:
+            await alice.send(chat_id, "one")
+            await next_of(alice, Message)
+            await world.ask(None, "POST", f"/admin/chats/{chat_id}/recover", {"reason": "a drill"})
+            await alice.send(chat_id, "two")
+            [reset] = await next_of(alice, ChatReset)
+            assert reset == ChatReset(chat_id, 2)
+            assert [m.content for m in await next_of(alice, Message, 2)] == ["one", "two"]
+
+    served(tmp_path, scenario)
+
+
+def test_joining_and_leaving_are_told_while_connected(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice")
+        async with world.client("bob") as bob:
+            await bob.connected()
+            await world.ask("alice", "POST", f"/v1/chats/{chat_id}/members", {"user_id": "bob"})
+            assert await next_of(bob, ChatJoined) == [ChatJoined(chat_id)]
+            [added] = await next_of(bob, Message)
+            assert added.kind == "event"
+            assert (await bob.send(chat_id, "hello")).sequence == 2
+            await world.ask("alice", "DELETE", f"/v1/chats/{chat_id}/members/bob")
+            with pytest.raises((NotAMember, NotFound, Forbidden)):
+                await bob.send(chat_id, "still here?")
+
+    served(tmp_path, scenario)
+
+
+def test_a_member_who_was_removed_while_away_learns_that_the_chat_is_gone(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice", "bob")
+        state = tmp_path / "bob.db"
+        async with world.client("alice") as alice, world.client("bob", state) as bob:
+            await alice.send(chat_id, "one")
+            await next_of(bob, Message)
+        await world.ask("alice", "DELETE", f"/v1/chats/{chat_id}/members/bob")
+        async with world.client("bob", state) as bob:
+            assert await next_of(bob, ChatGone) == [ChatGone(chat_id)]
+
+    served(tmp_path, scenario)
+
+
+def test_more_sends_than_the_rate_allows_all_arrive_in_order(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice")
+        async with world.client("alice") as alice:
+            sent = await asyncio.gather(*(alice.send(chat_id, f"{n}") for n in range(35)))
+        assert [one.sequence for one in sent] == list(range(1, 36))
+
+    served(tmp_path, scenario)
+
+
+def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        state = str(tmp_path / "state")
+        settings = Settings(server=Server(port=0, state_dir=state, log_level="error"))
+        async with asyncio.timeout(40):
+            async with running(settings) as node:
+                world = World(node)
+                port = int(node.url.rpartition(":")[2])
+                chat_id = await world.chat("alice")
+                alice = await world.client("alice").__aenter__()
+                await alice.send(chat_id, "before")
+            try:
+                waiting = asyncio.create_task(alice.send(chat_id, "between"))
+                async with running(replace(settings, server=replace(settings.server, port=port))):
+                    assert (await waiting).sequence == 2
+                    assert [m.content for m in await next_of(alice, Message, 2)] == ["before", "between"]
+            finally:
+                await alice.__aexit__(None, None, None)
+
+    asyncio.run(main())

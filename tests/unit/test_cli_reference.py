@@ -1,0 +1,27 @@
+"""The generated pages are what the code says today."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+assert _spec is not None and _spec.loader is not None
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "HOLDFAST_TOKEN", "HOLDFAST_CONFIG", "COLUMNS"):
+        monkeypatch.delenv(variable, raising=False)
+    assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run `python docs/generate.py`"
+
+
+def test_the_reference_holds_every_command() -> None:
+    text = (DOCS / "reference" / "cli.md").read_text()
+    for words in generate.commands():
+        assert f"\n## holdfast {' '.join(words)}".rstrip() in text
