@@ -48,6 +48,7 @@ PURE = [
     "ingest/hot.py",
     "store/changes.py",
     "store/plan.py",
+    "store/decide.py",
     "store/numbering.py",
     "store/paging.py",
     "fanout/routing.py",

@@ -30,7 +30,7 @@ from chats import (
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
 from holdfast.message import Acked, Cursor, Entry, Watermark
-from holdfast.store.changes import HaltChat, RecoverChat, Redact, RemoveMember, Retain
+from holdfast.store.changes import RETAIN_AT_ONCE, HaltChat, RecoverChat, Redact, RemoveMember, Retain
 from holdfast.verify.faults import Fault, Plan, faulty
 
 Scenario = Callable[..., Awaitable[None]]
@@ -391,6 +391,16 @@ async def test_retention_moves_the_first_sequence_and_keeps_the_numbering(store:
     assert (inspection.counter, inspection.highest, inspection.count, list(inspection.gaps)) == (5, 5, 2, [])
     await store.change(Retain(operator(), "chat_a", 6))
     assert acked(await send(store, "new")).sequence == 6, "a number is never given twice"
+
+
+@on_every_store
+async def test_retention_goes_in_bounded_steps(store: Any, rig: Rig) -> None:
+    await create(store)
+    for start in range(0, RETAIN_AT_ONCE + 10, 1_000):
+        await store.append([draft(f"k{start + n}") for n in range(1_000)])
+    steps = [(await store.change(Retain(operator(), "chat_a", RETAIN_AT_ONCE + 5))).chat.first_sequence for _ in "abc"]
+    assert steps == [RETAIN_AT_ONCE + 1, RETAIN_AT_ONCE + 5, RETAIN_AT_ONCE + 5]
+    assert (await store.read_after("chat_a", 0, *PAGE)).messages[0].sequence == RETAIN_AT_ONCE + 5
 
 
 @on_every_store

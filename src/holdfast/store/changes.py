@@ -81,8 +81,15 @@ class Redact(Struct, frozen=True, tag=True):
     sequence: int
 
 
+RETAIN_AT_ONCE = 5_000
+
+
 class Retain(Struct, frozen=True, tag=True):
-    """Delete the messages before ``first_sequence``. Operators only."""
+    """Delete the messages before ``first_sequence``. Operators only.
+
+    At most ``RETAIN_AT_ONCE`` go in one commit, so that sends never wait long behind it: the answer's
+    ``chat.first_sequence`` tells how far it came; repeat until it is there.
+    """
 
     act: Act
     chat_id: str

@@ -27,6 +27,7 @@ from holdfast.message import (
 )
 from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
 from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
+from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Stored, number
 from holdfast.store.paging import page_after, page_before, within
 from holdfast.store.plan import (
@@ -34,7 +35,6 @@ from holdfast.store.plan import (
     Plan,
     Record,
     Seen,
-    decide,
     direct_pair,
     event_message,
     halted_chat,

@@ -13,12 +13,12 @@ from holdfast import telemetry
 from holdfast.errors import InternalError
 from holdfast.message import Chat, Entry, Member, Message, User, Watermark
 from holdfast.store.changes import Act, Changed, Command, CreateChat, RecoverChat, Redact
+from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN
 from holdfast.store.plan import (
     ChatLimits,
     Plan,
     Seen,
-    decide,
     direct_pair,
     event_message,
     halted_chat,

@@ -1,0 +1,308 @@
+"""What each command does to a chat: the rules. (Pure.)
+
+Roles are those of ``holdfast.access.roles``. An operator's act skips them, and is recorded; what would break a chat
+(no owner left, a third member of a direct chat) is refused to operators too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from holdfast.access.roles import Action, may
+from holdfast.errors import Forbidden, HoldfastError, InvalidMessage, NotFound
+from holdfast.message import Chat, Member, Role, check_id
+from holdfast.store.changes import (
+    RETAIN_AT_ONCE,
+    Act,
+    AddMember,
+    ChangeRole,
+    Command,
+    CreateChat,
+    HaltChat,
+    MembershipEvent,
+    RaiseEpoch,
+    RecoverChat,
+    Redact,
+    RemoveMember,
+    RenameChat,
+    Retain,
+)
+from holdfast.store.plan import (
+    ChatLimits,
+    Plan,
+    Record,
+    Seen,
+    direct_pair,
+    halted_chat,
+    joining,
+    not_a_member,
+    unknown_chat,
+)
+
+
+def decide(command: Command, seen: Seen, limits: ChatLimits) -> Plan:
+    """The plan of ``command``. Raises Refused or ChatHalted."""
+    if isinstance(command, CreateChat):
+        return _create(command, seen, limits)
+    chat = seen.chat
+    if chat is None or chat.tenant != command.act.actor.tenant:
+        raise unknown_chat(command.chat_id)
+    if seen.actor is None and not command.act.operator:
+        raise not_a_member(command.chat_id)
+    match command:
+        case RenameChat():
+            return _rename(command, chat, seen, limits)
+        case AddMember():
+            return _add(command, chat, seen, limits)
+        case RemoveMember():
+            return _remove(command, chat, seen)
+        case ChangeRole():
+            return _change_role(command, chat, seen)
+        case Redact():
+            return _redact(command, chat, seen)
+        case Retain():
+            return _retain(command, chat)
+        case HaltChat():
+            return _halt(command, chat)
+        case RecoverChat():
+            return _recover(command, chat, seen)
+        case RaiseEpoch():
+            return _raise_epoch(command, chat)
+        case _:
+            assert_never(command)
+
+
+def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
+    act = command.act
+    users = joining(command)
+    for user_id in users:
+        _check(_bad_id({"user_id": user_id}))
+    _check(_bad_id({"chat_id": command.chat_id, "tenant": act.actor.tenant}))
+    if command.kind == "direct":
+        if len(users) != 2:
+            raise InvalidMessage("a direct chat has exactly two different members", field="members")
+        if command.name:
+            raise InvalidMessage("a direct chat has no name", field="name")
+        if seen.pair is not None:
+            return Plan(seen.pair)
+    else:
+        _check_name(command.name, limits)
+    if seen.chat is not None:
+        raise InvalidMessage(f"the chat id {command.chat_id} is taken", field="chat_id")
+    if len(users) > limits.members_at_creation_max:
+        raise Forbidden(
+            f"a chat starts with at most {limits.members_at_creation_max} members; add the others afterwards",
+            limit=limits.members_at_creation_max,
+        )
+    for user_id in users:
+        _check_room_for_a_chat(user_id, seen, limits)
+    chat = Chat(
+        chat_id=command.chat_id,
+        tenant=act.actor.tenant,
+        kind=command.kind,
+        name=command.name,
+        epoch=1,
+        head=0,
+        first_sequence=1,
+        halted=None,
+        created_by=act.actor.user_id,
+        created_at=act.at,
+    )
+    creator_role: Role = "member" if command.kind == "direct" else "owner"
+    roles: list[Role] = [creator_role] + ["member"] * (len(users) - 1)
+    put = [Member(user_id, role, act.at) for user_id, role in zip(users, roles, strict=True)]
+    record = _record(act, "chat.create", chat.chat_id, members=users)
+    return Plan(chat, create=True, pair=direct_pair(command), put=put, counter=0, record=record)
+
+
+def _rename(command: RenameChat, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+    _check_group(chat, "renamed")
+    _check_role(command.act, seen, "rename")
+    _check_name(command.name, limits)
+    if command.name == chat.name:
+        return Plan(chat)
+    _check_not_halted(chat)
+    return Plan(
+        replace(chat, name=command.name),
+        event=MembershipEvent("chat_renamed", name=command.name),
+        record=_record(command.act, "chat.rename", chat.chat_id, name=command.name),
+    )
+
+
+def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+    _check(_bad_id({"user_id": command.user_id}))
+    _check_group(chat, "joined")
+    _check_role(command.act, seen, "add_member", command.role)
+    if seen.target is not None:
+        if seen.target.role == command.role:
+            return Plan(chat)
+        raise InvalidMessage(f"{command.user_id} is already a member; change the role instead", field="role")
+    if seen.members >= limits.members_max:
+        raise Forbidden(f"a chat has at most {limits.members_max} members", limit=limits.members_max)
+    _check_room_for_a_chat(command.user_id, seen, limits)
+    _check_not_halted(chat)
+    return Plan(
+        chat,
+        put=[Member(command.user_id, command.role, command.act.at)],
+        event=MembershipEvent("member_added", user_id=command.user_id, role=command.role),
+        record=_record(command.act, "member.add", chat.chat_id, user_id=command.user_id, role=command.role),
+    )
+
+
+def _remove(command: RemoveMember, chat: Chat, seen: Seen) -> Plan:
+    _check_group(chat, "left")
+    leaving = command.user_id == command.act.actor.user_id
+    if seen.target is None:
+        raise NotFound(f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id)
+    if not leaving:
+        _check_role(command.act, seen, "remove_member", seen.target.role)
+    if seen.target.role == "owner":
+        _check_an_owner_stays(seen, command.user_id)
+    _check_not_halted(chat)
+    return Plan(
+        chat,
+        drop=[command.user_id],
+        event=MembershipEvent("member_removed", user_id=command.user_id),
+        record=_record(command.act, "member.remove", chat.chat_id, user_id=command.user_id),
+    )
+
+
+def _change_role(command: ChangeRole, chat: Chat, seen: Seen) -> Plan:
+    _check_group(chat, "given roles")
+    _check_role(command.act, seen, "change_role")
+    if seen.target is None:
+        raise NotFound(f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id)
+    if seen.target.role == command.role:
+        return Plan(chat)
+    if seen.target.role == "owner":
+        _check_an_owner_stays(seen, command.user_id)
+    _check_not_halted(chat)
+    return Plan(
+        chat,
+        put=[replace(seen.target, role=command.role)],
+        event=MembershipEvent("role_changed", user_id=command.user_id, role=command.role),
+        record=_record(command.act, "member.role", chat.chat_id, user_id=command.user_id, role=command.role),
+    )
+
+
+def _redact(command: Redact, chat: Chat, seen: Seen) -> Plan:
+    message = seen.message
+    if message is None:
+        raise NotFound(f"{chat.chat_id} has no message {command.sequence}", sequence=command.sequence)
+    if message.kind == "event":
+        raise Forbidden("the record of a membership cannot be redacted")
+    if message.sender_id != command.act.actor.user_id:
+        _check_role(command.act, seen, "redact_any")
+    if not message.content:
+        return Plan(chat)
+    target = f"{chat.chat_id}/{command.sequence}"
+    record = Record("message.redact", target, {"message_id": message.message_id, "sender_id": message.sender_id})
+    return Plan(chat, redact=command.sequence, record=record)
+
+
+def _retain(command: Retain, chat: Chat) -> Plan:
+    _check_operator(command.act)
+    first = command.first_sequence
+    if not 1 <= first <= chat.head + 1:
+        raise InvalidMessage(f"first_sequence must be between 1 and {chat.head + 1}", field="first_sequence")
+    first = min(first, chat.first_sequence + RETAIN_AT_ONCE)
+    if first <= chat.first_sequence:
+        return Plan(chat)
+    record = Record("chat.retain", chat.chat_id, {"from": chat.first_sequence, "to": first})
+    return Plan(replace(chat, first_sequence=first), retain=True, record=record)
+
+
+def _halt(command: HaltChat, chat: Chat) -> Plan:
+    _check_operator(command.act)
+    if chat.halted is not None:
+        return Plan(chat)
+    halted = command.act.reason or "halted by an operator"
+    return Plan(replace(chat, halted=halted), record=Record("chat.halt", chat.chat_id, {}))
+
+
+def _recover(command: RecoverChat, chat: Chat, seen: Seen) -> Plan:
+    _check_operator(command.act)
+    counter = max(seen.counter or 0, seen.highest, chat.first_sequence - 1)
+    details = {
+        "halted": chat.halted,
+        "counter": [seen.counter, counter],
+        "epoch": [chat.epoch, chat.epoch + 1],
+        "gaps": seen.gaps,
+    }
+    return Plan(
+        replace(chat, halted=None, epoch=chat.epoch + 1, head=counter),
+        counter=counter,
+        gaps=seen.gaps,
+        record=Record("chat.recover", chat.chat_id, details),
+    )
+
+
+def _raise_epoch(command: RaiseEpoch, chat: Chat) -> Plan:
+    if chat.epoch != command.epoch:
+        return Plan(chat)
+    record = Record("chat.raise_epoch", chat.chat_id, {"epoch": [chat.epoch, chat.epoch + 1]})
+    return Plan(replace(chat, epoch=chat.epoch + 1), record=record)
+
+
+def _record(act: Act, action: str, target: str, **details: object) -> Record | None:
+    """Members' own acts are in the chat itself; an operator's go to the audit table too."""
+    return Record(action, target, details) if act.operator else None
+
+
+def _bad_id(ids: Mapping[str, str]) -> InvalidMessage | None:
+    """The first of the named ids that cannot be one."""
+    for name, value in ids.items():
+        if problem := check_id(value, name):
+            return InvalidMessage(problem, field=name)
+    return None
+
+
+def _check(problem: HoldfastError | None) -> None:
+    if problem is not None:
+        raise problem
+
+
+def _check_name(name: str, limits: ChatLimits) -> None:
+    if not 1 <= len(name) <= limits.name_characters_max or not name.isprintable():
+        raise InvalidMessage(
+            f"a name has 1 to {limits.name_characters_max} printable characters",
+            field="name",
+            limit=limits.name_characters_max,
+        )
+
+
+def _check_group(chat: Chat, what: str) -> None:
+    if chat.kind == "direct":
+        raise Forbidden(f"a direct chat belongs to its two members and cannot be {what}; create a group instead")
+
+
+def _check_role(act: Act, seen: Seen, action: Action, target: Role = "member") -> None:
+    if act.operator:
+        return
+    if seen.actor is None or not may(seen.actor.role, action, target):
+        raise Forbidden(f"your role in this chat does not allow that ({action.replace('_', ' ')}); ask an owner")
+
+
+def _check_operator(act: Act) -> None:
+    if not act.operator:
+        raise Forbidden("only operators may do that")
+
+
+def _check_not_halted(chat: Chat) -> None:
+    if chat.halted is not None:
+        raise halted_chat(chat.chat_id, chat.halted)
+
+
+def _check_an_owner_stays(seen: Seen, user_id: str) -> None:
+    if seen.owners == 1 and seen.members > 1:
+        raise Forbidden(f"{user_id} is the last owner; make another member an owner first")
+
+
+def _check_room_for_a_chat(user_id: str, seen: Seen, limits: ChatLimits) -> None:
+    if seen.chats.get(user_id, 0) >= limits.chats_per_user_max:
+        raise Forbidden(
+            f"{user_id} is in {limits.chats_per_user_max} chats, which is the limit", limit=limits.chats_per_user_max
+        )
