@@ -165,6 +165,9 @@ _conflicts = counter(
     "durability_transaction_conflicts",
     "Commits that met another writer [durability.transaction.conflict_rate] [transaction_conflict_rate]",
 )
+_throttled = counter(
+    "durability_store_throttles", "Sends the store put off for its quota [durability.dynamodb.throttle_count]"
+)
 _hot_chats = gauge("hot_chats", "Chats above 100 messages in the last full minute [messages_per_chat_per_minute]")
 _overdue = counter("durability_overdue_writes", "Writes that ended after their deadline, by how", ("ended",))
 _marks = counter("durability_watermarks", "Watermarks by what became of them", ("outcome",))  # stored, failed, dropped
@@ -200,7 +203,7 @@ def group_persisted(sends: int, oldest_seconds: float) -> None:
 
 
 def sends_answered(outcome: str, count: int) -> None:
-    """``outcome``: persisted, deduplicated, refused, deferred, halted or unknown."""
+    """``outcome``: persisted, deduplicated, refused, throttled, deferred, halted or unknown."""
     sometimes(f"sends were answered: {outcome}")
     _outcomes.labels(outcome).inc(count)
     if outcome == "persisted":
@@ -209,6 +212,8 @@ def sends_answered(outcome: str, count: int) -> None:
         _idempotency_hits.inc(count)
     elif outcome != "refused":
         _allocation_errors.inc(count)
+    if outcome == "throttled":
+        _throttled.inc(count)
 
 
 def sequences_allocated(seconds: float) -> None:
@@ -342,7 +347,8 @@ def ephemeral(kind: str, outcome: str, count: int = 1) -> None:
 # --- store: damage and repair -----------------------------------------------------------------------------
 
 _counter_corruption = counter(
-    "durability_counter_corruption", "Chats found without their counter, SEV-1 [durability.counter.corruption]"
+    "durability_counter_corruption",
+    "Chats found without their counter, SEV-1 [durability.counter.corruption] [counter_missing_errors]",
 )
 _duplicate_sequence = counter(
     "durability_duplicate_sequence", "Sequences found already taken, SEV-1 [durability.duplicate.sequence]"

@@ -241,11 +241,13 @@ def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() ->
 @pytest.mark.seed("000 taxonomy: DynamoDB throttling")
 def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() -> None:
     async def test(planes: Planes) -> None:
+        throttled = metric("durability_store_throttles_total")
         planes.store_faults.odds = {"append": Odds(throttle=1.0)}
         for n in range(10):
             planes.send(f"k{n}", source=f"conn_{n}")
             await asyncio.sleep(0.01)
             assert planes.answers.by_key[f"k{n}"].retryable
+        assert metric("durability_store_throttles_total") == throttled + 10
         assert planes.durability.breaker is BreakerState.CLOSED
         planes.store_faults.heal()
         planes.send("after")

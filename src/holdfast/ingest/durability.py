@@ -21,6 +21,7 @@ from holdfast.errors import (
     HoldfastError,
     OperatorError,
     OutcomeUnknown,
+    RateLimited,
     Refused,
     ServerBusy,
     Unavailable,
@@ -194,6 +195,8 @@ def _outcome_name(outcome: Outcome) -> str:
             return "refused"
         case ChatHalted():
             return "halted"
+        case RateLimited():
+            return "throttled"
         case Deferred():
             return "deferred"
         case _:
