@@ -203,7 +203,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     "a request timed out": (
         {8},
         broken(
-            ack_3=Unknown(at=8.0, op=3, reason="timeout"),
+            ack_3=Unknown(at=9.0, op=3, reason="timeout"),
             fault=Fault(at=2, until=9, plane="durability", name="hang"),
         ),
     ),

@@ -120,7 +120,7 @@ class Fail(Event, frozen=True, tag="fail"):
 
 
 class Unknown(Event, frozen=True, tag="unknown"):
-    """``answered``: the server said so. ``disconnected``: the connection broke first. ``timeout``: no answer came."""
+    """``answered``: the server said so. ``disconnected``: the connection broke. ``timeout``: the client gave up."""
 
     op: int
     reason: Literal["answered", "disconnected", "timeout"]

@@ -1,0 +1,112 @@
+"""Negative controls: deliberately broken variants, each with the checkers that must turn red, and no other.
+
+They run in the simulation, in the place of the part they break and in the weather in which it shows. A checker that
+no control can turn red is not a proof; a control that turns others red shows that checkers overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.session.limits import Backpressure, Outbound
+from holdfast.verify.checkers import check, red
+from holdfast.verify.controls.planes import (
+    CarelessConnection,
+    CoupledStore,
+    ForgetfulIntake,
+    HighestAcks,
+    SilentConnection,
+)
+from holdfast.verify.controls.stores import (
+    EarlyAcks,
+    ForgetfulStore,
+    LaggingReads,
+    OpenReads,
+    OverwritingStore,
+    TwoPhaseStore,
+    UnpublishedDisk,
+    UnscopedStore,
+)
+from holdfast.verify.faults import Odds
+from holdfast.verify.simulation.options import QUIET, Options
+from holdfast.verify.simulation.parts import Disk, Parts
+from holdfast.verify.simulation.world import play
+
+SEEDS = range(1, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A broken variant and the numbers of the checkers that must notice it."""
+
+    name: str
+    parts: Parts
+    red: frozenset[int]
+
+
+def turned_red(control: Control, seeds: Iterable[int] = SEEDS) -> set[int]:
+    """The checkers that a control turns red over some seeds."""
+    found: set[int] = set()
+    for seed in seeds:
+        found |= red(check(play(seed, control.parts)))
+    return found
+
+
+def _weather(**changes: object) -> Callable[[Options], Options]:
+    """No fault but those named, and much to say."""
+
+    def change(options: Options) -> Options:
+        calm: dict[str, object] = {
+            "devices": 3,
+            "sends_per_device": 12,
+            "seconds": 8.0,
+            "latency_seconds": 0.02,
+            "buffer_messages": 1000,
+            "writes": QUIET,
+            "reads": QUIET,
+            "fanout": QUIET,
+        }
+        none = ("cuts", "holes", "stalls", "device_crashes", "server_crashes", "membership_changes", "redactions")
+        return replace(options, **{**dict.fromkeys(none, 0), **calm, **changes})  # type: ignore[arg-type]
+
+    return change
+
+
+def _boundless(limits: GatewayLimits) -> GatewayLimits:
+    outbound = Outbound(max_buffer_messages=10**9, max_buffer_bytes=2**50)
+    return replace(limits, backpressure=Backpressure(outbound=outbound))
+
+
+CONTROLS = [
+    Control("acks before the commit", Parts(
+        around_store=lambda store: EarlyAcks(store), options=_weather(server_crashes=2)), frozenset({1, 3, 5})),
+    Control("unscoped key", Parts(
+        disk=lambda: Disk(UnscopedStore()), options=_weather()), frozenset({1})),
+    Control("keys that expire", Parts(
+        disk=lambda: Disk(ForgetfulStore()), options=_weather(writes=Odds(lost_reply=0.3))), frozenset({2})),
+    Control("unconditioned put and a counter repaired too low", Parts(
+        disk=lambda: Disk(OverwritingStore()), options=_weather()), frozenset({1, 3, 9})),
+    Control("two-phase allocation", Parts(
+        disk=lambda: Disk(TwoPhaseStore()), options=_weather()), frozenset({4, 9})),
+    Control("gateway without position check", Parts(
+        connection=CarelessConnection, options=_weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
+    Control("reads from a lagging copy", Parts(
+        around_store=lambda store: LaggingReads(store), options=_weather()), frozenset({5})),
+    Control("unbounded buffer", Parts(
+        limits=_boundless, options=_weather(buffer_messages=5, stalls=6, sends_per_device=30)), frozenset({6})),
+    Control("silent close", Parts(
+        connection=SilentConnection, options=_weather(buffer_messages=5, stalls=6, sends_per_device=30)),
+        frozenset({7})),
+    Control("never answers", Parts(
+        intake=ForgetfulIntake, options=_weather()), frozenset({8})),
+    Control("commits that are not published", Parts(
+        disk=UnpublishedDisk, options=_weather()), frozenset({9})),
+    Control("a client that acknowledges the highest", Parts(
+        device=HighestAcks, options=_weather()), frozenset({9})),
+    Control("fanout failures reach sends", Parts(
+        durability=CoupledStore, options=_weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({10})),
+    Control("serves whoever asks", Parts(
+        around_store=lambda store: OpenReads(store), options=_weather()), frozenset({12})),
+]  # fmt: skip

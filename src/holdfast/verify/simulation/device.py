@@ -160,7 +160,7 @@ class Device:
         now = self._loop.time()
         self._record.note(Closed(at=now, client=self.name, connection=self._connection, by=by))
         for op in self._open_ops.values():
-            self._record.note(Unknown(at=now, op=op, reason="disconnected"))
+            self._record.note(Unknown(at=now, op=op, reason="timeout" if by == "client" else "disconnected"))
         self._open_ops.clear()
         self._asked.clear()
         self.machine.disconnected()
@@ -186,13 +186,16 @@ class Device:
             event, copy = taken
             match event:
                 case Message():
-                    self.copies.setdefault(event.chat_id, []).append((event.sequence, event.message_id))
+                    self.store(event)
                 case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
                     self.copies.pop(chat_id, None)
                     self._record.note(Dropped(at=self._loop.time(), client=self.name, chat_id=chat_id))
                 case _:
                     pass
             self._do(self.machine.moved_past(event, copy, self._loop.time()))
+
+    def store(self, message: Message) -> None:
+        self.copies.setdefault(message.chat_id, []).append((message.sequence, message.message_id))
 
     # Carrying out
 

@@ -19,8 +19,9 @@ from holdfast.wire.codec import ServerFrame, decode_server_frame
 if TYPE_CHECKING:
     from holdfast.gateway.connection import Connection
 
-HIGH_BYTES = 64 * 1024
-LOW_BYTES = 16 * 1024
+HIGH_BYTES = 4096
+"""Small, so that a reader who stops is felt after a dozen messages and not after a thousand."""
+LOW_BYTES = 1024
 
 
 class Far(Protocol):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.clock import Clock
 from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.fanout.contract import Registry
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.intake import Intake
+from holdfast.message import Entry
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.history import Key
@@ -25,7 +28,10 @@ class Disk:
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.log = MemoryEventLog()
-        store.on_commit(self.log.committed)
+        store.on_commit(self.publish)
+
+    def publish(self, entries: Sequence[Entry]) -> None:
+        self.log.committed(entries)
 
     def sequences(self, chat_id: str) -> list[int]:
         return sorted(self.store._chats[chat_id].messages)
@@ -47,7 +53,7 @@ class Parts:
 
     disk: Callable[[], Disk] = lambda: Disk(MemoryStore())
     around_store: Callable[[Store], Store] = lambda store: store
-    durability: Callable[..., Durability] = GuardedStore
+    durability: Callable[[Store, Clock, Registry], Durability] = lambda store, clock, _: GuardedStore(store, clock)
     intake: type[Intake] = Intake
     connection: type[Connection] = Connection
     gateway: type[Gateway] = Gateway

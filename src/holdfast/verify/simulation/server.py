@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from holdfast.access import USER_SCOPES, Principal
@@ -26,10 +26,12 @@ from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
-from holdfast.message import User
+from holdfast.message import Draft, User
 from holdfast.session.limits import Backpressure, Outbound, Timeouts
 from holdfast.store.contract import Store
 from holdfast.store.history import History
+from holdfast.store.memory import MemoryStore
+from holdfast.store.numbering import Known
 from holdfast.verify.faults import Plan, faulty
 from holdfast.verify.simulation.network import Wire
 from holdfast.verify.simulation.options import Options
@@ -53,13 +55,13 @@ class Server:
         store = faulty(parts.around_store(cast(Store, self._mortal)), plan)
         rng = random.Random(options.seed + 3)
         self.limits = parts.limits(limits_of(options))
-        self.durability: Durability = parts.durability(store, self._clock)
+        self._registry = faulty(MemoryRegistry(), plan)
+        self.durability: Durability = parts.durability(store, self._clock, self._registry)
         self._intake = parts.intake(self.durability, self._clock, ids)
         self.history = History(store, EpochRaiser(self.durability, self._clock, ids), self._clock)
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self, self._members, self.history.memberships, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
-        self._registry = faulty(MemoryRegistry(), plan)
         self._attendance = Attendance(HERE, self._registry, self._ephemeral)
         plane = Plane(self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens)
         self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES, rng)
@@ -113,9 +115,13 @@ class Server:
 class Mortal:
     """A disk's store as one life of the server sees it: after its death no call arrives."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.dead = False
+
+    def peek(self, group: Sequence[Draft]) -> Known:
+        """What the store knows of a group, for a control that forecasts."""
+        return self._store._known(group)
 
     def __getattr__(self, verb: str) -> Any:
         inner = getattr(self._store, verb)

@@ -16,10 +16,22 @@ from holdfast import telemetry
 from holdfast.client.settings import ClientSettings
 from holdfast.clock import Ids, timestamp
 from holdfast.errors import HoldfastError
-from holdfast.message import Entry, User
+from holdfast.message import Cursor, Entry, User
 from holdfast.store.changes import Act, AddMember, Command, CreateChat, Redact, RemoveMember
 from holdfast.verify.faults import Odds, Plan
-from holdfast.verify.history import ClosingSaid, Committed, Fault, Header, History, Plane, Recorder
+from holdfast.verify.history import (
+    Client,
+    ClosingSaid,
+    Committed,
+    Fail,
+    Fault,
+    Header,
+    History,
+    Ok,
+    PageSeen,
+    Plane,
+    Recorder,
+)
 from holdfast.verify.simulation.device import Device
 from holdfast.verify.simulation.network import Wire
 from holdfast.verify.simulation.options import QUIET, Options
@@ -40,6 +52,8 @@ TENANT = "acme"
 OWNER = User(TENANT, "ann")
 USERS = (OWNER, User(TENANT, "bob"), User(TENANT, "cal"))
 STRANGER = User("other", "eve")
+READERS = {"ann over REST": OWNER, "eve over REST": STRANGER}
+LOOKS = 4
 
 
 class World:
@@ -101,6 +115,8 @@ class World:
         self.server = Server(self.disk, self.parts, self.plan, self.options, self.ids, self.watch)
 
     def _switch_on_devices(self) -> None:
+        for name, user in READERS.items():
+            self.record.note(Client(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
         for number in range(self.options.devices):
             user = USERS[number % len(USERS)]
             rng = random.Random(self.options.seed * 100 + number)
@@ -130,10 +146,12 @@ class World:
     # What people do
 
     async def _talk(self, device: Device) -> None:
+        """Keys repeat between users, as they may; never between the devices of one user."""
+        turn = self.devices.index(device) // len(USERS)
         for number in range(self.options.sends_per_device):
             await asyncio.sleep(self.rng.expovariate(self.options.sends_per_device / self.options.seconds))
             chat_id = self.rng.choice(list(self.founders)[: self.options.chats])
-            device.send(chat_id, f"{device.name}-{number}", f"{device.name} says {number}")
+            device.send(chat_id, f"{turn}-{number}", f"{device.name} says {number}")
 
     async def _sometime(self, act: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(self.rng.random() * self.options.seconds)
@@ -149,6 +167,7 @@ class World:
             (self._crash_server, options.server_crashes),
             (self._change_members, options.membership_changes),
             (self._redact, options.redactions),
+            (self._look, LOOKS),
         ]
 
     async def _cut(self) -> None:
@@ -198,6 +217,21 @@ class World:
         inside = any(member.user_id == user for member in await self.disk.store.members(chat_id))
         change = RemoveMember if inside else AddMember
         await self._try_change(change(self._act(OWNER), chat_id, user))
+
+    async def _look(self) -> None:
+        """Read over REST: a member, and somebody of another tenant, who must get nothing."""
+        chat_id, cursor = self._some_chat(), Cursor(1, 0)
+        for name, user in READERS.items():
+            server = self.server
+            if server is None:
+                return
+            op = self.record.invoke(self.clock.monotonic(), name, "sync", chat_id, cursors={chat_id: cursor})
+            try:
+                page = await server.history.sync(user, chat_id, cursor, 500)
+                pages = [PageSeen.of(page, cursor)]
+                self.record.note(Ok(at=self.clock.monotonic(), op=op, pages=pages))
+            except HoldfastError as error:
+                self.record.note(Fail(at=self.clock.monotonic(), op=op, code=error.code))
 
     async def _redact(self) -> None:
         chat_id = self._some_chat()
