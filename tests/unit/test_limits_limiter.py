@@ -11,9 +11,8 @@ import virtual
 from msgspec import structs
 
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Unavailable
-from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.batch import BatchSettings
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Key, Taken
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Taken
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter, LimiterSettings
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
@@ -22,6 +21,8 @@ from holdfast.limits.rules import Check, Decision, Rule, RuleSet
 class Shared(MemoryCounters):
     """Counters that need a round trip, and can be away (refuse), lost (count, then no answer) or silent (hang)."""
 
+    immediate = False
+
     def __init__(self) -> None:
         super().__init__(virtual.LoopClock())
         self.mood = "well"
@@ -29,9 +30,6 @@ class Shared(MemoryCounters):
         self.calls: list[Sequence[Sequence[Ask]]] = []
         self.adjustments: list[Adjustment] = []
         self.nodes = 1
-
-    def take_now(self, key: Key, terms: Terms, cost: int) -> Reading | None:  # type: ignore[override]
-        return None
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
         self.calls.append(entries)
@@ -118,7 +116,7 @@ def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
 def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
     async def main() -> None:
         counters = Shared()
-        limits = limiter(counters, rule(10), batch=BatchSettings(calls_max=2))
+        limits = limiter(counters, rule(10), batch=BatchSettings(calls_max=2, keys_per_call=KEYS_PER_CALL_MAX))
         checks = [limits.check("acme", "send", f"u{n}") for n in range(3 * KEYS_PER_CALL_MAX)]
         decisions = await asyncio.gather(*checks)
         assert allowed(list(decisions)) == 3 * KEYS_PER_CALL_MAX
@@ -207,7 +205,7 @@ def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(nodes: int, lea
 def test_what_is_left_of_a_lease_is_given_back() -> None:
     async def main() -> None:
         counters = Shared()
-        async with limiter(counters, rule(1000, precision="leased"), heartbeat_seconds=1.0) as limits:
+        async with limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0) as limits:
             for _ in range(3):
                 await limits.check("acme", "send", "ann")
             await asyncio.sleep(3)

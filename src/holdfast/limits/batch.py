@@ -22,10 +22,14 @@ from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """``waiting_max`` keys wait for a call; who comes after that is answered without the counters."""
+    """``waiting_max`` keys wait for a call; who comes after that is answered without the counters.
+
+    A call of half the keys allowed lets the counters work on one call while the next is written.
+    """
 
     deadline_seconds: float = 0.05
-    calls_max: int = 4
+    calls_max: int = 2
+    keys_per_call: int = KEYS_PER_CALL_MAX // 2
     waiting_max: int = 16_384
     breaker: BreakerSettings = field(
         default_factory=lambda: BreakerSettings(
@@ -36,6 +40,8 @@ class BatchSettings:
     def __post_init__(self) -> None:
         if self.deadline_seconds <= 0 or self.calls_max < 1 or self.waiting_max < 1:
             raise ValueError("deadline_seconds, calls_max and waiting_max must be greater than 0")
+        if not 1 <= self.keys_per_call <= KEYS_PER_CALL_MAX:
+            raise ValueError(f"keys_per_call must be from 1 to {KEYS_PER_CALL_MAX}")
 
 
 class Answer(NamedTuple):
@@ -107,11 +113,13 @@ class Batcher:
         self._expiry: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._calls: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.keys_per_call = 0
 
     def ask(self, ask: Ask) -> asyncio.Future[Answer | None] | None:
         """Ask for one key; None if the counters are not to be asked now."""
-        like = (ask.key, ask.cost, ask.hold or ask.terms.stamp)
+        key, terms, cost, _, _, hold = ask
+        like = (key, cost, hold or id(terms))
         waiting = self._merged.get(like)
         if waiting is None:
             waiting = self._enqueue((ask,))
@@ -137,25 +145,31 @@ class Batcher:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _join(self, waiting: _Waiting) -> asyncio.Future[Answer | None]:
-        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        assert self._loop is not None
+        future: asyncio.Future[Answer | None] = self._loop.create_future()
         waiting.waiters.append(future)
         return future
 
     def _enqueue(self, asks: tuple[Ask, ...]) -> _Waiting | None:
         if self._keys_waiting + len(asks) > self._settings.waiting_max:
             return None
-        if self.breaker.state(self._monotonic()) is BreakerState.OPEN:
+        if not self._flush_due and not self._begin_turn():
             return None
-        loop = asyncio.get_running_loop()
-        if not self._flush_due:
-            self._flush_due = True
-            loop.call_soon(self._flush)
-        if self._expiry is None:
-            self._expiry = loop.call_later(self._settings.deadline_seconds, self._expire)
         waiting = _Waiting(asks)
         self._waiting.append(waiting)
         self._keys_waiting += len(asks)
         return waiting
+
+    def _begin_turn(self) -> bool:
+        """The first ask of an event-loop turn: False if the counters are not to be asked now."""
+        if self.breaker.state(self._monotonic()) is BreakerState.OPEN:
+            return False
+        self._loop = loop = asyncio.get_running_loop()
+        self._flush_due = True
+        loop.call_soon(self._flush)
+        if self._expiry is None:
+            self._expiry = loop.call_later(self._settings.deadline_seconds, self._expire)
+        return True
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -184,7 +198,7 @@ class Batcher:
         self._merged.clear()
         keys = count = 0
         for waiting in self._waiting:
-            if keys + len(waiting.asks) > KEYS_PER_CALL_MAX:
+            if count and keys + len(waiting.asks) > self._settings.keys_per_call:
                 break
             keys += len(waiting.asks)
             count += 1

@@ -43,7 +43,7 @@ class LimiterSettings:
     region: str = "local"
     keys_max: int = 65_536
     lease_percent: float = 1.0
-    lease_seconds: float = 1.0
+    lease_seconds: float = 5.0
     heartbeat_seconds: float = 1.0
     node_ttl_seconds: float = 5.0
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -87,6 +87,7 @@ class Limiter:
         self.settings = settings or LimiterSettings()
         self._counters = counters
         self._take_now = counters.take_now
+        self._immediate = counters.immediate
         self._monotonic = clock.monotonic
         self._ids = Ids(clock)
         self._on_behind = on_behind
@@ -133,10 +134,7 @@ class Limiter:
             _validate(plan, subject, cost)
         key = (plan.prefix, subject)
         if not plan.holds:
-            reading = self._take_now(key, plan.terms, cost)
-            if reading is not None:
-                return self._decision(plan, reading, reading[0] > 0, "counters")
-            found = self._shortcut(plan, key, cost)
+            found = self._now(plan, key, cost)
             if found is not None:
                 return found
         ask = Ask(key, plan.terms, cost, 1, self._want(plan, key), self._ids.new("hld_") if plan.holds else "")
@@ -158,10 +156,7 @@ class Limiter:
             return _FREE
         _validate(plan, subject, cost)
         key = (plan.prefix, subject)
-        reading = self._take_now(key, plan.terms, cost) if not plan.holds else None
-        if reading is not None:
-            return self._decision(plan, reading, reading.admitted > 0, "counters")
-        found = self._shortcut(plan, key, cost) if not plan.holds else None
+        found = self._now(plan, key, cost) if not plan.holds else None
         if found is not None:
             return found
         if not self._batcher.healthy or len(self._background) >= COUNTED_LATER_MAX:
@@ -231,8 +226,12 @@ class Limiter:
         self._plans[tenant, resource] = plan
         return plan
 
-    def _shortcut(self, plan: _Plan, key: Key, cost: int) -> Decision | None:
-        """An answer without asking: a denial that still holds, or a lease that still has enough."""
+    def _now(self, plan: _Plan, key: Key, cost: int) -> Decision | None:
+        """An answer without I/O: counters in this process, a denial that still holds, a lease that has enough."""
+        if self._immediate:
+            reading = self._take_now(key, plan.terms, cost)
+            assert reading is not None
+            return self._decision(plan, reading, reading[0] > 0, "counters")
         denial = self._denials.get(key)
         if denial is not None and cost >= denial.cost and denial.stamp >= plan.terms.stamp:
             left = denial.until - self._monotonic()
@@ -240,17 +239,15 @@ class Limiter:
                 reading = denial.reading._replace(wait_ms=left * 1000)
                 return self._decision(plan, reading, False, "denial_cache")
             self._denials.drop(key)
-        if not plan.lease:
-            return None
-        lease = self._leases.get(key)
-        if lease is None or lease.tokens < cost or lease.terms.stamp != plan.terms.stamp:
+        lease = self._leases.get(key) if plan.lease else None
+        if lease is None or lease.tokens < cost or lease.terms != plan.terms:
             return None
         now = self._monotonic()
         if now >= lease.until:
             return None
-        lease.tokens -= cost
+        lease.tokens = left = lease.tokens - cost
         reset = max(0.0, lease.reset_at - now) * 1000
-        reading = Reading(1, lease.remaining + lease.tokens, reset, 0.0, 0, plan.rule.limit, plan.terms.stamp)
+        reading = _new(Reading, (1, lease.remaining + left, reset, 0.0, 0, plan.terms.limit, plan.terms.stamp))
         return self._decision(plan, reading, True, "lease")
 
     def _want(self, plan: _Plan, key: Key) -> int:
@@ -274,7 +271,7 @@ class Limiter:
         return self._decision(plan, reading, allowed, "counters", ask.hold if allowed else "")
 
     def _learn(self, plan: _Plan, ask: Ask, reading: Reading, answer: Answer) -> None:
-        self._seen.put(ask.key, Seen(reading.remaining, answer.sent_at, answer.sent_at + reading.reset_ms / 1000))
+        self._seen.put(ask.key, Seen(reading, answer.sent_at))
         if reading.wait_ms > 0 and not plan.holds:
             until = answer.sent_at + reading.wait_ms / 1000
             self._denials.put(ask.key, Denial(reading.stamp, ask.cost, until, reading))
@@ -396,6 +393,7 @@ class Limiter:
             await self._adjust(unspent)
 
 
+_new = tuple.__new__
 _FREE = Decision(True)
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 

@@ -72,10 +72,10 @@ class LocalShare:
 
     def _seed(self, ask: Ask, last: Seen, now: float) -> None:
         """Begin with our part of what was left, once per word of the counters, unless all has drained since."""
-        if now >= last.reset_at * 1000 or self._seeded.get(ask.key) == last.at:
+        if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
             return
         self._seeded.put(ask.key, last.at)
-        used = ask.terms.capacity - last.remaining // self.nodes - int(self._table.used(ask.key, now))
+        used = ask.terms.capacity - last.reading.remaining // self.nodes - int(self._table.used(ask.key, now))
         if used > 0:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 

@@ -1,6 +1,6 @@
 """What a node remembers so that a check needs no round trip: denials, leases, and what it saw last. (Pure.)
 
-Every memory is bounded; what was written longest ago is forgotten first. All times are monotonic seconds.
+Every memory is bounded; the key that is known longest is forgotten first. All times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Bounded(Generic[T]):
-    """At most ``size_max`` values by key; a new one pushes out the one written longest ago."""
+    """At most ``size_max`` values by key; a new key pushes out the one that was new longest ago."""
 
     __slots__ = ("_size_max", "_values", "get")
 
@@ -26,9 +26,10 @@ class Bounded(Generic[T]):
         self.get = self._values.get
 
     def put(self, key: Key, value: T) -> None:
-        if self._values.pop(key, None) is None and len(self._values) >= self._size_max:
-            del self._values[next(iter(self._values))]
-        self._values[key] = value
+        values = self._values
+        if key not in values and len(values) >= self._size_max:
+            del values[next(iter(values))]
+        values[key] = value
 
     def drop(self, key: Key) -> None:
         self._values.pop(key, None)
@@ -69,6 +70,5 @@ class Lease:
 class Seen(NamedTuple):
     """What the counters said last about a key: it seeds the local share, and says that the key is in use."""
 
-    remaining: int
+    reading: Reading
     at: float
-    reset_at: float

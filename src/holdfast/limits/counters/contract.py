@@ -67,8 +67,11 @@ class Taken(NamedTuple):
 class Counters(Protocol):
     """Where what is used is counted."""
 
+    immediate: bool
+    """Whether ``take_now`` answers: the counters are in this process."""
+
     def take_now(self, key: Key, terms: Terms, cost: int) -> Reading | None:
-        """The answer to one cost without a hold, if it needs no I/O; None means: use ``take``."""
+        """The answer to one cost without a hold; None unless the counters are immediate."""
         ...
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:

@@ -13,6 +13,8 @@ from holdfast.limits.counters.table import SUBJECTS_MAX, CounterTable
 class MemoryCounters:
     """A table and a clock. Time is monotonic, so a step of the wall clock changes nothing."""
 
+    immediate = True
+
     def __init__(self, clock: Clock, subjects_max: int = SUBJECTS_MAX) -> None:
         self._monotonic = clock.monotonic
         self.table = CounterTable(subjects_max)

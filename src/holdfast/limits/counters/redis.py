@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 
 import msgspec
+from hiredis import pack_command
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -22,6 +24,9 @@ from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.algorithms import CODES, Reading, Terms
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Key, Taken
 from holdfast.limits.rules import Stamp
+
+NAMES_MAX = 65_536
+"""Names of counters remembered; when full they are forgotten and made again."""
 
 _NUMBERS_PER_READING = 8
 
@@ -57,8 +62,11 @@ class RedisSettings:
 class RedisCounters:
     """See ``contract``. Close it with ``aclose``."""
 
+    immediate = False
+
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
+        self._names: dict[Key, bytes] = {}
         self._pool: ConnectionPool = ConnectionPool.from_url(
             settings.url,
             max_connections=settings.connections_max,
@@ -75,34 +83,38 @@ class RedisCounters:
         packed = [request.entry(entry) for entry in entries]
         answer = await self._decide(request, packed, [])
         readings = iter(_readings(answer))
-        return Taken(answer[0], [tuple(next(readings) for _ in entry) for entry in entries])
+        return Taken(answer[0], [tuple(islice(readings, len(entry))) for entry in entries])
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
         request = _Request()
         await self._decide(request, [], [request.adjustment(each) for each in adjustments])
 
     async def announce(self, node: str, ttl_seconds: float) -> int:
-        key = f"{self._settings.prefix}:nodes"
-        count: int = await self._run(ANNOUNCE, [key], node, ttl_seconds * 1000)
+        key = f"{self._settings.prefix}:nodes".encode()
+        count: int = await self._run(ANNOUNCE, [key], node, int(ttl_seconds * 1000))
         return count
 
     async def aclose(self) -> None:
         await self._pool.disconnect()
 
     async def _decide(self, request: _Request, entries: list[Any], adjustments: list[Any]) -> list[Any]:
-        keys = list(request.keys)
-        assert len(keys) <= KEYS_PER_CALL_MAX
-        blob = msgspec.msgpack.encode((list(request.terms), entries, adjustments))
-        answer = await self._run(DECIDE, [self._name(key) for key in keys], blob)
+        assert len(request.keys) <= KEYS_PER_CALL_MAX
+        blob = msgspec.msgpack.encode((request.terms, entries, adjustments))
+        answer = await self._run(DECIDE, [self._name(key) for key in request.keys], blob)
         decoded: list[Any] = msgspec.msgpack.decode(answer)
         return decoded
 
-    def _name(self, key: Key) -> str:
+    def _name(self, key: Key) -> bytes:
         """Subjects are hashed: of any length, and no address or user id is to be read in Redis."""
-        subject = hashlib.blake2b(key[1].encode(), digest_size=12).hexdigest()
-        return f"{self._settings.prefix}:{key[0]}{subject}"
+        name = self._names.get(key)
+        if name is None:
+            subject = hashlib.blake2b(key[1].encode(), digest_size=12).hexdigest()
+            if len(self._names) >= NAMES_MAX:
+                self._names.clear()
+            name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode()
+        return name
 
-    async def _run(self, script: Script, keys: list[str], *arguments: Any) -> Any:
+    async def _run(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
         try:
             connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
@@ -117,14 +129,14 @@ class RedisCounters:
             await self._pool.release(connection)
 
     async def _evaluate(
-        self, connection: AbstractConnection, script: Script, keys: list[str], arguments: tuple[Any, ...]
+        self, connection: AbstractConnection, script: Script, keys: list[bytes], arguments: tuple[Any, ...]
     ) -> Any:
         """Send and read. Whatever interrupts this, cancellation included, closes the connection."""
         try:
-            await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *arguments)
+            await connection.send_packed_command(pack_command(("EVALSHA", script.sha, len(keys), *keys, *arguments)))
             return await connection.read_response()
         except NoScriptError:
-            await connection.send_command("EVAL", script.source, len(keys), *keys, *arguments)
+            await connection.send_packed_command(pack_command(("EVAL", script.source, len(keys), *keys, *arguments)))
             return await connection.read_response()
         except ResponseError:
             raise
@@ -134,31 +146,38 @@ class RedisCounters:
 
 
 class _Request:
-    """Numbers each key and each rule once, from 1 as Lua does."""
+    """Numbers each key and each rule once, from 1 as Lua does. Terms are told apart by identity while it lives."""
 
     def __init__(self) -> None:
         self.keys: dict[Key, int] = {}
-        self.terms: dict[tuple[int, int, int, int, float, int], int] = {}
+        self.terms: list[tuple[int, int, int, int, float, int]] = []
+        self._numbers: dict[int, int] = {}
 
     def entry(self, entry: Sequence[Ask]) -> list[Any]:
         packed: list[Any] = []
         for key, terms, cost, times, want, hold in entry:
-            packed += (self._key(key), self._terms(terms), cost, times, want, hold)
+            packed += (self.keys.setdefault(key, len(self.keys) + 1), self._terms(terms), cost, times, want, hold)
         return packed
 
     def adjustment(self, each: Adjustment) -> list[Any]:
-        return [self._key(each.key), self._terms(each.terms), *each[2:]]
-
-    def _key(self, key: Key) -> int:
-        return self.keys.setdefault(key, len(self.keys) + 1)
+        return [self.keys.setdefault(each.key, len(self.keys) + 1), self._terms(each.terms), *each[2:]]
 
     def _terms(self, terms: Terms) -> int:
-        algorithm, stamp, limit, window_ms, capacity = terms
-        return self.terms.setdefault((CODES[algorithm], *stamp, limit, window_ms, capacity), len(self.terms) + 1)
+        number = self._numbers.get(id(terms))
+        if number is None:
+            algorithm, stamp, limit, window_ms, capacity = terms
+            self.terms.append((CODES[algorithm], *stamp, limit, window_ms, capacity))
+            number = self._numbers[id(terms)] = len(self.terms)
+        return number
 
 
 def _readings(answer: list[Any]) -> list[Reading]:
-    return [
-        Reading._make((*answer[at : at + 6], Stamp(answer[at + 6], answer[at + 7])))
-        for at in range(1, len(answer), _NUMBERS_PER_READING)
-    ]
+    stamps: dict[tuple[int, int], Stamp] = {}
+    readings = []
+    for at in range(1, len(answer), _NUMBERS_PER_READING):
+        epoch_and_version = (answer[at + 6], answer[at + 7])
+        stamp = stamps.get(epoch_and_version)
+        if stamp is None:
+            stamp = stamps[epoch_and_version] = Stamp(*epoch_and_version)
+        readings.append(Reading._make((*answer[at : at + 6], stamp)))
+    return readings

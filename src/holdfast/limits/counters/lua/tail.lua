@@ -9,29 +9,29 @@ end
 -- The counter's algorithm, state and the newer of its own terms and the asker's; nil if `only_known` and there is none.
 local function open(key, asked, only_known)
   local algorithm = algorithms[asked[1]]
-  local terms = { epoch = asked[2], version = asked[3], limit = asked[4], window = asked[5], capacity = asked[6] }
   local raw = redis.call('GET', key)
   if not raw then
     if only_known then
       return nil
     end
-    return algorithm, algorithm.fresh(), terms
+    return algorithm, algorithm.fresh(), asked
   end
   local epoch, version, limit, window, capacity, state = cmsgpack.unpack(raw)
   if newer(epoch, version, asked) then
-    terms = { epoch = epoch, version = version, limit = limit, window = window, capacity = capacity }
+    return algorithm, state, { epoch = epoch, version = version, limit = limit, window = window, capacity = capacity }
   end
-  return algorithm, state, terms
+  return algorithm, state, asked
 end
 
-local function save(key, algorithm, state, terms)
-  local _, reset = algorithm.peek(state, terms, now)
+local function save(key, state, terms, reset)
   local packed = cmsgpack.pack(terms.epoch, terms.version, terms.limit, terms.window, terms.capacity, state)
   redis.call('SET', key, packed, 'PX', math.ceil(reset) + 1000)
 end
 
-local function report(answers, algorithm, state, terms, admitted, refused_cost, leased)
+-- Keep a counter and say how it stands; `refused_cost` is 0 if nothing was refused.
+local function close(answers, key, algorithm, state, terms, admitted, refused_cost, leased)
   local room, reset = algorithm.peek(state, terms, now)
+  save(key, state, terms, reset)
   local wait = 0
   if refused_cost > 0 then
     wait = refused_cost <= terms.capacity and algorithm.wait(state, terms, now, refused_cost) or terms.window
@@ -67,8 +67,7 @@ local function decide_one(answers, entry)
     algorithm.take(state, terms, now, want)
     leased = want
   end
-  save(key, algorithm, state, terms)
-  report(answers, algorithm, state, terms, admitted, admitted < times and cost or 0, leased)
+  close(answers, key, algorithm, state, terms, admitted, admitted < times and cost or 0, leased)
 end
 
 -- An entry of several asks: all are checked, then all are taken, or none.
@@ -88,8 +87,7 @@ local function decide_all(answers, entry)
     if all_fit then
       algorithm.take(state, terms, now, cost, entry[at + 5])
     end
-    save(KEYS[entry[at]], algorithm, state, terms)
-    report(answers, algorithm, state, terms, all_fit and 1 or 0, fits and 0 or cost, 0)
+    close(answers, KEYS[entry[at]], algorithm, state, terms, all_fit and 1 or 0, fits and 0 or cost, 0)
   end
 end
 
@@ -108,7 +106,12 @@ local function adjust(change)
   elseif charged > 0 then
     algorithm.take(state, terms, now, charged)
   end
-  save(key, algorithm, state, terms)
+  local _, reset = algorithm.peek(state, terms, now)
+  save(key, state, terms, reset)
+end
+
+for _, terms in ipairs(request[1]) do
+  terms.epoch, terms.version, terms.limit, terms.window, terms.capacity = unpack(terms, 2)
 end
 
 local answers = { now }
