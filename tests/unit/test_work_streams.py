@@ -105,6 +105,18 @@ def test_suspects_are_announced_one_at_a_time() -> None:
     assert start_all(streams) == [2]
 
 
+def test_followers_of_suspects_do_not_use_up_the_announcements() -> None:
+    streams = Streams()
+    streams.add([*jobs("a", 1, crashes=1), *jobs("b", 2, crashes=1), *jobs("a", 3, 5), *jobs("b", 4, 6)])
+    done = []
+    for _ in range(6):
+        streams.announced_by_store([3, 4, 5, 6])
+        for seq in start_all(streams, announce=2 - len(streams.announced)):
+            streams.done(streams.started[seq])
+            done.append(seq)
+    assert sorted(done) == [1, 2, 3, 4, 5, 6]
+
+
 def test_what_is_known_is_not_taken_twice() -> None:
     streams = Streams()
     streams.add(jobs("a", 1))

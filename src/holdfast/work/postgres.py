@@ -69,8 +69,13 @@ class PostgresWork:
         rng: random.Random | None = None,
     ) -> PostgresWork:
         """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do."""
+        chosen = seat_settings or SeatSettings()
+        # A stopped process must not hold the locks of a half-done transaction longer than its lease.
+        idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
         try:
-            pool = await asyncpg.create_pool(url, min_size=1, max_size=connections_max, command_timeout=60)
+            pool = await asyncpg.create_pool(
+                url, min_size=1, max_size=connections_max, command_timeout=60, server_settings=idle
+            )
         except (*_CONNECTION_ERRORS, asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError) as error:
             raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
         except asyncpg.PostgresError as error:
@@ -81,7 +86,7 @@ class PostgresWork:
         except BaseException:
             await pool.close()
             raise
-        return cls(url, pool, seat_settings or SeatSettings(), rng or random.Random())
+        return cls(url, pool, chosen, rng or random.Random())
 
     async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
         async with translated(), self._pool.acquire() as connection:

@@ -141,13 +141,18 @@ class Streams:
         return len(self._ready)
 
     def announce(self, limit: int) -> None:
-        """Choose up to ``limit`` more waiting jobs to be told to the store as in flight."""
+        """Choose up to ``limit`` more waiting jobs to be told to the store as in flight.
+
+        At least one if nothing else could run: what is announced may all wait for something that is not.
+        """
+        if not self._started and not self._ready:
+            limit = max(limit, 1)
         put_off: list[Job] = []
         while self._silent and limit > 0:
             job = self._silent.popleft()
             if self._waiting.get(job.seq) is not job or job.seq in self._announced:
                 continue
-            if job.suspect and self._suspect is not None:
+            if not self._may_announce(job):
                 put_off.append(job)
                 continue
             self._announce(job)
@@ -159,7 +164,7 @@ class Streams:
         """The store has recorded these on its own when it handed them out."""
         for seq in seqs:
             job = self._waiting.get(seq)
-            if job is not None and seq not in self._announced:
+            if job is not None and seq not in self._announced and self._may_announce(job):
                 self._announce(job)
 
     def next(self) -> Job | None:
@@ -271,6 +276,15 @@ class Streams:
         del self._waiting[job.seq]
         self._bytes -= len(job.payload)
         self._unannounce(job)
+
+    def _may_announce(self, job: Job) -> bool:
+        """Suspects one at a time, and nothing behind a head that is not announced itself."""
+        if job.suspect and self._suspect is not None:
+            return False
+        if job.stream is None:
+            return True
+        head = self._streams[job.stream].queue[0]
+        return head is job or head.seq in self._announced
 
     def _announce(self, job: Job) -> None:
         self._announced.add(job.seq)

@@ -1,0 +1,108 @@
+"""Checker 11: a job's effects happen once, in stream order, fenced. (Pure.)
+
+Its history is not the messaging one: it is told by whoever enqueues, by handlers, and by the resource they change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+from holdfast.verify.checkers.verdict import Verdict
+
+NUMBER = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A job whose transaction was committed, or may have been (``certain`` False). ``seq`` is its place."""
+
+    stream: str
+    seq: int
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of a handler, by one clock. ``released``: an operator let it pass its stream's failed head."""
+
+    stream: str
+    seq: int
+    worker: str
+    started: float
+    ended: float
+    succeeded: bool = True
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What the resource keeps of a job, in the order in which it was applied, with the fence it was shown."""
+
+    stream: str
+    seq: int
+    fence: int
+
+
+Told = TypeVar("Told", Effect, Ran)
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """``excused``: jobs that ended otherwise, by a recorded act or verdict (dead letters)."""
+
+    enqueued: list[Enqueued] = field(default_factory=list)
+    runs: list[Ran] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    excused: set[int] = field(default_factory=set)
+
+
+def effects_once_in_order(history: JobHistory) -> Verdict:
+    """Nothing lost, nothing doubled, nothing made up; order and fences rise within a stream; no two runs overlap."""
+    verdict = Verdict("effects_once_in_order")
+    _complete(history, verdict)
+    for stream, effects in _by_stream(history.effects).items():
+        _rising(stream, effects, verdict)
+    for stream, runs in _by_stream(history.runs).items():
+        _apart(stream, sorted(runs, key=lambda run: run.started), verdict)
+    return verdict
+
+
+def _by_stream(items: Sequence[Told]) -> dict[str, list[Told]]:
+    streams: dict[str, list[Told]] = defaultdict(list)
+    for item in items:
+        streams[item.stream].append(item)
+    return streams
+
+
+def _complete(history: JobHistory, verdict: Verdict) -> None:
+    known = {job.seq for job in history.enqueued}
+    applied: dict[int, int] = defaultdict(int)
+    for effect in history.effects:
+        applied[effect.seq] += 1
+        verdict.require(effect.seq in known, f"an effect of {effect.seq}, which nobody enqueued")
+    for job in history.enqueued:
+        count = applied[job.seq]
+        verdict.require(count <= 1, f"{job.seq} of {job.stream} had its effect {count} times")
+        if job.certain and job.seq not in history.excused:
+            verdict.require(count >= 1, f"{job.seq} of {job.stream} is lost")
+
+
+def _rising(stream: str, effects: Sequence[Effect], verdict: Verdict) -> None:
+    for before, after in pairwise(effects):
+        verdict.require(before.seq < after.seq, f"{stream}: {after.seq} after {before.seq}")
+        verdict.require(before.fence <= after.fence, f"{stream}: fence {after.fence} after {before.fence}")
+
+
+def _apart(stream: str, runs: Sequence[Ran], verdict: Verdict) -> None:
+    latest = 0.0
+    done = 0
+    for run in runs:
+        verdict.require(run.started >= latest, f"{stream}: {run.seq} on {run.worker} overlaps the run before")
+        verdict.require(run.seq > done or run.released, f"{stream}: {run.seq} started after {done} was done")
+        latest = max(latest, run.ended)
+        if run.succeeded and not run.released:
+            done = max(done, run.seq)
