@@ -9,29 +9,27 @@ effects: they wait in the session's lanes, and ``Wake`` says that there is somet
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from holdfast.message import Cursor
 from holdfast.wire.closing import Closing
 from holdfast.wire.frames import SendBody
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(Struct, frozen=True, gc=False):
     """There is something in the lanes: take and write it before this turn of the loop ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Struct, frozen=True, gc=False):
     """Hand a send to ingest; answer with ``Session.sent(token, outcome)``."""
 
     token: int
     body: SendBody
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(Struct, frozen=True, gc=False):
     """Read a sync page; answer with ``Session.page_read(token, page or error)``. One at a time."""
 
     token: int
@@ -40,16 +38,14 @@ class Fetch:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResume:
+class FetchResume(Struct, frozen=True, gc=False):
     """Read what moved past these cursors; answer with ``Session.resume_read``. One at a time, with Fetch."""
 
     token: int
     cursors: Mapping[str, Cursor]
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(Struct, frozen=True, gc=False):
     """Check a refreshed token; answer with ``Session.authenticated``."""
 
     token: int
@@ -57,8 +53,7 @@ class Verify:
     device_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(Struct, frozen=True, gc=False):
     """The device has stored the chat up to ``sequence``: a watermark."""
 
     chat_id: str
@@ -66,8 +61,7 @@ class Delivered:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class WasRead:
+class WasRead(Struct, frozen=True, gc=False):
     """The user has read the chat up to ``sequence``: a watermark."""
 
     chat_id: str
@@ -75,21 +69,18 @@ class WasRead:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsTyping:
+class IsTyping(Struct, frozen=True, gc=False):
     """The user started or stopped typing; expires by itself."""
 
     chat_id: str
     active: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StopReading:
+class StopReading(Struct, frozen=True, gc=False):
     """The control lane is full: read no more from the socket until ``ReadOn``."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOn:
+class ReadOn(Struct, frozen=True, gc=False):
     """Read from the socket again."""
 
 
@@ -103,15 +94,13 @@ class Sign(Enum):
     ACKS_STALE = "acks_stale"
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True, gc=False):
     """Something to count, and to log where it is rare; the client has been told what concerns it."""
 
     sign: Sign
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True, gc=False):
     """Write what is in the control lane (the closing is its last frame), then close with the reason's code."""
 
     closing: Closing
