@@ -238,6 +238,29 @@ def test_take_gives_about_as_much_as_asked_in_whole_frames() -> None:
     assert talk.session.waiting_messages == talk.session.waiting_bytes == 0
 
 
+def test_a_run_passes_the_lanes_only_where_nothing_waits_in_them_and_it_comes_next() -> None:
+    talk = Talk().live(0)
+    outbound = talk.session.deliveries
+    assert not outbound.pass_through(run(1, chat_id="chat_9"))
+    assert not outbound.pass_through(run(2))
+    assert outbound.pass_through(run(1))
+    assert not outbound.pass_through(run(1)), "it was"
+    talk.deliver(run(2))
+    talk.deliver(run(3))
+    assert not outbound.pass_through(run(4)), "what waits goes first"
+    talk.session.take(1)
+    assert not outbound.pass_through(run(4)), "what still waits after a take, too"
+    talk.read()
+    assert outbound.pass_through(run(4))
+    talk.receive(send(kind="image/png"))
+    assert not outbound.pass_through(run(5)), "an answer waits"
+    talk.read()
+    talk.deliver(run(5))
+    assert [p.sequence for p in talk.read() if isinstance(p, Message)] == [5]
+    talk.do(talk.session.close(Closing.ROTATION, talk.now))
+    assert not outbound.pass_through(run(6))
+
+
 def test_take_run_gives_the_one_run_that_waits_and_nothing_where_there_is_more_to_do() -> None:
     talk = Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0)
     assert talk.session.take_run() is None

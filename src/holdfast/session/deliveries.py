@@ -93,7 +93,8 @@ class Deliveries:
         Then it counts as queued and taken. Only for a socket that takes what is written.
         """
         place = self.places.get(run.chat_id)
-        if self._woken or place is None or place.expects != run.first or self._closed:
+        lanes = self.lanes
+        if place is None or place.expects != run.first or lanes.runs or lanes.mixed or self._closed:
             return False
         place.expects = run.last + 1
         return True
