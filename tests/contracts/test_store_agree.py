@@ -7,17 +7,19 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from chats import AT, MemoryRig, SqliteRig
 
 from holdfast.errors import HoldfastError
-from holdfast.message import Draft, User, Watermark
+from holdfast.message import Draft, Entry, User, Watermark
 from holdfast.store.changes import (
     Act,
     AddMember,
     ChangeRole,
     CreateChat,
     HaltChat,
+    MembershipEvent,
     RaiseEpoch,
     RecoverChat,
     Redact,
@@ -128,6 +130,46 @@ async def everything(store: Any) -> list[Any]:
         seen.append(dict(await store.memberships(user)))
         seen.append(list(await store.chats_of(user, 3)))
     return seen
+
+
+def members_by_the_log(created: dict[str, set[str]], commits: list[list[Entry]]) -> dict[str, set[str]]:
+    """Who is in which chat, for somebody who saw the creations and reads the log."""
+    members = {chat_id: set(users) for chat_id, users in created.items()}
+    for message in (entry.message for entries in commits for entry in entries):
+        if message.kind == "event":
+            event = msgspec.json.decode(message.content, type=MembershipEvent)
+            if event.event == "member_added" and event.user_id:
+                members[message.chat_id].add(event.user_id)
+            elif event.event == "member_removed" and event.user_id:
+                members[message.chat_id].remove(event.user_id)
+        else:
+            assert message.sender_id in members[message.chat_id], "nobody posts who is not in at that place of the log"
+    return members
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_member_set_is_exact_at_each_place_of_the_log(seed: int) -> None:
+    async def run() -> None:
+        rig = MemoryRig()
+        rig.limits = LIMITS
+        async with rig.open() as store:
+            commits: list[list[Entry]] = []
+            created: dict[str, set[str]] = {}
+            store.on_commit(lambda entries: commits.append(list(entries)))
+            steps = Steps(seed)
+            for _ in range(2 * STEPS):
+                await steps.one(store, rig)
+                for chat_id in set(await store.heads(CHATS)) - set(created):
+                    created[chat_id] = {m.user_id for m in await store.members(chat_id)}
+            by_the_log = members_by_the_log(created, commits)
+            for chat_id in created:
+                members = {m.user_id: m.role for m in await store.members(chat_id)}
+                assert by_the_log[chat_id] == set(members)
+                chat = await store.chat(chat_id)
+                assert len(members) == 2 if chat.kind == "direct" else len(members) <= LIMITS.members_max
+                assert chat.kind == "direct" or not members or "owner" in members.values(), "somebody rules"
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("seed", range(12))
