@@ -14,7 +14,7 @@ from holdfast.access import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import Rest
 from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message
 from holdfast.clock import SystemClock
-from holdfast.errors import Forbidden, NotAMember, NotFound
+from holdfast.errors import Forbidden, MessageTooLarge, NotAMember, NotFound
 from holdfast.message import User
 from holdfast.node import Node, running
 from holdfast.settings import Server, Settings, load
@@ -155,6 +155,20 @@ def test_more_sends_than_the_rate_allows_all_arrive_in_order(tmp_path: Path) -> 
         async with world.client("alice") as alice:
             sent = await asyncio.gather(*(alice.send(chat_id, f"{n}") for n in range(35)))
         assert [one.sequence for one in sent] == list(range(1, 36))
+
+    served(tmp_path, scenario)
+
+
+def test_the_server_s_limit_of_a_message_is_the_client_s(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice")
+        async with world.client("alice", settings=replace(QUICK, content_bytes_max=10)) as alice:
+            with pytest.raises(MessageTooLarge):
+                await alice.send(chat_id, "x" * 11)
+            await alice.connected()
+            await alice.send(chat_id, "x" * 4096)
+            with pytest.raises(MessageTooLarge):
+                await alice.send(chat_id, "x" * 4097)
 
     served(tmp_path, scenario)
 

@@ -247,6 +247,17 @@ def test_resume_carries_what_is_received_in_frames_of_bounded_size() -> None:
     assert again[-1].payload.cursors["c6"] == (1, 7)
 
 
+def test_a_server_s_lower_limits_are_kept_to() -> None:
+    bench = Bench({f"c{n}": Cursor(1, n) for n in range(4)})
+    bench.do(bench.machine.opened(None, bench.now))
+    limits = {"resume_chats_per_frame": 2.0, "page_messages_max": 1.0}
+    frames = bench.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, limits))
+    assert [len(frame.payload.cursors) for frame in frames if isinstance(frame, Resume)] == [2, 2]
+    bench.get(Resumed([], [], []), frames[-1].request_id)
+    [sync] = bench.get(message(9, "c1"))
+    assert isinstance(sync, SyncRequest) and sync.payload.limit == 1
+
+
 def test_nothing_is_pulled_before_the_resume_is_answered() -> None:
     bench = Bench(at(0))
     [resume] = bench.open()

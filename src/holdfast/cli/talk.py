@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +169,7 @@ async def talk(room: Room) -> None:
         finally:
             screen.close()
         if left := len(client.unsent()):
-            screen.show(f"{left} not sent yet: kept, and sent when you open this chat again")
+            print(f"{left} not sent yet: kept, and sent when you open this chat again", file=sys.stderr)
     finally:
         await client.__aexit__(None, None, None)
 

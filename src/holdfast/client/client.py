@@ -79,6 +79,7 @@ class Client:
         self._timer_at = 0.0
         self._error: Exception | None = None
         self._misfit: HoldfastError | None = None
+        self._content_bytes_max = self._settings.content_bytes_max
         self._unsettled: dict[tuple[str, str], Unsettled] = {}
         self._taken: tuple[Event, Copy | None] | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -197,7 +198,7 @@ class Client:
         if self._error is not None:
             raise self._error
         entry = Entry(client_message_id or self._ids.new("cmsg_"), chat_id, content, content_type)
-        check(entry, self._settings.content_bytes_max)
+        check(entry, self._content_bytes_max)
         unsettled = self._unsettled.get(entry.key)
         if unsettled is None:
             if len(self._unsettled) >= self._settings.outbox_messages_max:
@@ -315,6 +316,7 @@ class Client:
         if self.user_id is None:
             self.user_id = established.user_id
             self._state.identify("user_id", established.user_id)
+        self._content_bytes_max = int(established.limits.get("max_message_size_bytes", self._content_bytes_max))
         self._reconnect.established()
         self._tell("online")
         self._online.set()

@@ -97,6 +97,7 @@ class Machine:
         self._chats = Chats(cursors, self.inbox, follow)
         self._settings = settings
         self._link: _Link | None = None
+        self._page_messages = settings.page_messages
         self._reads: dict[str, int] = {}
         self._ack_at = 0.0
         self._requests = 0
@@ -230,7 +231,10 @@ class Machine:
         link.asked_at = now
         link.silence_seconds = established.heartbeat_interval_ms / 1000 + self._settings.silence_grace_seconds
         self._actions.append(Online(established))
-        frames = self._chats.resume_frames(self._settings.resume_chats_per_frame)
+        limits = established.limits
+        self._page_messages = int(min(self._settings.page_messages, limits.get("page_messages_max", _NEVER)))
+        chats = min(self._settings.resume_chats_per_frame, limits.get("resume_chats_per_frame", _NEVER))
+        frames = self._chats.resume_frames(int(chats))
         for number, cursors in enumerate(frames, 1):
             link.resume = self._request()
             self._write(Resume(request_id=link.resume, payload=ResumeBody(cursors, more=number < len(frames))))
@@ -302,13 +306,13 @@ class Machine:
 
     def _may_sync(self, link: _Link) -> bool:
         """One page in flight, after the resume, and only with room for half a page at least."""
-        room = min(self._settings.page_messages, self._settings.buffer_messages_max) // 2
+        room = min(self._page_messages, self._settings.buffer_messages_max) // 2
         return link.sync is None and link.resume is None and self.inbox.room > room
 
     def _start_sync(self, link: _Link, now: float) -> None:
         if not self._may_sync(link):
             return
-        found = self._chats.next_sync(now, min(self._settings.page_messages, self.inbox.room))
+        found = self._chats.next_sync(now, min(self._page_messages, self.inbox.room))
         if found is not None:
             body, heard = found
             link.sync = _Sync(body.chat_id, self._request(), heard, now)

@@ -17,6 +17,8 @@ class ClientSettings:
     - ``outbox_messages_max``: unsent messages. At the bound ``send`` raises ``Unavailable``.
     - ``sends_in_flight_max``: over all chats; within a chat it is always one, which is what keeps its order.
     - ``acks_per_flush_max``: acks that leave per ``ack_interval_seconds``; the rest wait for the next.
+    - ``page_messages``, ``resume_chats_per_frame``: or the server's own limit, if that is lower.
+    - ``content_bytes_max``: until a server has named its own limit.
     - ``reply_timeout_seconds``: a request without an answer; the connection is given up and the request repeated.
     - ``silence_grace_seconds``: nothing at all for this long after a heartbeat was due; given up likewise.
     """
