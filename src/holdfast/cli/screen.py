@@ -105,7 +105,7 @@ class TerminalScreen:
 
     def show(self, text: str) -> None:
         self._erase()
-        sys.stdout.write(text + "\r\n")
+        sys.stdout.write(text + "\n")
         self._draw()
 
     def status(self, state: str, waiting: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ class TerminalScreen:
         state = "" if self._state == "online" else f" ({self._state})"
         prompt = f"{self._name}{state}> {printable(self._editor.text)}"
         below = [f"\x1b[2m… {_fit(printable(text), width - 3)}\x1b[0m" for text in self._waiting[-5:]]
-        sys.stdout.write("\r\n".join([*below, _tail(prompt, width - 1)]))
+        sys.stdout.write("\n".join([*below, _tail(prompt, width - 1)]))
         sys.stdout.flush()
         self._drawn = len(below) + 1
 

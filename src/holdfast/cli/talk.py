@@ -90,9 +90,9 @@ class Talk:
         match event:
             case Message():
                 self._shown = event.sequence
-                self.show(msgspec.to_builtins(event))
                 if event.sender_id == self._user and event.client_message_id:
                     self._is_back(event.client_message_id)
+                self.show(msgspec.to_builtins(event))
             case ConnectionChanged(state="online"):
                 self._state = "online"
                 self._tell_status()
