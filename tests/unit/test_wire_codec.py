@@ -116,6 +116,12 @@ def test_these_are_all_frames() -> None:
     assert {type(payload) for payload in SERVER} == set(SERVER_PAYLOADS.values())
 
 
+def test_every_frame_says_what_it_is_for() -> None:
+    """The protocol reference is generated from these."""
+    for kind in [*CLIENT_FRAMES.values(), *SERVER_PAYLOADS.values()]:
+        assert (vars(kind)["__doc__"] or "").strip().endswith("."), kind
+
+
 def test_a_frame_is_an_envelope_of_type_request_and_payload() -> None:
     assert json.loads(encode_payload(Typing("chat_1", "ann", True), "r1")) == {
         "type": "typing",

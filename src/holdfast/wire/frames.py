@@ -1,7 +1,8 @@
 """Every frame of protocol version 1, typed. (Pure.)
 
 A frame is ``{"type": …, "request_id": …, "payload": {…}}``; a reply echoes ``request_id``, a push has none.
-Client frames are strict: unknown types, unknown fields and wrong types are refused.
+Client frames are strict: unknown types, unknown fields and wrong types are refused. The docstrings are the protocol
+reference: it is generated from here.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ class Body(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Nothing(Body, frozen=True):
     """A payload without fields."""
-
-
-# --- client to server ---------------------------------------------------------------------------------
 
 
 class AuthenticateBody(Body, frozen=True):
@@ -79,46 +77,62 @@ class ClientFrame(Struct, frozen=True, tag_field="type", forbid_unknown_fields=T
 
 
 class Authenticate(ClientFrame, frozen=True, tag="authenticate"):
+    """The first frame where no header could carry the token; later, a new token before the old one expires."""
+
     payload: AuthenticateBody
 
 
 class SendMessage(ClientFrame, frozen=True, tag="send_message"):
+    """Send a message. ``client_message_id`` is the sender's own key: a retry under it is no second message."""
+
     payload: SendBody
 
 
 class Ack(ClientFrame, frozen=True, tag="ack"):
+    """This device has stored the chat up to ``sequence``, without a hole. No reply."""
+
     payload: AckBody
 
 
 class Resume(ClientFrame, frozen=True, tag="resume"):
+    """After (re)connecting: how far this device has each chat. All frames but the last have ``more``."""
+
     payload: ResumeBody
 
 
 class SyncRequest(ClientFrame, frozen=True, tag="sync_request"):
+    """Pull what follows ``after_sequence``; ``limit`` messages at most."""
+
     payload: SyncBody
 
 
 class HeartbeatAck(ClientFrame, frozen=True, tag="heartbeat_ack"):
+    """The answer to ``heartbeat``. No reply."""
+
     payload: Nothing = field(default_factory=Nothing)
 
 
 class TypingStart(ClientFrame, frozen=True, tag="typing_start"):
+    """The user is typing; ends by itself after 10 seconds. No reply."""
+
     payload: ChatBody
 
 
 class TypingStop(ClientFrame, frozen=True, tag="typing_stop"):
+    """The user stopped typing. No reply."""
+
     payload: ChatBody
 
 
 class Read(ClientFrame, frozen=True, tag="read"):
+    """The user has read the chat up to ``sequence``. No reply."""
+
     payload: ReadBody
 
 
 AnyClientFrame = (
     Authenticate | SendMessage | Ack | Resume | SyncRequest | HeartbeatAck | TypingStart | TypingStop | Read
 )
-
-# --- server to client ---------------------------------------------------------------------------------
 
 
 class Payload(Struct, frozen=True, omit_defaults=True):
@@ -128,6 +142,8 @@ class Payload(Struct, frozen=True, omit_defaults=True):
 
 
 class ConnectionEstablished(Payload, frozen=True):
+    """The connection is open. ``limits`` are those of this connection, by the names of their settings."""
+
     type = "connection_established"
     connection_id: str
     user_id: str
@@ -146,6 +162,8 @@ class Authenticated(Payload, frozen=True):
 
 
 class MessageAck(Payload, frozen=True):
+    """The message is on stable storage; ``deduplicated`` if it had been before."""
+
     type = "message_ack"
     client_message_id: str
     message_id: str
@@ -168,6 +186,8 @@ class ResumedChat(Struct, frozen=True):
 
 
 class Resumed(Payload, frozen=True):
+    """The chats that moved, those joined and those gone. Chats that are not listed have not moved."""
+
     type = "resumed"
     chats: Sequence[ResumedChat]
     joined: Sequence[str]
@@ -175,6 +195,8 @@ class Resumed(Payload, frozen=True):
 
 
 class ChatHead(Struct, frozen=True):
+    """A chat and its highest sequence."""
+
     chat_id: str
     head: int
 
@@ -187,11 +209,15 @@ class Resync(Payload, frozen=True):
 
 
 class Heartbeat(Payload, frozen=True):
+    """Are you there? ``heads`` are the (epoch, head) of chats in which this connection is behind."""
+
     type = "heartbeat"
     heads: Mapping[str, tuple[int, int]]
 
 
 class Typing(Payload, frozen=True):
+    """Somebody is typing, or stopped."""
+
     type = "typing"
     chat_id: str
     user_id: str
@@ -199,6 +225,8 @@ class Typing(Payload, frozen=True):
 
 
 class Presence(Payload, frozen=True):
+    """Somebody came or went."""
+
     type = "presence"
     user_id: str
     status: Literal["online", "offline"]
@@ -206,6 +234,8 @@ class Presence(Payload, frozen=True):
 
 
 class Receipt(Payload, frozen=True):
+    """How far somebody has stored and read a chat; only to the senders."""
+
     type = "receipt"
     chat_id: str
     user_id: str
@@ -214,6 +244,8 @@ class Receipt(Payload, frozen=True):
 
 
 class Error(Payload, frozen=True):
+    """A request failed, or a warning. ``outcome`` of a send: rejected, or unknown: retry with the same key."""
+
     type = "error"
     code: str
     message: str
@@ -225,6 +257,8 @@ class Error(Payload, frozen=True):
 
 
 class ConnectionClosing(Payload, frozen=True):
+    """The server closes, why, and from where to sync; the last frame."""
+
     type = "connection_closing"
     reason: str
     message: str
