@@ -583,8 +583,7 @@ def test_settings_are_checked_when_built() -> None:
 COSTS: dict[str, dict[str, Any]] = {
     "chats_of": {"tenant": "default", "user_id": "ann", "limit": 10, "edge_position": None, "edge_chat": None},
     "memberships": {"tenant": "default", "user_id": "ann"},
-    "known": {"senders": '[["chat_mine_1", "ann"], ["chat_mine_2", "ann"]]'},
-    "stored_keys": {"keys": '[[1, 12345, "ann", "k"], [2, 12345, "ann", "k"]]'},
+    "known": {"senders": '[["chat_mine_1", "ann"]]', "keys": '[["chat_mine_1", 12345, "ann", "k"]]'},
     "advance_counters": {"counters": "[[1, 9, 9], [2, 9, 9]]"},
     "messages_after": {"chat": 1, "after": 0, "limit": 64, "one": 1, "bytes_max": 1 << 20, "envelope": 256},
     "heads": {"chat_ids": '["chat_mine_1", "chat_mine_2"]'},

@@ -53,8 +53,9 @@ def _write(connection: apsw.Connection, group: Sequence[Draft]) -> Written[list[
 
 def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, dict[str, int], int]:
     """What is known of the group, the numbers of its chats in this file, and the end of the log."""
-    senders = list({(draft.chat_id, draft.sender.user_id) for draft in group})
-    rows, end = connection.execute(SQL["known"], {"senders": encode(senders).decode()}).get
+    senders = encode(list({(d.chat_id, d.sender.user_id) for d in group})).decode()
+    keys = encode([_key_of(d) for d in group]).decode()
+    rows, found, end = connection.execute(SQL["known"], {"senders": senders, "keys": keys}).get
     chats: dict[str, ChatState] = {}
     numbers: dict[str, int] = {}
     members: set[tuple[str, str]] = set()
@@ -64,15 +65,9 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, d
             numbers[chat_id] = chat
         if is_member:
             members.add((chat_id, user_id))
-    keys = [
-        (numbers[d.chat_id], send_key(d.sender.user_id, d.client_message_id), d.sender.user_id, d.client_message_id)
-        for d in group
-        if d.chat_id in numbers
-    ]
-    found = _keys.decode(connection.execute(SQL["stored_keys"], {"keys": encode(keys).decode()}).get)
     stored = {
         (message.chat_id, message.sender_id, message.client_message_id or ""): Stored(message, bytes.fromhex(digest))
-        for digest, message in found
+        for digest, message in _keys.decode(found)
     }
     return Known(chats, members, stored), numbers, end
 
@@ -92,6 +87,11 @@ def _put(
         last[message.chat_id] = position
     put_messages(connection, rows, [(numbers[c], n, last[c]) for c, n in numbered.counters.items()])
     return entries
+
+
+def _key_of(draft: Draft) -> tuple[str, int, str, str]:
+    chat_id, sender_id, client_message_id = draft.key
+    return chat_id, send_key(sender_id, client_message_id), sender_id, client_message_id
 
 
 def send_key(sender_id: str, client_message_id: str) -> int:

@@ -2,23 +2,24 @@
 -- that is stepped costs a hand-over of the interpreter lock, which a busy event loop gives back late.
 
 -- name: known
--- What is known of the senders of a group: [[chat_id, user_id], ...] and the end of the log.
-SELECT json_group_array(json_array(
-         c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, m.chat IS NOT NULL)),
-       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0)
-FROM json_each(:senders) AS s
-CROSS JOIN chats AS c ON c.chat_id = s.value ->> 0
-LEFT JOIN counters AS k ON k.chat = c.chat
-LEFT JOIN members AS m ON m.chat = c.chat AND m.user_id = s.value ->> 1;
-
--- name: stored_keys
--- The messages stored under keys: [[chat, send_key, sender_id, client_message_id], ...].
-SELECT json_group_array(json_array(lower(hex(m.content_hash)), json(v.value)))
-FROM json_each(:keys) AS k
-CROSS JOIN messages AS m INDEXED BY messages_by_key
-  ON m.chat = k.value ->> 0 AND m.send_key = k.value ->> 1
-  AND m.sender_id = k.value ->> 2 AND m.client_message_id = k.value ->> 3
-JOIN message_values AS v ON v.position = m.position;
+-- What is known of a group: its senders [[chat_id, user_id], ...], the messages already stored under its keys
+-- [[chat_id, send_key, sender_id, client_message_id], ...], and the end of the log.
+SELECT (
+  SELECT json_group_array(json_array(
+           c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, m.chat IS NOT NULL))
+  FROM json_each(:senders) AS s
+  CROSS JOIN chats AS c ON c.chat_id = s.value ->> 0
+  LEFT JOIN counters AS k ON k.chat = c.chat
+  LEFT JOIN members AS m ON m.chat = c.chat AND m.user_id = s.value ->> 1
+), (
+  SELECT json_group_array(json_array(lower(hex(m.content_hash)), json(v.value)))
+  FROM json_each(:keys) AS k
+  CROSS JOIN chats AS c ON c.chat_id = k.value ->> 0
+  CROSS JOIN messages AS m INDEXED BY messages_by_key
+    ON m.chat = c.chat AND m.send_key = k.value ->> 1
+    AND m.sender_id = k.value ->> 2 AND m.client_message_id = k.value ->> 3
+  JOIN message_values AS v ON v.position = m.position
+), coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0);
 
 -- name: put_messages
 -- Put only if absent: a taken sequence, key or position violates its index and fails the statement.
