@@ -89,7 +89,7 @@ async def node(settings: dict[str, Any]) -> None:
 
             async def mint(order: dict[str, Any]) -> dict[str, Any]:
                 users = [User("default", f"u{n}") for n in range(order["count"])]
-                return {"tokens": [parts._tokens.mint(user, 86_400) for user in users]}
+                return {"tokens": [parts.tokens.mint(user, 86_400) for user in users]}
 
             orders = {"cpu": cpu, "create": create, "send": send, "groups": groups, "mint": mint}
             await obey(orders, {"url": parts.url.replace("http", "ws") + "/v1/ws"})

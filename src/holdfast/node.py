@@ -125,7 +125,7 @@ class Node:
         self._ids = Ids(clock)
         self._keys = keys
         self._store = store
-        self._tokens = Tokens(settings.access.tokens, shared_secret(secrets.jwt_secret.encode()), clock)
+        self.tokens = Tokens(settings.access.tokens, shared_secret(secrets.jwt_secret.encode()), clock)
         self._durability = GuardedStore(store, clock, DurabilitySettings(breaker=gateway_settings.circuit_breaker))
         self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake)
         raiser = EpochRaiser(self._durability, clock, self._ids)
@@ -167,7 +167,7 @@ class Node:
             intake=self._intake,
             history=self._history,
             watermarks=self._watermarks,
-            verify=self._tokens.verify,
+            verify=self.tokens.verify,
         )
 
     def _make_fanout(self) -> Fanout:
@@ -187,7 +187,7 @@ class Node:
         """What takes over WebSocket upgrades."""
         server, access, backpressure = self.settings.server, self.settings.access, self.settings.gateway.backpressure
         handshake = Handshake(
-            verify=self._tokens.verify,
+            verify=self.tokens.verify,
             limiter=HandshakeLimiter(access.handshakes_per_ip_per_minute),
             counts=ConnectionCounts(access.connections),
             origins=origins_of(self.settings),
@@ -229,7 +229,7 @@ class Node:
             sends=self._intake,
             history=self._history,
             audit_log=self._store,
-            tokens=self._tokens,
+            tokens=self.tokens,
             keys=self._keys,
             presence=self._presence,
             status=self._status,

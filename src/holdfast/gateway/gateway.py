@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, Protocol
@@ -83,6 +83,10 @@ class Gateway:
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def open_connections(self) -> Collection[Connection]:
+        return list(self._connections.values())
 
     @property
     def roster(self) -> Roster[Connection]:

@@ -48,8 +48,10 @@ class Port:
     """What uvicorn calls for each upgrade; makes the protocol of the new connection."""
 
     def __init__(self, upgrade: Upgrade, frame_bytes_max: int, send_buffer_bytes: int) -> None:
+        """Frames up to twice ``frame_bytes_max`` are read, so that a client that sends too much is told so by us;
+        above that the library cuts it off."""
         self._upgrade = upgrade
-        self._frame_bytes_max = frame_bytes_max
+        self._frame_bytes_max = 2 * frame_bytes_max
         self._send_buffer_bytes = send_buffer_bytes
 
     def __call__(self, config: uvicorn.Config, server_state: Any, app_state: Any) -> WSProtocol:

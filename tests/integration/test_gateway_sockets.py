@@ -1,0 +1,350 @@
+"""Real sockets: one port for HTTP and WebSocket, the protocol's edges, and a reader that stops reading."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+import websockets
+from plane import decode_frames
+
+from holdfast.message import User
+from holdfast.node import Node, running
+from holdfast.settings import load
+
+Story = Callable[[Node], Awaitable[None]]
+
+
+def serve(tmp_path: Path, story: Story, **settings: Any) -> None:
+    """Run a story against a whole node on SQLite and a free port."""
+    paths = {name.replace("__", "."): value for name, value in settings.items()}
+    loaded = load(None, {}, {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths})
+
+    async def run() -> None:
+        async with asyncio.timeout(60), running(loaded) as node:
+            await story(node)
+
+    uvloop.run(run())
+
+
+def token(node: Node, user_id: str) -> str:
+    return node.tokens.mint(User("default", user_id), 3600)
+
+
+def ws_url(node: Node) -> str:
+    return node.url.replace("http", "ws") + "/v1/ws"
+
+
+@asynccontextmanager
+async def connected(node: Node, user_id: str) -> AsyncIterator[websockets.ClientConnection]:
+    headers = {"Authorization": f"Bearer {token(node, user_id)}"}
+    async with websockets.connect(ws_url(node), additional_headers=headers, compression=None) as client:
+        hello = json.loads(await client.recv())
+        assert hello["type"] == "connection_established"
+        yield client
+
+
+async def ask(client: websockets.ClientConnection, kind: str, **payload: Any) -> dict[str, Any]:
+    """Send a request and return its answer; pushes in between are passed over."""
+    await client.send(json.dumps({"type": kind, "request_id": "q", "payload": payload}))
+    while True:
+        frame: dict[str, Any] = json.loads(await client.recv())
+        if frame.get("request_id") == "q":
+            return frame
+
+
+async def create_chat(node: Node, owner: str, *members: str) -> str:
+    async with httpx.AsyncClient(base_url=node.url) as http:
+        body = {"kind": "group", "name": "lobby", "members": list(members)}
+        headers = {"Authorization": f"Bearer {token(node, owner)}"}
+        answer = await http.post("/v1/chats", json=body, headers=headers)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["chat"]["chat_id"])
+
+
+class Raw:
+    """A WebSocket client that may break every rule."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, node: Node, *extra: str, connection: str = "Upgrade", size: int = 0) -> tuple[Raw, str]:
+        """Handshake by hand; returns the status line too."""
+        sock = socket.socket()
+        if size:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", node.settings.server.port))
+        # With a small limit the reader stops taking from the socket when nobody reads from it.
+        reader, writer = await asyncio.open_connection(sock=sock, limit=4096 if size else 1 << 20)
+        lines = [
+            "GET /v1/ws HTTP/1.1",
+            "Host: localhost",
+            "Upgrade: websocket",
+            f"Connection: {connection}",
+            f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",
+            "Sec-WebSocket-Version: 13",
+            *extra,
+        ]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        return cls(reader, writer), head
+
+    def send(self, opcode: int, payload: bytes, *, fin: bool = True, masked: bool = True, rsv: int = 0) -> None:
+        first = (0x80 if fin else 0) | rsv << 4 | opcode
+        size = len(payload)
+        if size < 126:
+            length = bytes([size])
+        else:
+            length = b"\x7e" + size.to_bytes(2, "big") if size < 65536 else b"\x7f" + size.to_bytes(8, "big")
+        if masked:
+            mask = b"\x01\x02\x03\x04"
+            length = bytes([length[0] | 0x80]) + length[1:]
+            payload = mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
+        self._writer.write(bytes([first]) + length + payload)
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes."""
+        return await asyncio.wait_for(self._reader.read(-1), 10)
+
+    async def frame(self) -> dict[str, Any]:
+        """The next text frame."""
+        head = await self._reader.readexactly(2)
+        size = head[1]
+        extra = b""
+        if size >= 126:
+            extra = await self._reader.readexactly(2 if size == 126 else 8)
+            size = int.from_bytes(extra, "big")
+        data = head + extra + await self._reader.readexactly(size)
+        return decode_frames(data)[0]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def raw(node: Node, user_id: str, size: int = 0) -> Raw:
+    client, head = await Raw.connect(node, f"Authorization: Bearer {token(node, user_id)}", size=size)
+    assert head.startswith("HTTP/1.1 101"), head
+    assert (await client.frame())["type"] == "connection_established"
+    return client
+
+
+def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        async with httpx.AsyncClient(base_url=node.url) as http:
+            assert (await http.get("/health/live")).json() == {"status": "live"}
+            assert (await http.get("/v1/ws")).status_code == 426
+        async with connected(node, "alice"):
+            pass
+
+    serve(tmp_path, story)
+
+
+def test_two_sockets_chat(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        chat_id = await create_chat(node, "alice", "bob")
+        async with connected(node, "alice") as alice, connected(node, "bob") as bob:
+            for client in (alice, bob):
+                assert (await ask(client, "resume", cursors={}))["type"] == "resumed"
+            ack = await ask(alice, "send_message", client_message_id="c1", chat_id=chat_id, content="hello")
+            assert ack["payload"]["sequence"] == 1
+            while (frame := json.loads(await bob.recv()))["type"] != "message":
+                pass
+            assert frame["payload"]["content"] == "hello"
+
+    serve(tmp_path, story)
+
+
+def test_firefoxs_connection_header_is_understood(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        client, head = await Raw.connect(
+            node, f"Authorization: Bearer {token(node, 'alice')}", connection="keep-alive, Upgrade"
+        )
+        assert head.startswith("HTTP/1.1 101"), head
+        client.close()
+
+    serve(tmp_path, story)
+
+
+def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        client, head = await Raw.connect(
+            node, f"Authorization: Bearer {token(node, 'alice')}", "Sec-WebSocket-Extensions: permessage-deflate"
+        )
+        assert "extensions" not in head.lower()
+        client.close()
+
+    serve(tmp_path, story)
+
+
+def test_the_token_of_a_subprotocol_is_never_echoed(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        secret = token(node, "alice")
+        client, head = await Raw.connect(node, f"Sec-WebSocket-Protocol: holdfast.v1, bearer.{secret}")
+        assert "Sec-WebSocket-Protocol: holdfast.v1\r\n" in head
+        assert secret not in head
+        client.close()
+
+    serve(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("extra", "status", "code"),
+    [
+        (["Authorization: Bearer nonsense"], "401", "UNAUTHORIZED"),
+        (["Origin: https://evil.example"], "403", "FORBIDDEN"),
+    ],
+)
+def test_a_refused_handshake_is_an_http_answer_with_our_error_body(
+    tmp_path: Path, extra: list[str], status: str, code: str
+) -> None:
+    async def story(node: Node) -> None:
+        client, head = await Raw.connect(node, *extra)
+        assert head.split()[1] == status
+        assert "Content-Type: application/json" in head
+        assert json.loads(await client.rest())["error"]["code"] == code
+
+    serve(tmp_path, story)
+
+
+def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        client, head = await Raw.connect(node)
+        client.close()
+        _, head = await Raw.connect(node)
+        assert head.split()[1] == "429"
+        assert "Retry-After:" in head
+
+    serve(tmp_path, story, access__handshakes_per_ip_per_minute=1)
+
+
+def test_fragments_become_one_message_with_a_ping_in_between(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        client = await raw(node, "alice")
+        frame = json.dumps({"type": "resume", "request_id": "q", "payload": {"cursors": {}}}).encode()
+        client.send(0x1, frame[:10], fin=False)
+        client.send(0x9, b"")
+        client.send(0x0, frame[10:20], fin=False)
+        client.send(0x0, frame[20:])
+        pong = await client._reader.readexactly(2)
+        assert pong == b"\x8a\x00"
+        assert (await client.frame())["request_id"] == "q"
+        client.close()
+
+    serve(tmp_path, story)
+
+
+def oversize(client: Raw) -> None:
+    client.send(0x1, b"x" * 70_000)
+
+
+def binary(client: Raw) -> None:
+    client.send(0x2, b"{}")
+
+
+def reserved_bit(client: Raw) -> None:
+    client.send(0x1, b"{}", rsv=4)
+
+
+def bad_utf8(client: Raw) -> None:
+    client.send(0x1, b'{"type":"\xff"}')
+
+
+def seventeen_fragments(client: Raw) -> None:
+    client.send(0x1, b"{", fin=False)
+    for _ in range(17):
+        client.send(0x0, b" ", fin=False)
+
+
+def lone_continuation(client: Raw) -> None:
+    client.send(0x0, b"{}")
+
+
+def unmasked(client: Raw) -> None:
+    client.send(0x1, b"{}", masked=False)
+
+
+@pytest.mark.parametrize(
+    "breaks", [oversize, binary, reserved_bit, bad_utf8, seventeen_fragments, lone_continuation, unmasked]
+)
+def test_a_broken_protocol_ends_that_connection_and_no_other(tmp_path: Path, breaks: Callable[[Raw], None]) -> None:
+    async def story(node: Node) -> None:
+        async with connected(node, "bob") as bob:
+            client = await raw(node, "alice")
+            breaks(client)
+            rest = await client.rest()
+            assert b"\x88" in rest, "a close frame is sent"
+            assert (await ask(bob, "resume", cursors={}))["type"] == "resumed"
+
+    serve(tmp_path, story)
+
+
+def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_complete(tmp_path: Path) -> None:
+    messages = 400
+
+    async def story(node: Node) -> None:
+        chat_id = await create_chat(node, "alice", "bob")
+        stopped = await raw(node, "bob", size=4096)
+        stopped.send(0x1, json.dumps({"type": "resume", "payload": {"cursors": {}}}).encode())
+        assert (await stopped.frame())["type"] in ("resumed", "presence")
+        async with connected(node, "alice") as alice:
+            began = asyncio.get_running_loop().time()
+            for n in range(messages):
+                ack = await ask(
+                    alice, "send_message", client_message_id=f"c{n}", chat_id=chat_id, content=f"{n:03d}" + "x" * 4000
+                )
+                assert ack["type"] == "message_ack", ack
+        await closed(node, "bob")
+        assert asyncio.get_running_loop().time() - began >= 5, "never sooner than the grace"
+        closing = None
+        got = []
+        frames = decode_all(await stopped.rest())
+        for frame in frames:
+            if frame["type"] == "message":
+                got.append(frame["payload"]["sequence"])
+            elif frame["type"] == "connection_closing":
+                closing = frame["payload"]
+        assert any(f["type"] == "error" and f["payload"]["code"] == "SLOW_CONSUMER" for f in frames)
+        assert closing is not None and closing["reason"] == "slow_consumer" and closing["reconnect_allowed"]
+        assert got == list(range(1, len(got) + 1)), "what was delivered has no hole"
+        assert len(got) < messages
+        async with connected(node, "bob") as again:
+            page = {"has_more": True, "through": len(got)}
+            while page["has_more"]:
+                answer = await ask(again, "sync_request", chat_id=chat_id, epoch=1, after_sequence=page["through"])
+                page = answer["payload"]
+                got += [message["sequence"] for message in page["messages"]]
+        assert got == list(range(1, messages + 1))
+
+    serve(
+        tmp_path,
+        story,
+        gateway__backpressure__inbound__rate_limit_per_second=10_000,
+        gateway__backpressure__inbound__rate_limit_burst=10_000,
+        gateway__backpressure__outbound__max_buffer_messages=50,
+        gateway__backpressure__outbound__socket_send_buffer_bytes=8192,
+    )
+
+
+async def closed(node: Node, user_id: str) -> None:
+    """Wait until the server has closed the user's connection."""
+    while any(c.user.user_id == user_id and c.closing is None for c in node.gateway.open_connections):  # noqa: ASYNC110
+        await asyncio.sleep(0.1)  # a real socket against a real clock: there is nothing to be told by
+
+
+def decode_all(data: bytes) -> list[dict[str, Any]]:
+    """The text frames; the close frame at the end is left off."""
+    end = data.rfind(b"\x88")
+    return decode_frames(data[:end] if end >= 0 else data)
