@@ -283,8 +283,20 @@ def test_a_resume_has_at_most_5000_cursors_over_all_its_frames() -> None:
     (refusal,) = talk.take()
     assert isinstance(refusal.payload, Error)
     assert (refusal.payload.code, refusal.request_id) == ("INVALID_MESSAGE", "r10")
+
+
+def test_a_resume_of_which_a_frame_was_refused_is_refused_to_its_end_and_may_begin_again() -> None:
+    """Answered from a part of its cursors, it would call chats joined that the client has."""
+    talk = Talk()
+    talk.receive(Resume(request_id="r1", payload=ResumeBody({"chat_1": (1, 0)}, more=True)))
+    talk.receive(Resume(request_id="r2", payload=ResumeBody({"": (1, 0)}, more=True)))
+    talk.receive(Resume(request_id="r3", payload=ResumeBody({"chat_2": (1, 0)}, more=True)))
+    talk.receive(Resume(request_id="r4", payload=ResumeBody({"chat_3": (1, 0)})))
+    refused = [(f.request_id, f.payload.code) for f in talk.take() if isinstance(f.payload, Error)]
+    assert refused == [("r2", "INVALID_MESSAGE"), ("r3", "SERVICE_UNAVAILABLE"), ("r4", "SERVICE_UNAVAILABLE")]
+    assert talk.count(FetchResume) == 0
     talk.receive(Resume(payload=ResumeBody({"chat_1": (1, 0)})))
-    assert talk.last(FetchResume).cursors == {"chat_1": Cursor(1, 0)}, "what was gathered is forgotten"
+    assert talk.last(FetchResume).cursors == {"chat_1": Cursor(1, 0)}
 
 
 def test_a_refreshed_token_moves_the_expiry() -> None:

@@ -31,7 +31,7 @@ from holdfast.session.heartbeat import Heartbeat, StaleAcks
 from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note
 from holdfast.session.requests import Asked, Overload, Pull, Request, Requests
-from holdfast.session.resume import resumed, without
+from holdfast.session.resume import Gathering, resumed, without
 from holdfast.session.validation import refusal_of
 from holdfast.session.words import acknowledgement, farewell, hello
 from holdfast.wire.closing import Closing
@@ -61,9 +61,9 @@ class Session:
     """One connection's session. Times are monotonic seconds; none of its methods may be called concurrently."""
 
     __slots__ = (
-        "_cursors",
         "_deliveries",
         "_expires_at",
+        "_gathering",
         "_heartbeat",
         "_left",
         "_limits",
@@ -103,7 +103,7 @@ class Session:
         self._overload = Overload()
         self._heartbeat = Heartbeat(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
         self._stale_acks = StaleAcks(timeouts)
-        self._cursors: dict[str, Cursor] | None = None
+        self._gathering = Gathering(limits.pages.resume_chats_max)
         self._left: set[str] | None = None
         self._rate_told_at = now - _RATE_ERROR_SECONDS
 
@@ -214,10 +214,9 @@ class Session:
         effects.append(Submit(token, body))
 
     def _ask(self, frame: SyncRequest | Resume | Authenticate, effects: list[Effect], now: float) -> None:
-        if isinstance(frame, Resume) and not self._collect(frame, effects):
+        if isinstance(frame, Resume) and not self._gather(frame, effects):
             return
         if (refusal := self._full(now)) is not None:
-            self._cursors = None
             self._refuse(frame, refusal, effects)
             return
         match frame:
@@ -228,7 +227,7 @@ class Session:
                 self._requests.wait(Pull(token, now, cursors, body.chat_id, limit))
                 self._pull_next(effects)
             case Resume():
-                cursors, self._cursors = self._cursors or {}, None
+                cursors = self._gathering.whole()
                 token = self._requests.begin(Request(Asked.PULL, frame.request_id))
                 self._requests.wait(Pull(token, now, cursors))
                 self._pull_next(effects)
@@ -243,15 +242,9 @@ class Session:
         token = self._requests.begin(Request(Asked.REFRESH, frame.request_id))
         effects.append(Verify(token, body.token, body.device_id))
 
-    def _collect(self, frame: Resume, effects: list[Effect]) -> bool:
-        """Gather the cursors of a resume; whether this was its last frame."""
-        cursors = self._cursors or {}
-        cursors.update((chat_id, Cursor(*cursor)) for chat_id, cursor in frame.payload.cursors.items())
-        self._cursors = cursors
-        chats_max = self._limits.pages.resume_chats_max
-        if len(cursors) > chats_max:
-            self._cursors = None
-            refusal = InvalidMessage(f"a resume has at most {chats_max} cursors", field="cursors", limit=chats_max)
+    def _gather(self, frame: Resume, effects: list[Effect]) -> bool:
+        """Whether this was the last frame of a resume."""
+        if (refusal := self._gathering.add(frame.payload)) is not None:
             self._refuse(frame, refusal, effects)
             return False
         return not frame.payload.more
@@ -264,8 +257,10 @@ class Session:
     def _refuse(self, frame: AnyClientFrame, refusal: HoldfastError, effects: list[Effect]) -> None:
         if isinstance(frame, SendMessage):
             self._fail(Request(Asked.SEND, frame.request_id, frame.payload.client_message_id), refusal, effects)
-        else:
-            self._deliveries.say(error_payload(refusal), frame.request_id, effects)
+            return
+        if isinstance(frame, Resume):
+            self._gathering.spoil(frame.payload)
+        self._deliveries.say(error_payload(refusal), frame.request_id, effects)
 
     def _tell_rate(self, refusal: HoldfastError, effects: list[Effect], now: float) -> None:
         """A frame that expects no answer was refused: told at most once a second, or the telling would be a flood."""
@@ -480,7 +475,6 @@ class Session:
                 text = f"the connection closes: {closing.reason}"
                 self._fail(request, OutcomeUnknown(text) if sent else Unavailable(text), effects)
         self._requests.waiting = self._requests.pulling = None
-        self._cursors = None
         last_words = farewell(closing, message, reconnect_delay_ms, self._deliveries.close())
         self._deliveries.say(last_words, None, effects)
         self.closed = True
