@@ -11,8 +11,10 @@ import asyncio
 import getpass
 import os
 import random
+import shutil
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -307,9 +309,13 @@ class Node:
         for path, value, default in changed:
             idle = "; no effect without that engine" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
             yield f"            {path} = {value} (default {default}{idle})"
-        elsewhere = "" if state == Settings().server.state_path else f" --state-dir {state}"
-        yield f"  try       holdfast token --user alice{elsewhere}"
-        yield f"            holdfast chat create --user alice --name lobby{elsewhere}"
+        program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
+        defaults = Settings().server
+        where = "" if state == defaults.state_path else f" --state-dir {state}"
+        where += "" if server.port == defaults.port else f" --url {self.url}"
+        yield f"  try       {program} chat create --user alice --member bob --name lobby{where}"
+        yield f"            {program} chat open lobby --user alice{where}"
+        yield f"            {program} token --user alice{where}    (for a client of your own)"
         yield f"  the API   {self.url}/docs"
 
 
@@ -377,6 +383,7 @@ async def _http(app: ASGIApp, port: Port, settings: Settings, listening: socket.
         lifespan="off",
         log_config=None,
         access_log=False,
+        log_level="warning",
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=int(settings.gateway.shutdown.drain_timeout_seconds),
