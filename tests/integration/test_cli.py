@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import jwt
 import pytest
-from program import Program, Ran, free_port
+from program import Program, Ran, free_port, patched_environment
+from typer.testing import CliRunner
+
+from holdfast.cli.app import app
 
 COMMANDS = [
     ("serve",), ("token",), ("status",), ("backup",), ("restore",),
@@ -92,8 +97,6 @@ def test_a_bad_token_says_how_to_make_a_good_one(program: Program) -> None:
 
 
 def test_an_expired_token_says_so(program: Program) -> None:
-    import jwt
-
     secret = json.loads((program.state_dir / "secrets.json").read_text())["jwt_secret"]
     claims = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "tenant": "default", "iat": 1, "exp": 2}
     error = failed(program.run("chat", "list", "--token", jwt.encode(claims, secret, "HS256")))
@@ -149,6 +152,25 @@ def test_a_token_works_everywhere(program: Program, lobby: str) -> None:
     listed = json.loads(program.ok("--json", "chat", "list", "--token", made["token"]))
     assert lobby in [entry["chat"]["chat_id"] for entry in listed]
     assert "speaks for alice" in failed(program.run("chat", "list", "--token", made["token"], "--user", "bob"))
+
+
+def test_a_token_is_made_for_the_issuer_of_the_settings_file(program: Program, tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.toml"
+    file.write_text(
+        f'[server]\nport = {program.port}\nstate_dir = "{program.state_dir}"\n[access.tokens]\nissuer = "elsewhere"\n'
+    )
+    token = program.ok("token", "-u", "alice", "-c", str(file)).strip()
+    assert jwt.decode(token, options={"verify_signature": False})["iss"] == "elsewhere"
+    assert "issuer" in failed(program.run("chat", "list", "--token", token))
+
+
+def test_the_settings_file_names_the_server(program: Program, tmp_path: Path) -> None:
+    file = tmp_path / "holdfast.yaml"
+    file.write_text(f"server: {{port: {program.port}, state_dir: {program.state_dir}}}\n")
+    with patched_environment({"PATH": os.environ["PATH"]}):
+        result = CliRunner().invoke(app, ["status", "-c", str(file)], prog_name="holdfast")
+    assert result.exit_code == 0, result.stderr
+    assert program.url in result.stdout
 
 
 def test_status_tells_that_the_server_is_ready(program: Program) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from holdfast.cli import show
-from holdfast.cli.reach import Reach, TenantOption, reaching
+from holdfast.cli.reach import Reach, TenantOption, at_home, reaching
 from holdfast.errors import InvalidMessage
 
 key = typer.Typer(no_args_is_help=True, help="API keys of tenants and operators.", rich_markup_mode=None)
@@ -25,7 +25,7 @@ class Kind(StrEnum):
     admin = "admin"
 
 
-@reaching
+@at_home
 def token(
     reach: Reach,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom the token speaks for.")],
@@ -92,7 +92,7 @@ def backup(
         show.line(f"{taken['path']} ({taken['size_bytes']:,} bytes)")
 
 
-@reaching
+@at_home
 def restore(
     reach: Reach,
     file: Annotated[Path, typer.Argument(help="A backup that `holdfast backup` made.")],

@@ -24,7 +24,7 @@ from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id
 
 if TYPE_CHECKING:
-    from holdfast.access import Secrets
+    from holdfast.access import Secrets, TokenSettings
     from holdfast.settings import Settings
 
 SERVER = "The server and you"
@@ -86,13 +86,13 @@ class Reach:
 
     def mint(self, user: str, tenant: str, hours: float) -> str:
         """A token for ``user``, signed with the secret in the state directory."""
-        from holdfast.access import Tokens, TokenSettings, shared_secret
+        from holdfast.access import Tokens, shared_secret
 
         for value, name in ((user, "user"), (tenant, "tenant")):
             if problem := check_id(value, name):
                 raise InvalidMessage(problem)
         secret = self._secrets().jwt_secret
-        tokens = Tokens(TokenSettings(), shared_secret(secret.encode()), SystemClock())
+        tokens = Tokens(self._token_settings(), shared_secret(secret.encode()), SystemClock())
         return tokens.mint(User(tenant, user), hours * 3600)
 
     def user_token(self, user: str | None, tenant: str) -> str:
@@ -115,6 +115,14 @@ class Reach:
 
     def as_operator(self, timeout_seconds: float = 30.0) -> Rest:
         return Rest(self.address, self.token or self._secrets().admin_key, timeout_seconds)
+
+    def _token_settings(self) -> TokenSettings:
+        """Whose tokens the server takes, where that is configured at all."""
+        from holdfast.access import TokenSettings
+
+        if self.config is None and not any(name.startswith("HOLDFAST_ACCESS__") for name in os.environ):
+            return TokenSettings()
+        return settings_of(self.config).access.tokens
 
     def _secrets(self) -> Secrets:
         from holdfast.access import read_secrets
@@ -139,21 +147,32 @@ def default_state_dir() -> Path:
     return Path(base).expanduser() / "holdfast"
 
 
+_SHARED: dict[str, tuple[Any, Any]] = {
+    "url": (Url, None),
+    "token": (Credential, None),
+    "state_dir": (StateDir, None),
+    "config": (Config, None),
+    "as_json": (AsJson, False),
+}
+_REMOTE = ("url", "token")
+
+
 def reaching(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the shared options: its first parameter gets them as a Reach, and its failures are told."""
-    shared: dict[str, Any] = {
-        "url": (Url, None),
-        "state_dir": (StateDir, None),
-        "token": (Credential, None),
-        "config": (Config, None),
-        "as_json": (AsJson, False),
-    }
+    return _with_options(function, _SHARED)
 
+
+def at_home(function: Callable[..., None]) -> Callable[..., None]:
+    """As ``reaching``, for a command that asks no server."""
+    return _with_options(function, {name: option for name, option in _SHARED.items() if name not in _REMOTE})
+
+
+def _with_options(function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(ctx: typer.Context, **given: Any) -> None:
         outer = ctx.obj if isinstance(ctx.obj, Reach) else Reach()
         own = {name: given.pop(name) for name in shared}
-        reach = Reach(**{name: value or getattr(outer, name) for name, value in own.items()})
+        reach = replace(outer, **{name: value for name, value in own.items() if value})
         with told(reach.as_json):
             function(reach, **given)
 

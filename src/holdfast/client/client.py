@@ -23,7 +23,6 @@ from holdfast.client.waiting import Unsettled
 from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import (
     BadSetting,
-    Deferred,
     HoldfastError,
     InvalidMessage,
     KeyReused,
@@ -292,12 +291,12 @@ class Client:
         return self._token
 
     async def _renew(self) -> None:
-        """Get a new token and hand it over in band; if that fails, the next connection asks again."""
+        """Get a new token and hand it over in band."""
         if self._provider is None:
             return
         try:
             self._token = await self._provider()
-        except (OSError, Deferred):
+        except Exception:  # the present token is still good; the next connection asks again, and tells if it fails
             self._token = None
             return
         self._do(self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now()))

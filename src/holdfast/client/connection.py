@@ -109,7 +109,9 @@ async def connect(
     received: Callable[[bytes], None],
     timeout_seconds: float,
 ) -> Socket:
-    """Open a connection. Cancel-safe. Raises HandshakeRefused or Unreachable, nothing foreign.
+    """Open a connection. Raises HandshakeRefused or Unreachable, nothing foreign.
+
+    Cancelled in the middle of the handshake, it leaves a socket behind that closes itself after the timeout.
 
     Redirects are not followed: they would carry the token to another host.
     """
