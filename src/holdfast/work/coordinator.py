@@ -140,6 +140,7 @@ class _Shift:
         self._closing: set[int] = set()
         self._stopping = False
         self._window = settings.concurrency
+        self._recently_ended: deque[int] = deque(maxlen=8)
         self._poll = settings.poll_min_seconds
         self._balance_at = float("-inf")
         self._lost: LeaseLost | None = None
@@ -228,10 +229,16 @@ class _Shift:
             self._streams.reopen(idle)
 
     def _take_report(self) -> Report:
+        """What ended since the last report, and what may start before the next.
+
+        The window of announced jobs follows the pace: what ends during one round trip, what runs during the next,
+        and as much again, so that runners never wait for an announcement.
+        """
         report, self._report = self._report, Report()
         report.held = self._streams.take_held()
-        ended = len(report.completed) + len(report.failed)
-        self._window = max(self._settings.concurrency, min(1024, 2 * ended, 2 * self._window))
+        self._recently_ended.append(len(report.completed) + len(report.failed))
+        fastest = max(self._recently_ended)
+        self._window = max(self._settings.concurrency, min(3 * fastest, self._settings.jobs_max // 2))
         if not self._stopping:
             self._streams.announce(self._window - len(self._streams.announced))
         report.running = list(self._streams.announced)

@@ -41,14 +41,6 @@ LANGUAGE sql AS $$
     DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM buried);
 $$;
 
--- held_back: whether a block of its stream holds this job.
-CREATE FUNCTION holdfast_work.held_back(job_stream text, job_seq bigint, job_type text) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM holdfast_work.block
-                    WHERE stream = job_stream AND head < job_seq AND job_seq > released_through
-                      AND job_seq <> ALL (released_ids) AND job_type <> ALL (released_types));
-$$;
-
 -- process: the one round trip of a worker: report and claim in one transaction.
 --
 --   fence -> delete completed (with their children stored) -> failures -> held, released -> due retries -> read
@@ -163,7 +155,10 @@ BEGIN
         ), forward AS (
             SELECT j.* FROM holdfast_work.job AS j
              WHERE j.seq > through AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
-               AND (j.state = 0 OR (j.state = 2 AND NOT holdfast_work.held_back(j.stream, j.seq, j.type)))
+               AND (j.state = 0 OR (j.state = 2 AND NOT EXISTS (
+                        SELECT FROM holdfast_work.block AS b
+                         WHERE b.stream = j.stream AND b.head < j.seq AND j.seq > b.released_through
+                           AND j.seq <> ALL (b.released_ids) AND j.type <> ALL (b.released_types))))
              ORDER BY j.seq LIMIT want
         ), weighed AS (
             SELECT *, sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS before

@@ -1,0 +1,291 @@
+"""Jobs per second beside PgQueuer and Procrastinate: the same PostgreSQL, the same run, a handler awaited.
+
+Holdfast keeps the order of 500 streams, retries what fails (one job in 499 fails once) and sweeps for late commits;
+the peers do what they do by default. Synchronous commit is on for all. Rates are for draining a filled queue.
+
+    python bench/work.py --quick --json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import structlog
+import uvloop
+
+from harness import arguments, finish, median, percentile, say
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from engines import Missing, postgres
+from holdfast.work.contract import WorkStore
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import Draft, Policies
+from holdfast.work.outbox import enqueue
+from holdfast.work.postgres import PostgresWork
+from holdfast.work.sqlite import SqliteWork
+
+STREAMS = 500
+FAILS_ONE_IN = 499  # a prime, so that the failures fall into different streams
+PARTS = ("peers", "blocked", "held", "latency", "sqlite")
+SETTINGS = WorkerSettings(concurrency=100)
+SOON = Policies().with_type("Piece", base_seconds=0.01, cap_seconds=0.02)
+
+
+class Piece(msgspec.Struct):
+    stream: str
+    number: int
+    at: float = 0.0
+
+
+async def drain(store: WorkStore, total: int, batch: int = 500) -> float:
+    """Fill, then measure until every job was handled in order and reported; jobs per second."""
+    handlers, done, last = Handlers(), 0, dict[str, int]()
+    finished = asyncio.Event()
+
+    @handlers.handle(Piece, stream=lambda piece: piece.stream)
+    async def handle(ctx: Context, piece: Piece) -> None:
+        nonlocal done
+        await asyncio.sleep(0)
+        if piece.number % FAILS_ONE_IN == 0 and ctx.job.attempt == 1:
+            raise RuntimeError("once")
+        assert last.get(piece.stream, -1) < piece.number, "the order of a stream is broken"
+        last[piece.stream] = piece.number
+        done += 1
+        if done == total:
+            finished.set()
+
+    drafts = [handlers.draft(Piece(f"s{n % STREAMS}", n)) for n in range(total)]
+    for start in range(0, total, batch):
+        await store.enqueue(drafts[start : start + batch])
+    worker = Worker(store, handlers, settings=SETTINGS, policies=SOON)
+    started = time.perf_counter()
+    async with worker.running():
+        await finished.wait()
+    return total / (time.perf_counter() - started)
+
+
+@asynccontextmanager
+async def fresh(url: str) -> AsyncIterator[PostgresWork]:
+    connection = await asyncpg.connect(url)
+    await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
+    await connection.close()
+    store = await PostgresWork.open(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def holdfast(url: str, total: int) -> float:
+    async with fresh(url) as store:
+        return await drain(store, total)
+
+
+async def pgqueuer(url: str, total: int, batch: int) -> float:
+    """Its documented benchmark: five queue managers, each with a connection and a batch size."""
+    from pgqueuer.db import AsyncpgDriver
+    from pgqueuer.qm import QueueManager
+    from pgqueuer.queries import Queries
+    from pgqueuer.types import QueueExecutionMode
+
+    connections = [await asyncpg.connect(url) for _ in range(6)]
+    try:
+        queries = Queries.from_asyncpg_connection(connections[0])
+        await connections[0].execute("DROP TABLE IF EXISTS pgqueuer_seen")
+        try:
+            await queries.install()
+        except asyncpg.DuplicateObjectError:
+            await queries.clear_queue()
+        for start in range(0, total, 500):
+            count = min(500, total - start)
+            await queries.enqueue(["fetch"] * count, [b"{}"] * count, [0] * count)
+        managers = [QueueManager(Queries(AsyncpgDriver(connection))) for connection in connections[1:]]
+        done = 0
+        for manager in managers:
+
+            @manager.entrypoint("fetch")
+            async def fetch(_job: Any) -> None:
+                nonlocal done
+                await asyncio.sleep(0)
+                done += 1
+
+        started = time.perf_counter()
+        await asyncio.gather(*(m.run(batch_size=batch, mode=QueueExecutionMode.drain) for m in managers))
+        seconds = time.perf_counter() - started
+        assert done == total, f"pgqueuer handled {done} of {total}"
+        return total / seconds
+    finally:
+        for connection in connections:
+            await connection.close()
+
+
+async def procrastinate(url: str, total: int) -> float:
+    from procrastinate import App, PsycopgConnector
+    from procrastinate.exceptions import ConnectorException
+
+    app = App(connector=PsycopgConnector(conninfo=url))
+    done = 0
+
+    @app.task(name="fetch")
+    async def fetch() -> None:
+        nonlocal done
+        await asyncio.sleep(0)
+        done += 1
+
+    async with app.open_async():
+        try:
+            await app.schema_manager.apply_schema_async()
+        except ConnectorException:
+            pass  # it is there already
+        await fetch.batch_defer_async(*({} for _ in range(total)))
+        started = time.perf_counter()
+        await app.run_worker_async(concurrency=100, wait=False, install_signal_handlers=False, listen_notify=False)
+        seconds = time.perf_counter() - started
+    assert done == total, f"procrastinate handled {done} of {total}"
+    return total / seconds
+
+
+async def with_blocked(url: str, total: int, blocked: int) -> float:
+    """The rate while 100 streams with ``blocked`` jobs in all wait behind parked heads."""
+    async with fresh(url) as store:
+        connection = await asyncpg.connect(url)
+        await connection.execute(
+            "INSERT INTO holdfast_work.job (partition, state, type, payload, stream) "
+            "SELECT n % 100, CASE WHEN n <= 100 THEN 3 ELSE 2 END, 'Piece', '{}', 'parked' || n % 100 "
+            f"FROM generate_series(1, {blocked}) AS n; "
+            "INSERT INTO holdfast_work.block (head, stream, partition, policy) "
+            "SELECT seq, stream, partition, 2 FROM holdfast_work.job WHERE state = 3"
+        )
+        await connection.execute("VACUUM ANALYZE holdfast_work.job")
+        await connection.close()
+        return await drain(store, total)
+
+
+async def with_held(url: str, total: int) -> float:
+    """The rate while another transaction has enqueued one job and stays open."""
+    async with fresh(url) as store:
+        connection = await asyncpg.connect(url)
+        transaction = connection.transaction()
+        await transaction.start()
+        await enqueue(connection, Draft("Piece", b"{}", "held"))
+        try:
+            return await drain(store, total)
+        finally:
+            await transaction.rollback()
+            await connection.close()
+
+
+async def latency(url: str, seconds: float, per_second: int = 1000) -> float:
+    """p99 in milliseconds from before the enqueue to the handler, at a steady rate in calls of ten."""
+    async with fresh(url) as store:
+        handlers, seen = Handlers(), list[float]()
+
+        @handlers.handle(Piece, stream=lambda piece: piece.stream)
+        async def handle(ctx: Context, piece: Piece) -> None:
+            seen.append(time.perf_counter() - piece.at)
+
+        async with Worker(store, handlers, settings=SETTINGS).running():
+            total, tick = int(seconds * per_second), 10 / per_second
+            calls = list[asyncio.Task[Any]]()
+            start = time.perf_counter()
+            for n in range(0, total, 10):
+                await asyncio.sleep(max(0.0, start + n / 10 * tick - time.perf_counter()))
+                now = time.perf_counter()
+                pieces = [handlers.draft(Piece(f"s{(n + i) % STREAMS}", n + i, now)) for i in range(10)]
+                calls.append(asyncio.create_task(store.enqueue(pieces)))
+            await asyncio.gather(*calls)
+            async with asyncio.timeout(20):
+                while len(seen) < total:  # noqa: ASYNC110 - the end of a measurement
+                    await asyncio.sleep(0.01)
+        return percentile(seen, 99) * 1000
+
+
+async def sqlite(total: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        store = await SqliteWork.open(Path(folder) / "work.db")
+        try:
+            return await drain(store, total)
+        finally:
+            await store.close()
+
+
+async def peer(name: str, measure: Callable[[], Awaitable[float]]) -> float | None:
+    try:
+        return await measure()
+    except ImportError as error:
+        say(f"  {name}: skipped, it is not installed ({error.name}); see the group 'bench' in pyproject.toml")
+        return None
+
+
+async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
+    rounds, jobs = (2, 12_000) if quick else (5, 60_000)
+    figures, ratios, runs = dict[str, float](), dict[str, float](), dict[str, list[float]]()
+
+    async def run(name: str, function: Callable[[], Awaitable[float]]) -> None:
+        value = await peer(name, function)
+        if value is not None:
+            runs.setdefault(name, []).append(value)
+            say(f"  {name:<28}{value:>12,.1f}")
+
+    for _ in range(rounds):
+        await run("holdfast", lambda: holdfast(url, jobs))
+        if "peers" in parts:
+            await run("pgqueuer 5x10", lambda: pgqueuer(url, jobs // 8, 10))
+            await run("pgqueuer 5x100", lambda: pgqueuer(url, jobs // 4, 100))
+            await run("procrastinate", lambda: procrastinate(url, jobs // 40))
+        if "blocked" in parts:
+            await run("with 100 k blocked", lambda: with_blocked(url, jobs, 100_000))
+        if "held" in parts:
+            await run("with a held transaction", lambda: with_held(url, jobs))
+        if "sqlite" in parts:
+            await run("sqlite", lambda: sqlite(jobs))
+    if "latency" in parts:
+        await run("latency p99 ms", lambda: latency(url, 3 if quick else 10))
+    middle = {name: median(values) for name, values in runs.items()}
+    figures["jobs_per_s_postgres"] = middle["holdfast"]
+    for name, figure in (("sqlite", "jobs_per_s_sqlite"), ("latency p99 ms", "latency_p99_ms")):
+        if name in middle:
+            figures[figure] = middle[name]
+    for name, ratio in (
+        ("pgqueuer 5x10", "jobs_vs_pgqueuer"),
+        ("pgqueuer 5x100", "jobs_vs_pgqueuer_100"),
+        ("procrastinate", "jobs_vs_procrastinate"),
+    ):
+        if name in middle:
+            ratios[ratio] = middle["holdfast"] / middle[name]
+    for name, ratio in (("with 100 k blocked", "blocked_cost"), ("with a held transaction", "held_transaction")):
+        if name in middle:
+            ratios[ratio] = middle[name] / middle["holdfast"]
+    return figures, ratios
+
+
+def main() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    options = arguments(__doc__ or "", PARTS)
+    try:
+        server = postgres.start()
+    except Missing as error:
+        say(f"skipped: {error}")
+        return
+    try:
+        parts = set(options.only.split(","))
+        figures, ratios = uvloop.run(measure(server.url, parts, options.quick))
+    finally:
+        server.stop()
+    finish("work", figures, ratios, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
