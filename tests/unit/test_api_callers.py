@@ -50,6 +50,10 @@ OPERATOR = {
     "admin key without scopes for it": "FORBIDDEN",
     "admin key": OK,
 }
+RULER = {**OPERATOR, "admin key": "NOT_FOUND"}
+"""This world has no limits: who may pass is told so. tests/unit/test_limits_api.py has a world with them."""
+CHECKER = {**ANONYMOUS, "alice": "FORBIDDEN", "admin key": "FORBIDDEN", "tenant key": "NOT_FOUND",
+           "read-only key as alice": "FORBIDDEN"}  # fmt: skip
 READ_ONLY = {"read-only key as alice": "FORBIDDEN"}
 EVERYBODY = dict.fromkeys([*ANONYMOUS, "alice", "nora", "evil's alice", "tenant key", "admin key"], OK)
 
@@ -104,6 +108,17 @@ ROWS = [
     Row("revoke_key", "DELETE", "/admin/keys/{key}?reason=test", OPERATOR),
     Row("take_backup", "POST", "/admin/backup", OPERATOR, WHY),
     Row("get_operator_status", "GET", "/admin/status", OPERATOR),
+    Row("read_rules", "GET", "/admin/rules", RULER),
+    Row("create_rule", "POST", "/admin/rules", RULER, {"tenantID": "acme"}),
+    Row("update_rule", "PUT", "/admin/rules", RULER, {"tenantID": "acme"}),
+    Row("delete_rule", "DELETE", "/admin/rules?tenantID=acme&resource=x&expectedVersion=1", RULER),
+    Row("read_rule_history", "GET", "/admin/rules/history?tenantID=acme&resource=x", RULER),
+    Row("roll_back_rule", "POST", "/admin/rules/rollback", RULER, {"tenantID": "acme"}),
+    Row("get_limits_status", "GET", "/admin/limits", RULER),
+    Row("check_limit", "POST", "/v1/limits/check", CHECKER, {"resource": "x", "subject": "y"}),
+    Row("check_limits", "POST", "/v1/limits/check-many", CHECKER, {"checks": [{"resource": "x", "subject": "y"}]}),
+    Row("release_limit", "POST", "/v1/limits/release", CHECKER, {"resource": "x", "subject": "y", "hold": "z"}),
+    Row("get_admin_health", "GET", "/health/admin", dict.fromkeys(EVERYBODY, "NOT_FOUND")),
     Row("get_live", "GET", "/health/live", EVERYBODY),
     Row("get_ready", "GET", "/health/ready", EVERYBODY),
     Row("get_metrics", "GET", "/metrics", OPERATOR),

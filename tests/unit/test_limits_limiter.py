@@ -163,7 +163,7 @@ def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
         held = (await ask(limits, 1))[0]
         assert held.allowed and held.hold
         assert not (await ask(limits, 1))[0].allowed
-        await limits.release(Check("acme", "send", "ann"), held)
+        assert await limits.release(Check("acme", "send", "ann"), held.hold)
         assert (await ask(limits, 1))[0].allowed
 
     virtual.run(main())

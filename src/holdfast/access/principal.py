@@ -18,11 +18,14 @@ Scope = Literal[
     "audit:read",  # read the audit log
     "status:read",  # read status, metrics and the details of health
     "backup",  # take a backup
+    "rules:read",  # read the rules of limits and their history
+    "rules:write",  # change the rules of limits
+    "limits:check",  # ask whether a subject of one's tenant may go on
 ]
 
 USER_SCOPES: frozenset[Scope] = frozenset({"chats:read", "chats:write"})
-TENANT_SCOPES: frozenset[Scope] = frozenset({"chats:read", "chats:write", "tokens:write"})
-ADMIN_SCOPES: frozenset[Scope] = frozenset(get_args(Scope)) - {"tokens:write"}
+TENANT_SCOPES: frozenset[Scope] = frozenset({"chats:read", "chats:write", "tokens:write", "limits:check"})
+ADMIN_SCOPES: frozenset[Scope] = frozenset(get_args(Scope)) - {"tokens:write", "limits:check"}
 
 
 class Principal(Struct, frozen=True):

@@ -64,6 +64,8 @@ class Endpoint:
     also: Mapping[int, str] = field(default_factory=dict)
     """Other statuses that are no errors, with their meaning."""
     media_type: str = "application/json"
+    errors: frozenset[int] = frozenset()
+    """Statuses of errors that only this endpoint has."""
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from holdfast.access import KeyRing, Tokens
 from holdfast.clock import Clock, Ids
 from holdfast.errors import Unavailable
 from holdfast.ingest.contract import Durability
+from holdfast.limits.plane import LimitsPlane
 from holdfast.message import Outcome, User
 from holdfast.session.limits import Pages
 from holdfast.store.changes import Act
@@ -111,6 +112,8 @@ class Deps:
     """Pages of other origins that may call the API; exact, no patterns."""
     proxies: tuple[IPv4Network | IPv6Network, ...] = ()
     """Whose X-Forwarded-For is believed."""
+    limits: LimitsPlane | None = None
+    """Rules and checks; None: every door but the connection's own bucket is open."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of the key ring at a time."""
 

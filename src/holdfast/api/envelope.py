@@ -11,6 +11,7 @@ from holdfast.access import Principal
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Deps
 from holdfast.api.receive import address_of
+from holdfast.limits.asgi import rate_limit_headers
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -46,6 +47,8 @@ class Envelope:
                 headers["X-Request-ID"] = request_id
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
+                for name, value in rate_limit_headers(scope.get("holdfast.decisions", ())):
+                    headers[name] = value
             await send(message)
 
         try:

@@ -30,7 +30,7 @@ def plain_path(endpoint: Endpoint) -> str:
 
 def error_statuses(endpoint: Endpoint) -> list[int]:
     """The statuses of the errors this endpoint can answer with."""
-    statuses = {400, 413, 500}
+    statuses = {400, 413, 500, *endpoint.errors}
     if endpoint.caller != "anybody":
         statuses |= {401, 403, 429, 503}
     if _BINDING.search(endpoint.path):

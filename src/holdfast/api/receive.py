@@ -29,6 +29,7 @@ from holdfast.errors import (
     Refused,
     Unauthorized,
 )
+from holdfast.limits.entrances import Entrance, refusal
 from holdfast.message import SEQUENCE_MAX, check_id
 
 NOBODY = Principal("", "", frozenset(), "user")
@@ -105,6 +106,7 @@ async def receive(deps: Deps, allowance: Allowance, endpoint: Endpoint, request:
     """The call a request makes; raises the first reason to refuse it."""
     principal = _admit(deps, allowance, endpoint, request)
     request.scope["holdfast.principal"] = principal
+    await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
     query = _query(endpoint.query, request)
     key = _key(endpoint, request)
@@ -126,6 +128,17 @@ def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Reques
         require_caller(principal, endpoint)
         allowance.admit(principal)
     return principal
+
+
+async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
+    """RateLimited by the rules of the entrance. Who may ask about limits is not limited in asking."""
+    if deps.limits is None or endpoint.caller == "anybody" or endpoint.scope == "limits:check":
+        return
+    entrance: Entrance = "admin" if endpoint.caller == "operator" else "rest"
+    decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
+    request.scope["holdfast.decisions"] = decisions
+    if refused := refusal(decisions):
+        raise refused
 
 
 def _path(params: Mapping[str, str]) -> Mapping[str, str]:

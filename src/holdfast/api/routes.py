@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.api import admin, chats, messages, probes
+from holdfast.api import admin, chats, limits, messages, probes
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
@@ -35,6 +35,7 @@ from holdfast.api.bodies import (
 )
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Backup, PresenceView
+from holdfast.limits.rules import Decision
 from holdfast.store.contract import Inspection
 from holdfast.wire.frames import MessageAck
 
@@ -154,11 +155,65 @@ ADMIN: Sequence[Endpoint] = (
     ),
 )  # fmt: skip
 
+_OF_A_RULE = frozenset({404, 409, 422})
+
+RULES: Sequence[Endpoint] = (
+    Endpoint(
+        "GET", "/admin/rules", limits.read_rules, "Read one rule, or list rules in pages", "operator", "rules:read",
+        query=limits.RulesQuery, answer=limits.RuleBody, errors=_OF_A_RULE,
+        note="With `tenantID` and `resource` the rule itself; otherwise `{rules, next}`.",
+    ),
+    Endpoint(
+        "POST", "/admin/rules", limits.create_rule, "Create a rule", "operator", "rules:write",
+        body=limits.RuleBody, answer=limits.RuleBody, status=201, key="optional", errors=_OF_A_RULE,
+        note="`tenantID`, `resource`, `algorithm`, `limit`, `window`; see the guide to limits. 409 if it exists.",
+    ),
+    Endpoint(
+        "PUT", "/admin/rules", limits.update_rule, "Change fields of a rule", "operator", "rules:write",
+        body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        note="`expectedVersion` is the version you saw; 409 with `currentVersion` and the rule if it is not the last.",
+    ),
+    Endpoint(
+        "DELETE", "/admin/rules", limits.delete_rule, "Delete a rule", "operator", "rules:write",
+        query=limits.DeleteQuery, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+    ),
+    Endpoint(
+        "GET", "/admin/rules/history", limits.read_rule_history, "A rule's changes, newest first", "operator",
+        "rules:read", query=limits.HistoryQuery, answer=limits.HistoryPage, errors=_OF_A_RULE,
+    ),
+    Endpoint(
+        "POST", "/admin/rules/rollback", limits.roll_back_rule, "Make a rule what it was in `version`", "operator",
+        "rules:write", body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        note="As a new version; a deleted rule comes back.",
+    ),
+    Endpoint(
+        "GET", "/admin/limits", limits.get_limits_status, "How fresh and whole the limits of this node are",
+        "operator", "status:read", answer=Mapping[str, Any], errors=frozenset({404}),
+    ),
+    Endpoint(
+        "POST", "/v1/limits/check", limits.check_limit, "May a subject of this tenant go on?", "tenant",
+        "limits:check", body=limits.CheckBody, answer=Decision, errors=frozenset({404}),
+        note="200 with the decision, allowed or not.",
+    ),
+    Endpoint(
+        "POST", "/v1/limits/check-many", limits.check_limits, "Several checks: all are counted, or none", "tenant",
+        "limits:check", body=limits.CheckManyBody, answer=limits.Decisions, errors=frozenset({404}),
+    ),
+    Endpoint(
+        "POST", "/v1/limits/release", limits.release_limit, "Give back what a concurrency rule granted", "tenant",
+        "limits:check", body=limits.ReleaseBody, answer=limits.Released, errors=frozenset({404}),
+    ),
+)  # fmt: skip
+
 PROBES: Sequence[Endpoint] = (
     Endpoint("GET", "/health/live", probes.get_live, "Whether the process runs", "anybody", answer=Health),
     Endpoint(
         "GET", "/health/ready", probes.get_ready, "Whether this node can serve", "anybody", answer=Health,
         also={503: "It cannot."}, note="An admin key with status:read is told the state of each dependency.",
+    ),
+    Endpoint(
+        "GET", "/health/admin", limits.get_admin_health, "Whether rules can be changed", "anybody",
+        answer=Mapping[str, str], also={503: "They cannot; limiting goes on."}, errors=frozenset({404}),
     ),
     Endpoint(
         "GET", "/metrics", probes.get_metrics, "Metrics for Prometheus", "operator", "status:read",
@@ -171,6 +226,7 @@ GROUPS: Mapping[str, Sequence[Endpoint]] = {
     "Chats and members": CHATS,
     "Messages and tokens": MESSAGES,
     "Operators": ADMIN,
+    "Limits": RULES,
     "Probes": PROBES,
 }
-ENDPOINTS: Sequence[Endpoint] = (*CHATS, *MESSAGES, *ADMIN, *PROBES)
+ENDPOINTS: Sequence[Endpoint] = (*CHATS, *MESSAGES, *ADMIN, *RULES, *PROBES)

@@ -59,15 +59,18 @@ def questions(entrance: Entrance, who: User, address: str = "") -> Iterator[Chec
 
 
 class Entrances:
-    """What the doors ask. Every method returns the refusal to give, or None."""
+    """What the doors ask; a refusal to give, or None."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
 
-    async def ask(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
+    async def decide(self, entrance: Entrance, who: User, address: str = "") -> list[Decision]:
         """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline."""
-        decisions = await self._limiter.check_many(list(questions(entrance, who, address)))
-        return refusal(decisions)
+        return await self._limiter.check_many(list(questions(entrance, who, address)))
+
+    async def ask(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
+        """``decide``, where only a refusal matters."""
+        return refusal(await self.decide(entrance, who, address))
 
     def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""

@@ -196,16 +196,18 @@ class Limiter:
                 decisions.append(group[plan.prefix, check.subject])
         return decisions
 
-    async def release(self, check: Check, decision: Decision) -> None:
-        """Give back what a concurrency rule granted; without it the hold ends with the rule's window."""
+    async def release(self, check: Check, hold: str) -> bool:
+        """Give back what a concurrency rule granted; without it the hold ends with the rule's window.
+
+        False if there is no such rule. Wherever it was granted, here or by the counters, it is given back.
+        """
         plan = self._plan(check.tenant, check.resource)
-        if plan is None or not decision.hold:
-            return
+        if plan is None or not plan.holds:
+            return False
         key = (plan.prefix, check.subject)
-        if decision.degraded:
-            self._share.release(key, plan.terms, decision.hold, self._monotonic() * 1000)
-        else:
-            await self._adjust([Adjustment(key, plan.terms, released=decision.hold)])
+        self._share.release(key, plan.terms, hold, self._monotonic() * 1000)
+        await self._adjust([Adjustment(key, plan.terms, released=hold)])
+        return True
 
     def _plan(self, tenant: str, resource: str) -> _Plan | None:
         try:

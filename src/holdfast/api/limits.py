@@ -1,0 +1,203 @@
+"""Rules for operators, and the check for other services. Rule bodies keep the names of the rules' own JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from holdfast.api.bodies import Body, ErrorDetail
+from holdfast.api.call import Answer, Call
+from holdfast.api.deps import Deps
+from holdfast.errors import InvalidRule, NotFound, VersionConflict
+from holdfast.limits.changes import Changed
+from holdfast.limits.form import name_of, render
+from holdfast.limits.plane import LimitsPlane
+from holdfast.limits.rules import Check, Decision, RuleName
+
+RuleBody = Mapping[str, Any]
+Amount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Place = Annotated[str, Meta(min_length=1, max_length=400)]
+
+
+class RulesQuery(Body, frozen=True):
+    """One rule if both names are given, else a page; ``after`` is the ``next`` of the page before."""
+
+    tenantID: str | None = None
+    resource: str | None = None
+    after: Place | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class HistoryQuery(Body, frozen=True):
+    """Newest first; ``before`` is a version."""
+
+    tenantID: str
+    resource: str
+    before: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class DeleteQuery(Body, frozen=True):
+    tenantID: str
+    resource: str
+    expectedVersion: Annotated[int, Meta(ge=1, le=2**53 - 1)]
+    reason: Annotated[str, Meta(max_length=500)] = ""
+
+
+class CheckBody(Body, frozen=True):
+    """May ``subject`` use ``cost`` of ``resource`` now? The tenant is the credential's."""
+
+    resource: Annotated[str, Meta(min_length=1, max_length=256)]
+    subject: Annotated[str, Meta(min_length=1, max_length=1024)]
+    cost: Amount = 1
+
+
+class CheckManyBody(Body, frozen=True):
+    """All are admitted and counted, or none."""
+
+    checks: Annotated[list[CheckBody], Meta(min_length=1, max_length=256)]
+
+
+class ReleaseBody(Body, frozen=True):
+    """Gives back the ``hold`` of a decision by a concurrency rule."""
+
+    resource: Annotated[str, Meta(min_length=1, max_length=256)]
+    subject: Annotated[str, Meta(min_length=1, max_length=1024)]
+    hold: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Released(Struct, frozen=True):
+    released: bool
+
+
+class Decisions(Struct, frozen=True):
+    allowed: bool
+    decisions: Sequence[Decision]
+
+
+class RulePage(Struct, frozen=True):
+    rules: Sequence[RuleBody]
+    next: str | None = None
+
+
+class HistoryEntry(Struct, frozen=True):
+    """One change: what was done, by whom, why, and the rule after it."""
+
+    version: int
+    action: str
+    actor: str
+    reason: str
+    at: str
+    rule: RuleBody
+
+
+class HistoryPage(Struct, frozen=True):
+    changes: Sequence[HistoryEntry]
+
+
+def plane(deps: Deps) -> LimitsPlane:
+    if deps.limits is None:
+        raise NotFound("this node runs without limits")
+    return deps.limits
+
+
+def _answer(changed: Changed, status: int) -> Answer:
+    headers = {"Idempotency-Replayed": "true"} if changed.repeated else {}
+    return Answer(render(changed.rule), status, headers)
+
+
+def _conflict(error: VersionConflict) -> Answer:
+    """The seed's shape beside ours: the current version and the current rule at the top."""
+    detail = ErrorDetail(error.code, error.message, retryable=False, outcome="rejected", details=error.details)
+    body = {"error": detail, "currentVersion": error.details["currentVersion"], "rule": error.details["rule"]}
+    return Answer(body, 409)
+
+
+async def create_rule(deps: Deps, call: Call) -> Answer:
+    try:
+        return _answer(await plane(deps).control.create(call.body, call.principal.user_id, call.key), 201)
+    except VersionConflict as error:
+        return _conflict(error)
+
+
+async def update_rule(deps: Deps, call: Call) -> Answer:
+    try:
+        return _answer(await plane(deps).control.update(call.body, call.principal.user_id, call.key), 200)
+    except VersionConflict as error:
+        return _conflict(error)
+
+
+async def delete_rule(deps: Deps, call: Call) -> Answer:
+    query: DeleteQuery = call.query
+    body = {name: getattr(query, name) for name in query.__struct_fields__}
+    try:
+        return _answer(await plane(deps).control.delete(body, call.principal.user_id, call.key), 200)
+    except VersionConflict as error:
+        return _conflict(error)
+
+
+async def roll_back_rule(deps: Deps, call: Call) -> Answer:
+    try:
+        return _answer(await plane(deps).control.roll_back(call.body, call.principal.user_id, call.key), 200)
+    except VersionConflict as error:
+        return _conflict(error)
+
+
+async def read_rules(deps: Deps, call: Call) -> Answer:
+    query: RulesQuery = call.query
+    control = plane(deps).control
+    if query.resource is not None:
+        name = name_of({"tenantID": query.tenantID, "resource": query.resource})
+        return Answer(render(await control.get(name)))
+    rules = await control.page(query.tenantID, _place(query.after), query.limit + 1)
+    shown = rules[: query.limit]
+    more = len(rules) > query.limit
+    return Answer(RulePage([render(rule) for rule in shown], shown[-1].label if more else None))
+
+
+def _place(after: str | None) -> RuleName | None:
+    if after is None:
+        return None
+    tenant, slash, resource = after.partition("/")
+    if not slash:
+        raise InvalidRule("after is not a place in a list", fields={"after": "must be the next of the page before"})
+    return RuleName(tenant, resource)
+
+
+async def read_rule_history(deps: Deps, call: Call) -> Answer:
+    query: HistoryQuery = call.query
+    name = name_of({"tenantID": query.tenantID, "resource": query.resource})
+    changes = await plane(deps).control.history(name, query.before, query.limit)
+    entries = [HistoryEntry(c.rule.version, c.action, c.actor, c.reason, c.at, render(c.rule)) for c in changes]
+    return Answer(HistoryPage(entries))
+
+
+async def get_admin_health(deps: Deps, call: Call) -> Answer:
+    health = await plane(deps).control.health()
+    return Answer(health, 200 if health["status"] == "healthy" else 503)
+
+
+async def get_limits_status(deps: Deps, call: Call) -> Answer:
+    return Answer(plane(deps).status())
+
+
+async def check_limit(deps: Deps, call: Call) -> Answer:
+    """Always 200: the decision is the answer, not an error of the question."""
+    body: CheckBody = call.body
+    tenant = call.principal.tenant
+    return Answer(await plane(deps).limiter.check(tenant, body.resource, body.subject, body.cost))
+
+
+async def check_limits(deps: Deps, call: Call) -> Answer:
+    body: CheckManyBody = call.body
+    checks = [Check(call.principal.tenant, c.resource, c.subject, c.cost) for c in body.checks]
+    decisions = await plane(deps).limiter.check_many(checks)
+    return Answer(Decisions(all(decision.allowed for decision in decisions), decisions))
+
+
+async def release_limit(deps: Deps, call: Call) -> Answer:
+    body: ReleaseBody = call.body
+    check = Check(call.principal.tenant, body.resource, body.subject)
+    return Answer(Released(await plane(deps).limiter.release(check, body.hold)))

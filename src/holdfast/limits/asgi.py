@@ -1,0 +1,103 @@
+"""Limits for any ASGI application: ``RateLimited(app, limiter, who)``.
+
+Answers carry ``RateLimit-Policy`` and ``RateLimit`` of draft-ietf-httpapi-ratelimit-headers (the old X-RateLimit trio
+where asked for). A refused request gets 429 with ``Retry-After`` and a problem document (RFC 9457) that names the
+policies it broke; the application never sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.rules import Check, Decision
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[str, str]]
+
+PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+
+
+def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -> Headers:
+    """What the decisions say, one policy per rule; nothing where no rule was asked."""
+    ruled = [decision for decision in decisions if decision.rule]
+    if not ruled:
+        return []
+    policies = ", ".join(f"{_name(d)};q={d.limit};w={max(1, math.ceil(d.window_seconds))}" for d in ruled)
+    state = ", ".join(f"{_name(d)};r={d.remaining};t={math.ceil(d.reset_after)}" for d in ruled)
+    headers = [("RateLimit-Policy", policies), ("RateLimit", state)]
+    if legacy:
+        tightest = min(ruled, key=lambda d: d.remaining)
+        headers += [
+            ("X-RateLimit-Limit", str(tightest.limit)),
+            ("X-RateLimit-Remaining", str(tightest.remaining)),
+            ("X-RateLimit-Reset", str(math.ceil(tightest.reset_after))),
+        ]
+    return headers
+
+
+def retry_after(decisions: Sequence[Decision]) -> int:
+    """Whole seconds until the slowest of the refusing rules has room."""
+    return max(1, *(math.ceil(d.retry_after) for d in decisions if not d.allowed))
+
+
+def _name(decision: Decision) -> str:
+    """A structured-field string: quotes and backslashes escaped."""
+    return '"' + decision.rule.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class RateLimited:
+    """ASGI middleware. ``who`` says what a request is to be asked for; an empty answer lets it pass."""
+
+    def __init__(
+        self, app: App, limiter: Limiter, who: Callable[[Scope], Sequence[Check]], *, legacy: bool = False
+    ) -> None:
+        self._app = app
+        self._limiter = limiter
+        self._who = who
+        self._legacy = legacy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        checks = self._who(scope) if scope["type"] == "http" else ()
+        if not checks:
+            await self._app(scope, receive, send)
+            return
+        decisions = await self._limiter.check_many(checks)
+        added = [(n.lower().encode(), v.encode()) for n, v in rate_limit_headers(decisions, legacy=self._legacy)]
+        if not all(decision.allowed for decision in decisions):
+            await _refuse(send, decisions, added)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *added]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+async def _refuse(send: Send, decisions: Sequence[Decision], added: list[tuple[bytes, bytes]]) -> None:
+    body = msgspec.json.encode(
+        {
+            "type": PROBLEM,
+            "title": "Request cannot be satisfied as assigned quota has been exceeded",
+            "status": 429,
+            "violated-policies": [d.rule for d in decisions if d.exceeded],
+        }
+    )
+    headers = [
+        *added,
+        (b"retry-after", str(retry_after(decisions)).encode()),
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 429, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,279 @@
+"""Rules over REST, as the seed's own requests have it; the check API; headers; the entrance ``rest``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rest import Rest, error_of, serving
+
+from holdfast.clock import SystemClock
+from holdfast.errors import Unavailable
+from holdfast.limits.asgi import RateLimited, rate_limit_headers
+from holdfast.limits.control import Control
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.entrances import Entrances
+from holdfast.limits.feed import Feed
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.plane import LimitsPlane
+from holdfast.limits.rules import Check, Decision, Rule, RuleSet
+from holdfast.limits.rulestore.sqlite import SqliteRuleStore
+
+RULE: dict[str, Any] = {
+    "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
+}  # fmt: skip
+SEEDS_PUT: dict[str, Any] = {**RULE, "limit": 500, "expectedVersion": 7}
+ONE = "/admin/rules?tenantID=acme&resource=/api/search"
+
+
+def limited(folder: Path, scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]]) -> None:
+    """Run a scenario against a server with embedded limits."""
+
+    async def main() -> None:
+        clock = SystemClock()
+        async with SqliteRuleStore(folder / "limits.db", clock) as store:
+            limiter = Limiter(MemoryCounters(clock), clock)
+
+            def apply(rules: RuleSet) -> None:
+                limiter.rules = rules
+
+            feed = Feed(store, [store], apply, clock)
+            control = Control(store, clock, lambda: feed.rules, "postgres")
+            async with feed:
+                plane = LimitsPlane(limiter, control, feed, Entrances(limiter))
+                async with serving(limits=plane) as rest:
+                    await scenario(rest, plane, store)
+
+    asyncio.run(main())
+
+
+async def applied(plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    """Until the node has what the store has: the doorbell takes a turn or two of the loop."""
+    head = await store.head()
+    for _ in range(1_000):
+        if plane.limiter.rules.digest == head.digest:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the doorbell did not ring")
+
+
+async def at_version_seven(rest: Rest, key: str) -> None:
+    assert (await rest.ask("POST", "/admin/rules", key, RULE)).status_code == 201
+    for version in range(1, 7):
+        body = {**RULE, "expectedVersion": version}
+        assert (await rest.ask("PUT", "/admin/rules", key, body)).status_code == 200
+
+
+def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        await at_version_seven(rest, key)
+        updated = await rest.ask("PUT", "/admin/rules", key, SEEDS_PUT)
+        assert (updated.status_code, updated.json()["limit"], updated.json()["version"]) == (200, 500, 8)
+        conflict = await rest.ask("PUT", "/admin/rules", key, {**RULE, "limit": 200, "expectedVersion": 7})
+        assert conflict.status_code == 409
+        assert conflict.json()["currentVersion"] == 8
+        assert conflict.json()["rule"]["limit"] == 500
+        assert conflict.json()["error"]["message"] == (
+            "version conflict: expected version 7, but rule was already updated"
+        )
+        current = await rest.ask("GET", ONE, key)
+        assert {name: current.json()[name] for name in ("limit", "version")} == {"limit": 500, "version": 8}
+        partial = {"tenantID": "acme", "resource": "/api/search", "limit": 200, "expectedVersion": 8}
+        assert (await rest.ask("PUT", "/admin/rules", key, partial)).json()["version"] == 9
+        health = await rest.ask("GET", "/health/admin")
+        assert health.json() == {"status": "healthy", "postgres_primary": "reachable", "rate_limiting": "healthy"}
+
+    limited(tmp_path, scenario)
+
+
+def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        first = await rest.ask("POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1")
+        again = await rest.ask("POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1")
+        assert (again.json(), again.headers["Idempotency-Replayed"]) == (first.json(), "true")
+        other = await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 5}, Idempotency_Key="k1")
+        assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
+        await rest.ask("PUT", "/admin/rules", key, {**RULE, "limit": 7, "expectedVersion": 1})
+        back = {"tenantID": "acme", "resource": "/api/search", "version": 1, "reason": "too low"}
+        assert (await rest.ask("POST", "/admin/rules/rollback", key, back)).json()["limit"] == 100
+        gone = await rest.ask("DELETE", ONE + "&expectedVersion=3", key)
+        assert (gone.status_code, gone.json()["deleted"], gone.json()["version"]) == (200, True, 4)
+        assert error_of(await rest.ask("GET", ONE, key)) == (404, "NOT_FOUND")
+        history = await rest.ask("GET", "/admin/rules/history?tenantID=acme&resource=/api/search", key)
+        assert [(c["action"], c["version"]) for c in history.json()["changes"]] == [
+            ("delete", 4), ("rollback", 3), ("update", 2), ("create", 1),
+        ]  # fmt: skip
+        assert history.json()["changes"][1]["reason"] == "too low"
+
+    limited(tmp_path, scenario)
+
+
+def test_pages(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        for n in range(5):
+            await rest.ask("POST", "/admin/rules", key, {**RULE, "resource": f"/r/{n}"})
+        first = (await rest.ask("GET", "/admin/rules?limit=3", key)).json()
+        rest_of = (await rest.ask("GET", f"/admin/rules?limit=3&after={first['next']}", key)).json()
+        assert [r["resource"] for r in (*first["rules"], *rest_of["rules"])] == [f"/r/{n}" for n in range(5)]
+        assert rest_of["next"] is None
+        assert error_of(await rest.ask("GET", "/admin/rules?after=nonsense", key)) == (422, "INVALID_RULE")
+
+    limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({**RULE, "limit": -5}, "limit"),
+        ({**RULE, "limit": 10**12}, "limit"),
+        ({**RULE, "algorithm": "leaky"}, "algorithm"),
+        ({**RULE, "window": "soon"}, "window"),
+        ({**RULE, "colour": "red"}, "colour"),
+        ({**RULE, "resource": "/a*/b"}, "resource"),
+        ({"tenantID": "acme"}, "resource"),
+    ],
+)
+def test_bad_rules_are_refused_by_field_and_change_nothing(tmp_path: Path, body: dict[str, Any], field: str) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        answer = await rest.ask("POST", "/admin/rules", rest.admin_key(), body)
+        assert error_of(answer) == (422, "INVALID_RULE")
+        assert field in answer.json()["error"]["details"]["fields"]
+        assert (await store.head()).seq == 0
+
+    limited(tmp_path, scenario)
+
+
+def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 2})
+        await applied(plane, store)
+
+        async def away(*_: object) -> None:
+            raise Unavailable("the database of the rules cannot be reached now", retry_after_seconds=5.0)
+
+        for verb in ("change", "get", "head", "page"):
+            monkeypatch.setattr(store, verb, away)
+        answer = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
+        assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
+        assert answer.headers["Retry-After"] == "5"
+        health = await rest.ask("GET", "/health/admin")
+        assert health.status_code == 503
+        assert health.json() == {"status": "unhealthy", "postgres_primary": "unreachable", "rate_limiting": "healthy"}
+        check = {"resource": "/api/search", "subject": "ann"}
+        answers = [(await rest.ask("POST", "/v1/limits/check", rest.tenant_key(), check)).json() for _ in range(3)]
+        assert [a["allowed"] for a in answers] == [True, True, False]
+
+    limited(tmp_path, scenario)
+
+
+def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key, tenant = rest.admin_key(), rest.tenant_key()
+        await rest.ask("POST", "/admin/rules", key, {**RULE, "algorithm": "fixed_window", "limit": 2})
+        slots = {**RULE, "resource": "slots", "algorithm": "concurrency", "limit": 1}
+        await rest.ask("POST", "/admin/rules", key, slots)
+        await applied(plane, store)
+        check = {"resource": "/api/search", "subject": "ann"}
+        answer = await rest.ask("POST", "/v1/limits/check", tenant, check)
+        decision = answer.json()
+        assert answer.status_code == 200
+        assert (decision["allowed"], decision["limit"], decision["remaining"]) == (True, 2, 1)
+        assert (decision["rule"], decision["rule_version"], decision["decided_by"]) == (
+            "acme//api/search",
+            1,
+            "counters",
+        )
+        many = await rest.ask("POST", "/v1/limits/check-many", tenant, {"checks": [check, check]})
+        assert (many.status_code, many.json()["allowed"]) == (200, False)
+        others = await rest.ask("POST", "/v1/limits/check", rest.tenant_key("evil"), check)
+        assert others.json()["decided_by"] == "no_rule", "the tenant is the credential's"
+        too_much = await rest.ask("POST", "/v1/limits/check", tenant, {**check, "cost": 3})
+        assert error_of(too_much) == (400, "INVALID_MESSAGE")
+        one = (await rest.ask("POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"})).json()
+        assert one["hold"]
+        release = {"resource": "slots", "subject": "ann", "hold": one["hold"]}
+        assert (await rest.ask("POST", "/v1/limits/release", tenant, release)).json() == {"released": True}
+        two = (await rest.ask("POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"})).json()
+        assert two["allowed"]
+        status = (await rest.ask("GET", "/admin/limits", key)).json()
+        assert (status["rules"], status["stale"], status["counters"]) == (2, False, "up")
+
+    limited(tmp_path, scenario)
+
+
+def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        rule = {**RULE, "tenantID": "*", "resource": "rest:user", "algorithm": "fixed_window", "limit": 2}
+        await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
+        await applied(plane, store)
+        answers = [await rest.ask("GET", "/v1/chats", rest.token("alice")) for _ in range(3)]
+        assert [a.status_code for a in answers] == [200, 200, 429]
+        assert answers[0].headers["RateLimit-Policy"] == '"*/rest:user";q=2;w=60'
+        assert answers[0].headers["RateLimit"].startswith('"*/rest:user";r=1;t=')
+        assert 1 <= int(answers[2].headers["Retry-After"]) <= 60
+        assert answers[2].json()["error"]["details"]["rule"] == "*/rest:user"
+        assert (await rest.ask("GET", "/v1/chats", rest.token("bob"))).status_code == 200
+
+    limited(tmp_path, scenario)
+
+
+def test_headers_name_every_rule_and_escape_it() -> None:
+    decisions = [
+        Decision(True, 100, 7, 12.3, 0.0, 'a/"x"', 1, "counters", window_seconds=60.0),
+        Decision(True, 10, 3, 0.2, 0.0, "b/y", 1, "counters", window_seconds=0.5),
+        Decision(True),
+    ]
+    assert rate_limit_headers(decisions, legacy=True) == [
+        ("RateLimit-Policy", '"a/\\"x\\"";q=100;w=60, "b/y";q=10;w=1'),
+        ("RateLimit", '"a/\\"x\\"";r=7;t=13, "b/y";r=3;t=1'),
+        ("X-RateLimit-Limit", "10"),
+        ("X-RateLimit-Remaining", "3"),
+        ("X-RateLimit-Reset", "1"),
+    ]
+    assert rate_limit_headers([Decision(True)]) == []
+
+
+def test_any_asgi_application_can_be_limited() -> None:
+    async def main() -> None:
+        limiter = Limiter(
+            MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([Rule("acme", "/", "fixed_window", 1, 60.0)])
+        )
+        seen: list[str] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            seen.append(scope["path"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+        guarded = RateLimited(app, limiter, lambda scope: [Check("acme", scope["path"], "ann")], legacy=True)
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        for _ in range(2):
+            await guarded({"type": "http", "path": "/"}, receive, send)
+        assert seen == ["/"], "a refused request never reaches the application"
+        statuses = [message["status"] for message in sent if "status" in message]
+        assert statuses == [200, 429]
+        headers = dict(sent[2]["headers"])
+        assert headers[b"content-type"] == b"application/problem+json"
+        assert int(headers[b"retry-after"]) >= 1
+        assert b"ratelimit-policy" in headers and b"x-ratelimit-limit" in headers
+        assert b'"violated-policies":["acme//"]' in sent[3]["body"]
+        await guarded({"type": "websocket", "path": "/"}, receive, send)
+        assert len(seen) == 2
+
+    asyncio.run(main())
