@@ -62,6 +62,7 @@ BACKUPS = "backups"
 RESTART_SECONDS = 1.0
 """How long a role that ended by an error rests before it is started again."""
 BACKLOG = 2048
+GAUGES_SECONDS = 5.0
 
 
 def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
@@ -104,6 +105,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         store = await stack.enter_async_context(
             SqliteStore(state / CHATS_NAME, durability.sqlite, durability.chats, clock)
         )
+        telemetry.settings_changed(path for path, _, _ in differences(settings))
         node = Node(settings, store, clock, secrets, keys)
         await stack.enter_async_context(node.roles())
         await stack.enter_async_context(node.gateway)
@@ -138,7 +140,8 @@ class Node:
         self._registry = MemoryRegistry()
         self._link = LocalLink()
         self._members = Members(store.members)
-        self._dead_letters = RecentDeadLetters(settings.fanout.dlq.max_letters)
+        dlq = settings.fanout.dlq
+        self._dead_letters = RecentDeadLetters(dlq.max_letters, dlq.alert_threshold_per_hour)
         self._ephemeral = Ephemeral(self, self._members, self._history.memberships, clock, settings.fanout.ephemeral)
         self._attendance = Attendance(settings.server.node_id, self._registry, self._ephemeral)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings), random.Random())
@@ -170,6 +173,7 @@ class Node:
             history=self._history,
             watermarks=self._watermarks,
             verify=self.tokens.verify,
+            sends_failing_seconds=lambda: self._durability.breaker_open_seconds,
         )
 
     def _make_fanout(self) -> Fanout:
@@ -207,6 +211,7 @@ class Node:
             asyncio.create_task(_supervised("fanout", self._fanout_again)),
             asyncio.create_task(_supervised("ephemeral", self._ephemeral.run)),
             asyncio.create_task(_supervised("attendance", self._attendance.run)),
+            asyncio.create_task(_supervised("gauges", self._keep_gauges)),
         ]
         try:
             yield
@@ -221,6 +226,17 @@ class Node:
     async def _fanout_again(self) -> None:
         """From the log's end the first time, then from where it ended: nothing is passed over by a restart."""
         await self._fanout.run(self._fanout.position or None)
+
+    async def _keep_gauges(self) -> None:
+        """Gauges that must move also while the part they are about stands still."""
+        while True:
+            await asyncio.sleep(GAUGES_SECONDS)
+            telemetry.fanout_lag(await self._lag())
+            telemetry.hot_chats(len(self._intake.hot_chats()))
+            telemetry.sends_waiting(self._intake.waiting)
+
+    async def _lag(self) -> int:
+        return max(await self._log.end() - self._fanout.position, 0)
 
     # --- what the API shows -----------------------------------------------------------------------------
 
@@ -274,7 +290,7 @@ class Node:
             "users": len(self._attendance.here),
             "sends_waiting": self._intake.waiting,
             "hot_chats": dict(self._intake.hot_chats()),
-            "fanout_lag": await self._log.end() - self._fanout.position,
+            "fanout_lag": await self._lag(),
             "dead_letters": [
                 {"position": letter.position, "reason": letter.reason} for letter in await self._dead_letters.read(10)
             ],

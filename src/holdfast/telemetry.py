@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, TextIO
 
 import structlog
@@ -55,8 +55,10 @@ _refused_frames = counter("gateway_frames_refused", "Frames that could not be de
 _refused_handshakes = counter("gateway_handshakes_refused", "Handshakes refused, by status", ("status",))
 _outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers")
 _defects = counter("defects", "Errors of our own, by part; each is in the log", ("part",))
+_settings_changed = gauge("setting_changed", "1 for every setting that is not at its default", ("path",))
 
-_FORCED = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
+_FORCED_CLOSES = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
+_FORCED_PULLS = frozenset({"delivery_skipped", "acks_stale"})
 
 
 def connection_opened(active: int) -> None:
@@ -76,7 +78,7 @@ def connection_closed(reason: str) -> None:
         _slow_disconnects.inc()
     elif reason == "idle_timeout":
         _timeouts.inc()
-    if reason in _FORCED:
+    if reason in _FORCED_CLOSES:
         _forced_resyncs.inc()
 
 
@@ -88,6 +90,8 @@ def connection_lost() -> None:
 def session_noticed(sign: str) -> None:
     sometimes(f"a session noticed: {sign}")
     _signs.labels(sign).inc()
+    if sign in _FORCED_PULLS:
+        _forced_resyncs.inc()
 
 
 def frame_refused() -> None:
@@ -106,6 +110,13 @@ def defect(part: str, error: BaseException) -> None:
     """Something that must not happen did; the caller has limited the damage."""
     _defects.labels(part).inc()
     log.error("defect", part=part, exc_info=error)
+
+
+def settings_changed(paths: Iterable[str]) -> None:
+    """Labels are paths of settings, which are a closed set; values may be private and are not told."""
+    _settings_changed.clear()
+    for path in paths:
+        _settings_changed.labels(path).set(1)
 
 
 def heads_unread(error: Exception) -> None:
@@ -322,6 +333,10 @@ def dead_letter(reason: str, position: int, depth: int) -> None:
     _dead_letters.labels(reason).inc()
     _dead_letter_depth.set(depth)
     log.error("an event could not be used and went to the dead letters", reason=reason, position=position)
+
+
+def many_dead_letters(in_hour: int) -> None:
+    log.critical("more dead letters in this hour than fanout.dlq.alert_threshold_per_hour", dead_letters=in_hour)
 
 
 def fanout_ended(error: BaseException) -> None:

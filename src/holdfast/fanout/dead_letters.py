@@ -17,6 +17,8 @@ from holdfast import telemetry
 
 TOPIC = "dead_letters.messages"
 DATA_BYTES_MAX = 64 * 1024
+_HOUR = len("2026-01-01T00")
+"""So much of a time names its hour."""
 
 
 class DeadLetter(Struct, frozen=True):
@@ -40,18 +42,26 @@ class DeadLetters(Protocol):
 
 
 class RecentDeadLetters:
-    """The last ``max_letters``; older ones are forgotten."""
+    """The last ``max_letters``; older ones are forgotten. Above ``alert_per_hour`` an operator is called, once."""
 
     topic = TOPIC
 
-    def __init__(self, max_letters: int = 1000) -> None:
-        if max_letters <= 0:
-            raise ValueError("max_letters must be greater than 0")
+    def __init__(self, max_letters: int = 1000, alert_per_hour: int = 100) -> None:
+        if max_letters <= 0 or alert_per_hour <= 0:
+            raise ValueError("max_letters and alert_per_hour must be greater than 0")
         self._letters: deque[DeadLetter] = deque(maxlen=max_letters)
+        self._alert_per_hour = alert_per_hour
+        self._hour = ""
+        self._in_hour = 0
 
     async def put(self, letter: DeadLetter) -> None:
         self._letters.append(letter)
         telemetry.dead_letter(letter.reason, letter.position, len(self._letters))
+        if (hour := letter.at[:_HOUR]) != self._hour:
+            self._hour, self._in_hour = hour, 0
+        self._in_hour += 1
+        if self._in_hour == self._alert_per_hour + 1:
+            telemetry.many_dead_letters(self._in_hour)
 
     async def read(self, limit: int) -> Sequence[DeadLetter]:
         return list(islice(reversed(self._letters), limit))

@@ -96,6 +96,8 @@ class Plane:
     history: History
     watermarks: Watermarks
     verify: Callable[[str], Principal]
+    sends_failing_seconds: Callable[[], float] = lambda: 0.0
+    """For how long every send has been refused because the store is away."""
 
 
 class Connection:

@@ -243,6 +243,9 @@ class Gateway:
         telemetry.outbound_buffers(waiting)
         if waiting > self._memory_budget_bytes:
             self._shed(waiting)
+        patience = self._plane.limits.upstream_failure_close_seconds
+        if patience and self._plane.sends_failing_seconds() >= patience:
+            self._send_away(Closing.UPSTREAM_FAILURE)
 
     def _tick_one(self, connection: Connection, now: float) -> None:
         try:
@@ -288,8 +291,12 @@ class Gateway:
             self._empty.clear()
             if self._connections:
                 await _wait(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
+        self._send_away(Closing.SERVER_SHUTDOWN)
+
+    def _send_away(self, closing: Closing) -> None:
+        """Close everybody, each with a time of its own to come back."""
         for connection in list(self._connections.values()):
-            connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self._spread_ms())
+            connection.close(closing, delay_ms=self._spread_ms())
 
     def _spread_ms(self) -> int:
         """When a client that is sent away with many others should come back."""

@@ -14,7 +14,7 @@ import apsw
 from holdfast import telemetry
 from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
 from holdfast.sqlite import points
-from holdfast.sqlite.errors import KEEPS_HANDLE, Doing, translate
+from holdfast.sqlite.errors import KEEPS_HANDLE, TAKEN, Doing, translate
 
 SETTLE_BYTES = 64 * 1024
 """How much of a log is written again at once; SQLite's own files take no more than that."""
@@ -183,6 +183,8 @@ class Handle:
 
     def failed(self, error: apsw.Error, doing: Doing = Doing.WORKING) -> HoldfastError:
         """What to raise for ``error``; the connection is given up if it may be damaged by it."""
+        if self._write and isinstance(error, TAKEN):
+            telemetry.transaction_conflict()
         if doing is Doing.COMMITTING or not isinstance(error, KEEPS_HANDLE):
             telemetry.store_reopened(f"{type(error).__name__}: {error}")
             self.close()

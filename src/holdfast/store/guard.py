@@ -24,7 +24,7 @@ class Guard:
         self._shown: BreakerState | None = None
         self._up: bool | None = None
         self._open_since: float | None = None
-        self._show()
+        self._show(up=True)  # it was opened a moment ago
 
     @property
     def state(self) -> BreakerState:

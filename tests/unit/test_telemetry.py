@@ -1,0 +1,161 @@
+"""What operators are told: each event is counted where it happens, and gauges follow what they are about."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from plane import FakeSocket, bench, settle
+
+from holdfast import telemetry
+from holdfast.errors import Unavailable
+from holdfast.fanout.dead_letters import DeadLetter, RecentDeadLetters
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.message import Draft, Outcome
+from holdfast.resilience import BreakerSettings
+from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.store.guard import Guard
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import LoopClock, run
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
+
+
+def metric(name: str, **labels: str) -> float:
+    return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}", labels) or 0.0
+
+
+def test_every_function_of_the_catalogue_is_called_somewhere() -> None:
+    """A metric that nothing moves would be a promise that nobody keeps."""
+    tree = ast.parse((SOURCE / "telemetry.py").read_text())
+    named = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    texts = [path.read_text() for path in SOURCE.rglob("*.py") if path.name != "telemetry.py"]
+    within = (SOURCE / "telemetry.py").read_text()
+    unused = {
+        name
+        for name in named
+        if not any(f"telemetry.{name}" in text for text in texts) and within.count(f"{name}(") < 2
+    }
+    for_tests, with_the_worker_in_the_node = {"collect_sometimes"}, {"work_counts", "work_totals"}
+    assert unused - for_tests - with_the_worker_in_the_node == set(), "called by nobody"
+
+
+def test_every_metric_is_moved_by_a_function_of_the_catalogue() -> None:
+    tree = ast.parse((SOURCE / "telemetry.py").read_text())
+    makers = ("counter", "gauge", "histogram", "Histogram")
+    metrics = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in makers
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    used = {
+        name.id
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name)
+    }
+    assert len(metrics) > 40
+    assert metrics - used == set()
+
+
+def test_settings_that_differ_are_shown_by_path_and_never_by_value() -> None:
+    telemetry.settings_changed(["server.port", "gateway.connections_per_user"])
+    telemetry.settings_changed(["server.port"])
+    assert metric("setting_changed", path="server.port") == 1
+    assert metric("setting_changed", path="gateway.connections_per_user") == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "counts"),
+    [
+        (lambda: telemetry.connection_closed("slow_consumer"), 1),
+        (lambda: telemetry.connection_closed("state_diverged"), 1),
+        (lambda: telemetry.connection_closed("server_shutdown"), 0),
+        (lambda: telemetry.connection_closed("rotation"), 0),
+        (lambda: telemetry.session_noticed("delivery_skipped"), 1),
+        (lambda: telemetry.session_noticed("acks_stale"), 1),
+        (lambda: telemetry.session_noticed("outbound_buffer_above_warning"), 0),
+    ],
+)
+def test_forced_resyncs_are_counted_and_planned_closes_are_not(event: Any, counts: int) -> None:
+    before = metric("client_resync_forced_total")
+    event()
+    assert metric("client_resync_forced_total") - before == counts
+
+
+def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -> None:
+    async def story() -> None:
+        Guard("some_store", "no", BreakerSettings(), LoopClock())
+        assert metric("dependency_up", dependency="some_store") == 1
+
+    run(story())
+
+
+def test_a_commit_that_meets_another_writer_is_a_conflict(tmp_path: Path) -> None:
+    settings = SqliteSettings(busy_timeout_seconds=0.01)
+    path = tmp_path / "some.db"
+    handle = Handle(path, settings, None, write=True)
+    handle.adopt(open_and_migrate(path, settings, ["CREATE TABLE t (n INTEGER)"]))
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    before = metric("durability_transaction_conflicts_total")
+    with pytest.raises(Unavailable), handle.transaction():
+        pytest.fail("two writers at once")
+    assert metric("durability_transaction_conflicts_total") - before == 1
+    other.close()
+    handle.close()
+
+
+def test_many_dead_letters_in_an_hour_call_the_operator_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(telemetry, "many_dead_letters", calls.append)
+
+    async def story() -> None:
+        letters = RecentDeadLetters(alert_per_hour=3)
+        for at in ["2026-01-01T10:59:00.000Z"] * 3 + ["2026-01-01T11:00:00.000Z"] * 6:
+            await letters.put(DeadLetter(1, "undecodable", "", b"", at))
+
+    asyncio.run(story())
+    assert calls == [4]
+
+
+class AwayStore(MemoryStore):
+    async def append(self, group: list[Draft]) -> list[Outcome]:  # type: ignore[override]
+        raise Unavailable("away")
+
+
+@pytest.mark.parametrize(("patience", "closed"), [(60, (4007, "upstream_failure")), (0, None)])
+def test_connections_are_closed_for_a_store_that_stays_away_only_if_that_is_set(
+    patience: float, closed: tuple[int, str] | None
+) -> None:
+    async def story() -> None:
+        limits = GatewayLimits(upstream_failure_close_seconds=patience)
+        async with bench(limits, store=AwayStore()) as parts:
+            chat_id = await parts.chat("alice", "bob")
+            socket = parts.connect("alice")
+            await settle()
+            for n in range(5):
+                socket.say("send_message", client_message_id=f"c{n}", chat_id=chat_id, content="hello")
+                await settle()
+            await stay(socket, 59)
+            assert socket.closed is None
+            await stay(socket, 3)
+            assert socket.closed == closed
+
+    run(story())
+
+
+async def stay(socket: FakeSocket, seconds: int) -> None:
+    """Answer heartbeats for so long."""
+    for _ in range(seconds):
+        await asyncio.sleep(1)
+        for frame in socket.take():
+            if frame["type"] == "heartbeat":
+                socket.say("heartbeat_ack")
