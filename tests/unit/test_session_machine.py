@@ -122,7 +122,7 @@ class Client:
     def resume(self) -> list[AnyClientFrame]:
         self.resume_failed = False
         for copy in self.copies.values():
-            copy.asked = None
+            copy.asked, copy.wanted = None, False
         chats = list(self.copies.items())
         frames: list[AnyClientFrame] = []
         for at in range(0, len(chats), 2) or [0]:
@@ -205,8 +205,6 @@ class Client:
             self.copies.pop(chat_id, None)
         for chat_id in answer.joined:
             self.copies.setdefault(chat_id, Copy())
-        for copy in self.copies.values():
-            copy.wanted = False
         for chat in answer.chats:
             self._settle(chat, None)
         for copy in self.copies.values():

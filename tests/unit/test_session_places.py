@@ -203,6 +203,18 @@ def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
     assert answer.gone == ["chat_1"]
 
 
+def test_who_joins_again_while_a_resume_is_read_is_not_told_that_the_chat_is_gone() -> None:
+    talk = Talk({})
+    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 2)})))
+    talk.do(talk.session.membership("chat_1", Cursor(1, 4), talk.now))
+    assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 4)])]
+    read = ResumeRead([], [], ["chat_1", "chat_2"], {})
+    talk.do(talk.session.resume_read(talk.last(FetchResume).token, read, talk.now))
+    (answer,) = talk.read()
+    assert isinstance(answer, Resumed)
+    assert answer.gone == ["chat_2"]
+
+
 def test_deliveries_and_memberships_before_the_chats_are_known_are_remembered() -> None:
     talk = Talk(established=False)
     assert talk.deliver(run(5)) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
@@ -62,14 +62,17 @@ def resumed(places: Mapping[str, Place], cursors: Mapping[str, Cursor], read: Re
     return Resumed(chats=chats, joined=read.joined, gone=read.gone)
 
 
-def without(left: Collection[str], cursors: Mapping[str, Cursor], read: ResumeRead) -> ResumeRead:
-    """The same without the chats that the user left while it was read."""
-    if not left:
-        return read
+def brought_up_to_date(read: ResumeRead, cursors: Mapping[str, Cursor], moved: Mapping[str, bool]) -> ResumeRead:
+    """The same with what happened while it was read: ``moved`` are the chats joined (True) or left (False) since.
+
+    Who joined again keeps the chat, and has been told to sync it.
+    """
+    left = {chat_id for chat_id, joined in moved.items() if not joined}
+    gone = [chat_id for chat_id in read.gone if not moved.get(chat_id)]
     return ResumeRead(
         pages=[page for page in read.pages if page.chat_id not in left],
         joined=[chat_id for chat_id in read.joined if chat_id not in left],
-        gone=[*read.gone, *(chat_id for chat_id in left if chat_id in cursors and chat_id not in read.gone)],
+        gone=gone + [chat_id for chat_id in left if chat_id in cursors and chat_id not in gone],
         heads={chat_id: head for chat_id, head in read.heads.items() if chat_id not in left},
     )
 

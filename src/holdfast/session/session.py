@@ -31,7 +31,7 @@ from holdfast.session.heartbeat import Heartbeat, StaleAcks
 from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note
 from holdfast.session.requests import Asked, Overload, Pull, Request, Requests
-from holdfast.session.resume import Gathering, resumed, without
+from holdfast.session.resume import Gathering, brought_up_to_date, resumed
 from holdfast.session.validation import refusal_of
 from holdfast.session.words import acknowledgement, farewell, hello
 from holdfast.wire.closing import Closing
@@ -65,8 +65,8 @@ class Session:
         "_expires_at",
         "_gathering",
         "_heartbeat",
-        "_left",
         "_limits",
+        "_moved",
         "_overload",
         "_rate_told_at",
         "_requests",
@@ -104,7 +104,7 @@ class Session:
         self._heartbeat = Heartbeat(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
         self._stale_acks = StaleAcks(timeouts)
         self._gathering = Gathering(limits.pages.resume_chats_max)
-        self._left: set[str] | None = None
+        self._moved: dict[str, bool] | None = None
         self._rate_told_at = now - _RATE_ERROR_SECONDS
 
     @property
@@ -289,7 +289,7 @@ class Session:
         if (request := self._requests.end(token)) is None:
             return effects
         self._requests.pulling = None
-        if isinstance(result, Page) and self._left and result.chat_id in self._left:
+        if isinstance(result, Page) and self._moved and not self._moved.get(result.chat_id, True):
             result = NotAMember("not a member of this chat", chat_id=result.chat_id)
         self._overload.count(busy=isinstance(result, ServerBusy), now=now)
         if isinstance(result, HoldfastError):
@@ -312,7 +312,8 @@ class Session:
         if isinstance(result, HoldfastError):
             self._fail(request, result, effects)
         else:
-            answer = resumed(self._deliveries.places, pull.cursors, without(self._left or (), pull.cursors, result))
+            read = result if self._moved is None else brought_up_to_date(result, pull.cursors, self._moved)
+            answer = resumed(self._deliveries.places, pull.cursors, read)
             self._deliveries.show(encode_frame(answer, request.request_id), effects)
         self._pull_next(effects)
         return effects
@@ -341,7 +342,7 @@ class Session:
         """Start the next pull, if the last page has been taken."""
         if self._deliveries.lanes.page is not None or (pull := self._requests.next_pull()) is None:
             return
-        self._left = None
+        self._moved = None
         for chat_id, cursor in pull.cursors.items():
             if (place := self._deliveries.places.get(chat_id)) is not None:
                 place.pull(cursor)
@@ -362,11 +363,8 @@ class Session:
         if self.closed:
             return effects
         if self._requests.pulling is not None:
-            self._left = self._left or set()
-            if head is None:
-                self._left.add(chat_id)
-            else:
-                self._left.discard(chat_id)
+            self._moved = self._moved or {}
+            self._moved[chat_id] = head is not None
         self._deliveries.membership(chat_id, head, effects)
         return effects
 
