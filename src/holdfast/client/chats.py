@@ -171,7 +171,6 @@ class Chats:
         for copy in self._copies.values():
             copy.heard = 0
         for chat_id in self._acked_here & self._copies.keys():
-            self._copies[chat_id].acked = 0
             if self._copies[chat_id].kept > 0:
                 self._owed[chat_id] = None
         self._acked_here.clear()
