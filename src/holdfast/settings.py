@@ -31,7 +31,9 @@ from holdfast.store.history import HistorySettings
 from holdfast.store.plan import ChatLimits
 
 PREFIX = "HOLDFAST_"
-NOT_SETTINGS = frozenset({"HOLDFAST_REQUIRE_ENGINES", "HOLDFAST_INSTALL_ENGINES", "HOLDFAST_URL", "HOLDFAST_TOKEN"})
+NOT_SETTINGS = frozenset(
+    f"HOLDFAST_{name}" for name in ("CONFIG", "INSTALL_ENGINES", "REQUIRE_ENGINES", "SEED", "SEEDS", "TOKEN", "URL")
+)
 """Variables that other parts read: the tests and the command line's client side."""
 SHORT_NAMES = {"HOST": "server.host", "PORT": "server.port", "STATE_DIR": "server.state_dir"}
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})

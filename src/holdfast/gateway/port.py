@@ -25,7 +25,10 @@ READ_BUFFER_BYTES = 2048
 HANDSHAKE_SECONDS = 5
 
 # picows makes a logger per connection from a Logger, none from an adapter; at thousands of connections it counts.
-_log = logging.LoggerAdapter(logging.getLogger("holdfast.picows"), {})
+# It tells of every connection at level info; we count them instead.
+_logger = logging.getLogger("holdfast.picows")
+_logger.setLevel(logging.WARNING)
+_log = logging.LoggerAdapter(_logger, {})
 
 Upgrade = Callable[[WSUpgradeRequest, Transport], Listener | WSUpgradeResponse]
 """Decides an upgrade: a listener takes the connection, a response refuses it."""
