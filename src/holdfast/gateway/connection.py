@@ -9,6 +9,7 @@ simulation drives the same code that serves real sockets.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -368,6 +369,7 @@ class Connection:
             self.device_id,
             now,
             self._expiry(principal),
+            self._plane.rng,
         )
         self.deliveries = self.session.deliveries
         self._host.opened(self, now)
