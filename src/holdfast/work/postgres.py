@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import asyncpg
 
-from holdfast.errors import BadSetting, NotFound, OutcomeUnknown, StateCorrupted, Unavailable
+from holdfast.errors import BadSetting, NotFound, StateCorrupted, Unavailable
 from holdfast.work.contract import (
     Act,
     BlockedStream,
@@ -21,6 +21,7 @@ from holdfast.work.contract import (
 )
 from holdfast.work.job import Draft, Reason, State
 from holdfast.work.outbox import ENQUEUE, arguments
+from holdfast.work.postgres_errors import CUT_OFF, GIVEN_UP, translated
 from holdfast.work.postgres_seat import PostgresSeat, SeatSettings, block_of
 from holdfast.work.statements import script, statements
 
@@ -32,20 +33,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
 _MIGRATION_LOCK = 1214869100
 _POISON_CANDIDATE_ATTEMPTS = 10
 _PEOPLE = statements("postgres/people.sql")
-_CONNECTION_ERRORS = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, TimeoutError)
-
-
-@asynccontextmanager
-async def translated() -> AsyncIterator[None]:
-    """Foreign errors end here: what the server refused did not happen, what was cut off is unknown."""
-    try:
-        yield
-    except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.QueryCanceledError) as error:
-        raise Unavailable(f"PostgreSQL gave up the transaction: {error}") from error
-    except (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError) as error:
-        raise Unavailable(f"PostgreSQL does not accept work now: {error}") from error
-    except _CONNECTION_ERRORS as error:
-        raise OutcomeUnknown(f"the connection to PostgreSQL was lost: {error or type(error).__name__}") from error
 
 
 class PostgresWork:
@@ -76,7 +63,7 @@ class PostgresWork:
             pool = await asyncpg.create_pool(
                 url, min_size=1, max_size=connections_max, command_timeout=60, server_settings=idle
             )
-        except (*_CONNECTION_ERRORS, asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError) as error:
+        except (*GIVEN_UP, *CUT_OFF) as error:
             raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
         except asyncpg.PostgresError as error:
             raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error
@@ -89,11 +76,12 @@ class PostgresWork:
         return cls(url, pool, chosen, rng or random.Random())
 
     async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
-        async with translated(), self._pool.acquire() as connection:
-            return list(await connection.fetchval(ENQUEUE, *arguments(drafts, self._rng)) or [])
+        with translated():
+            async with self._pool.acquire() as connection:
+                return list(await connection.fetchval(ENQUEUE, *arguments(drafts, self._rng)) or [])
 
     async def join(self, name: str) -> PostgresSeat:
-        async with translated():
+        with translated():
             return await PostgresSeat.join(self._url, self._pool, name, self._seat_settings, self._rng)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
@@ -182,13 +170,15 @@ class PostgresWork:
         await self._pool.close()
 
     async def _fetch(self, name: str, *values: Any) -> list[Any]:
-        async with translated(), self._pool.acquire() as connection:
-            return list(await connection.fetch(_PEOPLE[name], *values))
+        with translated():
+            async with self._pool.acquire() as connection:
+                return list(await connection.fetch(_PEOPLE[name], *values))
 
     @asynccontextmanager
     async def _act(self, verb: str, targets: Sequence[object], by: str, why: str) -> AsyncIterator[_Act]:
-        async with translated(), self._pool.acquire() as connection, connection.transaction():
-            yield _Act(connection, verb, " ".join(map(str, targets))[:1000], by, why)
+        with translated():
+            async with self._pool.acquire() as connection, connection.transaction():
+                yield _Act(connection, verb, " ".join(map(str, targets))[:1000], by, why)
 
 
 _KEPT_BY_REPLAY = ("stages", "source", "source_id")
@@ -220,17 +210,22 @@ async def migrate(connection: Any) -> None:
     number = connection.get_server_version()
     if number.major * 10000 < SERVER_VERSION_MIN:
         raise BadSetting(f"PostgreSQL {number.major} is too old: work needs 13 or newer")
-    async with translated(), connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-        known = await connection.fetchval("SELECT to_regclass('holdfast_work.version') IS NOT NULL")
-        version = await connection.fetchval("SELECT number FROM holdfast_work.version") if known else 0
-        if version is None or version > SCHEMA_VERSION:
-            raise StateCorrupted(
-                f"the schema holdfast_work has version {version}; this program knows up to {SCHEMA_VERSION}: upgrade it"
-            )
-        for step in range(version + 1, SCHEMA_VERSION + 1):
-            for name in MIGRATIONS[step]:
-                await connection.execute(script(f"postgres/{name}"))
+    with translated():
+        async with connection.transaction():
+            await _migrate(connection)
+
+
+async def _migrate(connection: Any) -> None:
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+    known = await connection.fetchval("SELECT to_regclass('holdfast_work.version') IS NOT NULL")
+    version = await connection.fetchval("SELECT number FROM holdfast_work.version") if known else 0
+    if version is None or version > SCHEMA_VERSION:
+        raise StateCorrupted(
+            f"the schema holdfast_work has version {version}; this program knows up to {SCHEMA_VERSION}: upgrade it"
+        )
+    for step in range(version + 1, SCHEMA_VERSION + 1):
+        for name in MIGRATIONS[step]:
+            await connection.execute(script(f"postgres/{name}"))
 
 
 def _conditions(query: Query) -> tuple[Any, ...]:

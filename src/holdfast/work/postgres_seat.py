@@ -21,6 +21,7 @@ from holdfast.work.contract import Claimed, LeaseLost, Report, Roster, Want
 from holdfast.work.heartbeat import Beat, Heartbeat
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
 from holdfast.work.outbox import arguments
+from holdfast.work.postgres_errors import CUT_OFF, FOREIGN, translate, translated
 from holdfast.work.statements import statements
 from holdfast.work.sweep import Sweep
 
@@ -116,8 +117,9 @@ class PostgresSeat:
             return [block_of(row) for row in await connection.fetch(_PEOPLE["blocks"], self._owned())]
 
     async def step(self, job: Job, stages: int) -> None:
-        async with self._pool.acquire() as connection:
-            if await connection.fetchval(_SEAT["step"], job.seq, stages, job.partition, self.instance) is None:
+        with translated():
+            values = (job.seq, stages, job.partition, self.instance)
+            if await self._pool.fetchval(_SEAT["step"], *values) is None:
                 raise LeaseLost(_LOST)
 
     @asynccontextmanager
@@ -213,15 +215,15 @@ class PostgresSeat:
             if self._connection is None or self._connection.is_closed():
                 async with asyncio.timeout(self._settings.call_timeout_seconds):
                     self._connection = await asyncpg.connect(self._url)
-        except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        except FOREIGN as error:
             raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
         try:
             yield self._connection
-        except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.QueryCanceledError) as error:
-            raise Unavailable(f"PostgreSQL gave up the transaction: {error}") from error
-        except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+        except CUT_OFF as error:
             self._connection.terminate()
-            raise OutcomeUnknown(f"the connection to PostgreSQL was lost: {error or type(error).__name__}") from error
+            raise translate(error) from error
+        except FOREIGN as error:
+            raise translate(error) from error
         except asyncio.CancelledError:
             self._connection.terminate()
             raise
@@ -230,7 +232,7 @@ class PostgresSeat:
         try:
             self._listener = await asyncpg.connect(self._url)
             await self._listener.add_listener(_CHANNEL, self._heard)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except FOREIGN as error:
             raise Unavailable(f"cannot listen to PostgreSQL: {error}") from error
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
@@ -242,11 +244,11 @@ class PostgresSeat:
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
                 connection = await asyncpg.connect(self._url)
-        except asyncpg.PostgresError as error:
+        except FOREIGN as error:
             raise OSError(str(error)) from error
         try:
             yield lambda: _beat(connection, self.instance)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except FOREIGN as error:
             raise OSError(str(error)) from error
         finally:
             connection.terminate()

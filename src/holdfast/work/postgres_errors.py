@@ -1,0 +1,54 @@
+"""What PostgreSQL's errors mean here. Nothing foreign leaves the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+
+from holdfast.errors import HoldfastError, InternalError, OutcomeUnknown, Unavailable
+
+GIVEN_UP = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.QueryCanceledError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.DiskFullError,
+)
+"""The server says that nothing happened."""
+
+CUT_OFF = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+"""Nobody knows whether it happened."""
+
+FOREIGN = (*GIVEN_UP, *CUT_OFF, asyncpg.PostgresError)
+
+
+def translate(error: BaseException) -> HoldfastError:
+    """The error of ours that says what is known."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, GIVEN_UP):
+        return Unavailable(f"PostgreSQL gave up the transaction: {text}")
+    if isinstance(error, CUT_OFF):
+        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {text}")
+    return InternalError(f"{type(error).__name__}: {text}")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Foreign errors end here."""
+    try:
+        yield
+    except FOREIGN as error:
+        raise translate(error) from error
