@@ -173,6 +173,7 @@ class Node:
             history=self._history,
             watermarks=self._watermarks,
             verify=self.tokens.verify,
+            rng=random.Random(),
             sends_failing_seconds=lambda: self._durability.breaker_open_seconds,
         )
 

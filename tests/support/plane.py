@@ -183,6 +183,7 @@ async def bench(
         history=History(store, EpochRaiser(durability, clock, ids), clock),
         watermarks=Watermarks(durability, lambda moved: None),
         verify=verify,
+        rng=random.Random(1),
         sends_failing_seconds=lambda: durability.breaker_open_seconds,
     )
     neighbours = NoNeighbours()

@@ -97,6 +97,8 @@ class Plane:
     history: History
     watermarks: Watermarks
     verify: Callable[[str], Principal]
+    rng: random.Random
+    """Spreads the heartbeats and rotations of those who came together."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
     """For how long every send has been refused because the store is away."""
 
