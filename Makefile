@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench results dev-engines lock clean
+.PHONY: help run test lint format docs bench results dev-engines lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ lint: $(VENV)/.dev ## Check style and types
 format: $(VENV)/.dev ## Put the code into its usual form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev ## Write the generated pages of docs/reference anew
+	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratios
 	$(BIN)/python bench/messaging.py $(ARGS)

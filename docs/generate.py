@@ -5,7 +5,9 @@ A page is a function that returns its text; a test compares each with the file, 
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,7 +57,24 @@ def _name(name: str | None, callback: Callable[..., object] | None) -> str:
     return name or callback.__name__.replace("_", "-")
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page}
+def _page_of(module: str) -> Callable[[], str]:
+    """The ``page`` of a module beside this one."""
+
+    def write() -> str:
+        if str(REFERENCE.parent) not in sys.path:
+            sys.path.insert(0, str(REFERENCE.parent))
+        text: str = importlib.import_module(module).page()
+        return text
+
+    return write
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "metrics.md": _page_of("metrics_page"),
+    "protocol.md": _page_of("protocol_page"),
+    "settings.md": _page_of("settings_page"),
+}
 
 
 def main() -> None:
