@@ -292,6 +292,15 @@ def test_a_cancelled_send_may_have_happened_and_is_told_to_listeners(tmp_path: P
     with_store(tmp_path, scenario)
 
 
+def test_a_listener_that_fails_does_not_take_the_answer_with_it(tmp_path: Path) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        store.on_commit(lambda entries: [][1])
+        assert acked(await asyncio.wait_for(send(store, "k"), 5)).sequence == 1
+
+    with_store(tmp_path, scenario)
+
+
 def test_the_named_points_frame_the_commit(tmp_path: Path) -> None:
     seen: list[str] = []
 

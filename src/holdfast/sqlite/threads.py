@@ -95,7 +95,10 @@ class Crew:
     def _settle(self, unit: _Unit[object]) -> None:
         self._waiting -= 1
         if unit.error is None and self._on_answer is not None:
-            self._on_answer(unit.answer)
+            try:
+                self._on_answer(unit.answer)
+            except Exception:  # a listener's defect must not take the answer with it
+                telemetry.log.exception("sqlite.listener")
         if unit.future.cancelled():
             return
         if unit.error is not None:
