@@ -38,8 +38,8 @@ def serve(
     from holdfast.node import run_node
 
     with told(as_json=False):
-        overrides: dict[str, object] = {"server.host": host, "server.port": port, **_changes(changes or [])}
-        overrides["server.state_dir"] = str(state_dir) if state_dir else None
+        named = {"server.host": host, "server.port": port, "server.state_dir": str(state_dir) if state_dir else None}
+        overrides: dict[str, object] = {**named, **_changes(changes or [])}
         run_node(settings_of(config, overrides), typer.echo)
 
 

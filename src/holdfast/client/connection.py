@@ -138,6 +138,8 @@ async def connect(
         raise Unreachable(f"no answer from {url} within {timeout_seconds:g} s") from error
     except (OSError, WSError) as error:
         raise Unreachable(f"cannot reach {url}: {error}") from error
+    if not sockets:  # picows returns without a listener when the far side hangs up before its answer
+        raise Unreachable(f"{url} hung up during the handshake")
     return sockets[-1]
 
 

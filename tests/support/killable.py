@@ -1,0 +1,62 @@
+"""The server's own command line with two additions for tests; the product knows nothing of either.
+
+``HOLDFAST_TEST_KILL_AT=commit.after:17`` kills the process with SIGKILL behind the 17th commit that reached
+``commit.after`` (``holdfast.sqlite.points`` offers the places).
+
+``python -m killable fork`` imports the server once and then forks one child per line of JSON on its input
+(``{"settings": {…}, "kill_at": "…", "log": "…"}``), so that a hundred kills do not pay for a hundred imports. A
+child is a server like any other. It answers ``pid N``, and ``exit N`` when that child has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+from holdfast.cli import main
+from holdfast.sqlite import points
+
+
+def install(where: str) -> None:
+    name, _, count = where.partition(":")
+    left = int(count)
+
+    def reached(point: str) -> None:
+        nonlocal left
+        if point == name:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    points.install(reached)
+
+
+def fork() -> None:
+    from holdfast.node import run_node
+    from holdfast.settings import load
+
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            if order["kill_at"]:
+                install(order["kill_at"])
+            run_node(load(None, {}, order["settings"]))
+            os._exit(0)
+        print(f"pid {pid}", flush=True)
+        _, status = os.waitpid(pid, 0)
+        print(f"exit {os.waitstatus_to_exitcode(status)}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["fork"]:
+        fork()
+    else:
+        if kill_at := os.environ.pop("HOLDFAST_TEST_KILL_AT", ""):
+            install(kill_at)
+        main()

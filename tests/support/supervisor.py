@@ -1,0 +1,270 @@
+"""A real server that is killed and started again, and real clients that go on by themselves.
+
+``Supervisor`` owns the process: start, wait until it serves, SIGKILL, start again. ``Person`` is a client that
+sends and keeps a copy of what it receives; everything goes into one history for the checkers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from program import ROOT, free_port
+
+from holdfast.access import Tokens, TokenSettings, open_secrets, shared_secret
+from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message
+from holdfast.clock import SystemClock, timestamp
+from holdfast.errors import HoldfastError
+from holdfast.eventlog.sqlite import SqliteEventLog
+from holdfast.message import User
+from holdfast.store.changes import Act, CreateChat
+from holdfast.store.sqlite import SqliteStore
+from holdfast.store.state import CHATS_NAME, held
+from holdfast.verify.history import (
+    Client as ClientEvent,
+)
+from holdfast.verify.history import Fail, Fault, Held, Ok, Recorder, Sighting, digest
+from holdfast.verify.snapshot import note_log, note_store
+
+START_SECONDS_MAX = 30.0
+TENANT = "default"
+QUICK = ClientSettings(reconnect_initial_seconds=0.02, reconnect_cap_seconds=0.1, ack_interval_seconds=0.05)
+SETTINGS = {"gateway.backpressure.inbound.rate_limit_per_second": 2000}
+
+
+Settings = Mapping[str, str | int]
+Start = Callable[[Settings, str, Path], "Awaitable[Life]"]
+"""How a server is started: its settings, where it kills itself, where its output goes."""
+
+
+class Forks:
+    """Starts servers by forking a process that has imported them already; one child at a time."""
+
+    async def __aenter__(self) -> Forks:
+        self._parent = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "killable", "fork", env=_environment(), stdin=PIPE, stdout=PIPE
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        await self._parent.wait()
+
+    async def start(self, settings: Settings, kill_at: str, log: Path) -> Life:
+        assert self._parent.stdin is not None
+        order = {"settings": settings, "kill_at": kill_at, "log": str(log)}
+        self._parent.stdin.write(json.dumps(order).encode() + b"\n")
+        return Life(await self._answer("pid"), asyncio.create_task(self._answer("exit")))
+
+    async def _answer(self, word: str) -> int:
+        assert self._parent.stdout is not None
+        said, number = (await self._parent.stdout.readline()).split()
+        assert said == word.encode()
+        return int(number)
+
+
+class Life:
+    """One process, from its start to its end."""
+
+    def __init__(self, pid: int, ended: asyncio.Task[int]) -> None:
+        self.pid = pid
+        self.ended = ended
+
+    async def end(self, number: signal.Signals) -> int:
+        """Send a signal unless it has ended; its exit code."""
+        if not self.ended.done():
+            os.kill(self.pid, number)
+        return await self.ended
+
+
+async def executed(settings: Settings, kill_at: str, log: Path) -> Life:
+    """Start a server as a user does: a new interpreter and the command line."""
+    arguments = ["serve", *(f"--set={path}={value}" for path, value in settings.items())]
+    environment = {**_environment(), "HOLDFAST_TEST_KILL_AT": kill_at}
+    with log.open("ab") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "killable", *arguments, env=environment, stdout=out, stderr=out
+        )
+    return Life(process.pid, asyncio.create_task(process.wait()))
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return {**kept, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests' / 'support'}"}
+
+
+class Supervisor:
+    """One state directory and port; at most one server at a time."""
+
+    def __init__(self, directory: Path, record: Recorder, seed: int, start: Start = executed) -> None:
+        self.state_dir = directory / "state"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.record = record
+        self.rng = random.Random(seed)
+        self.log_path = directory / "server.log"
+        self.serving_again: list[float] = []
+        self.kills = 0
+        self.chats: dict[str, list[str]] = {}
+        self._start = start
+        self._life: Life | None = None
+        self._down_since = time.monotonic()
+
+    async def prepare(self, *users: str) -> str:
+        """Make the state directory and a chat of these users."""
+        with held(self.state_dir) as state:
+            secrets, _ = open_secrets(state, "now")
+            self._tokens = Tokens(TokenSettings(), shared_secret(secrets.jwt_secret.encode()), SystemClock())
+            async with SqliteStore(state / CHATS_NAME) as store:
+                chat_id = f"chat_{len(self.chats)}"
+                act = Act(User(TENANT, users[0]), timestamp(time.time()), f"msg_{chat_id}")
+                await store.change(CreateChat(act, chat_id, "group", "kills", users[1:]))
+        self.chats[chat_id] = list(users)
+        return chat_id
+
+    def token(self, user: str) -> str:
+        return self._tokens.mint(User(TENANT, user), 3600)
+
+    async def spawn(self, kill_at: str = "", start: Start | None = None) -> None:
+        """Start the server, which kills itself at a named point if one is given."""
+        settings = {"server.port": self.port, "server.state_dir": str(self.state_dir), **SETTINGS}
+        self._life = await (start or self._start)(settings, kill_at, self.log_path)
+
+    async def serving(self) -> bool:
+        """Wait until the server answers; False if it died before. Notes for how long there was none."""
+        async with asyncio.timeout(START_SECONDS_MAX):
+            while not await _ready(self.port):
+                if self.died():
+                    return False
+                await asyncio.sleep(0.01)
+        now = time.monotonic()
+        self.serving_again.append(now - self._down_since)
+        self.record.note(Fault(at=self._down_since, until=now, plane="process", name="no server"))
+        return True
+
+    def died(self) -> bool:
+        return self._life is None or self._life.ended.done()
+
+    async def dead(self, seconds: float) -> None:
+        """Wait until it has killed itself, but not longer than this."""
+        assert self._life is not None
+        await asyncio.wait([self._life.ended], timeout=seconds)
+
+    async def kill(self) -> None:
+        """SIGKILL, unless it has killed itself; returns when the process is gone."""
+        assert self._life is not None
+        code = await self._life.end(signal.SIGKILL)
+        assert code == -signal.SIGKILL, f"exit code {code}; see {self.log_path}"
+        self.kills += 1
+        self._down_since = time.monotonic()
+
+    async def stop(self) -> None:
+        """SIGTERM and wait."""
+        assert self._life is not None
+        code = await self._life.end(signal.SIGTERM)
+        assert code == 0, f"exit code {code}; see {self.log_path}"
+
+    async def note_state(self) -> None:
+        """Record what is on disk, read after the server has stopped."""
+        with held(self.state_dir) as state:
+            async with SqliteStore(state / CHATS_NAME) as store:
+                await note_store(self.record, store, self.chats)
+                await note_log(self.record, SqliteEventLog(store))
+
+
+async def _ready(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        writer.write(b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return (await reader.readline()).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+    finally:
+        writer.close()
+
+
+class Person:
+    """A client on a real socket with its state on disk. Sends are recorded as operations, receipts as a copy."""
+
+    def __init__(self, supervisor: Supervisor, user: str, directory: Path) -> None:
+        self.user = user
+        self.copy: dict[str, list[tuple[int, str]]] = {}
+        self.texts: dict[str, list[str]] = {}
+        self._record = supervisor.record
+        self._client = Client(
+            supervisor.url, supervisor.token(user), state=directory / f"{user}.db", settings=QUICK, device_id=user
+        )
+        self._record.note(ClientEvent(client=user, tenant=TENANT, user_id=user, device_id=user))
+        self._came = asyncio.Event()
+        self.sent = 0
+
+    @asynccontextmanager
+    async def online(self) -> AsyncIterator[Person]:
+        async with self._client:
+            listening = asyncio.create_task(self._listen())
+            try:
+                yield self
+            finally:
+                listening.cancel()
+                await asyncio.wait([listening])
+
+    async def say(self, chat_id: str, content: str) -> None:
+        """Send and wait for the ack, over whatever happens in between."""
+        self.sent += 1
+        key = f"{self.user}-{self.sent}"
+        op = self._record.invoke(
+            time.monotonic(), self.user, "send", chat_id, key=key, digest=digest(content, "text/plain")
+        )
+        try:
+            sent = await self._client.send(chat_id, content, client_message_id=key)
+        except HoldfastError as error:
+            self._record.note(Fail(at=time.monotonic(), op=op, code=error.code))
+        else:
+            acked = Sighting(sent.sequence, sent.message_id)
+            self._record.note(Ok(at=time.monotonic(), op=op, acked=acked, deduplicated=sent.deduplicated))
+
+    async def connected(self) -> None:
+        await self._client.connected()
+
+    async def has(self, chat_id: str, count: int, seconds: float = 30.0) -> None:
+        """Wait until this many messages of the chat have come."""
+        async with asyncio.timeout(seconds):
+            while len(self.copy.get(chat_id, [])) < count:
+                self._came.clear()
+                await self._came.wait()
+
+    def note_copies(self) -> None:
+        for chat_id, messages in self.copy.items():
+            last = messages[-1][0] if messages else 0
+            self._record.note(
+                Held(at=time.monotonic(), client=self.user, chat_id=chat_id, epoch=1, cursor=last, messages=messages)
+            )
+
+    async def _listen(self) -> None:
+        async for event in self._client.events():
+            match event:
+                case Message():
+                    self.copy.setdefault(event.chat_id, []).append((event.sequence, event.message_id))
+                    self.texts.setdefault(event.chat_id, []).append(event.content)
+                    self._came.set()
+                case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
+                    self.copy[chat_id] = []
+                case _:
+                    pass
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
