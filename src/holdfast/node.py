@@ -49,7 +49,10 @@ from holdfast.ingest.durability import DurabilitySettings, GuardedStore
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
+from holdfast.limits.entrances import LimitedSends
+from holdfast.limits.plane import LimitsPlane
 from holdfast.message import User, Watermark
+from holdfast.node_limits import limiting
 from holdfast.resilience import BreakerState
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
 from holdfast.store.history import History
@@ -106,7 +109,8 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
             SqliteStore(state / CHATS_NAME, durability.sqlite, durability.chats, clock)
         )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
-        node = Node(settings, store, clock, secrets, keys)
+        limits = await stack.enter_async_context(limiting(settings.limits, settings.server.node_id, state, clock))
+        node = Node(settings, store, clock, secrets, keys, limits)
         await stack.enter_async_context(node.roles())
         await stack.enter_async_context(node.gateway)
         await stack.enter_async_context(_http(make_app(node.deps(state)), node.port(), settings, listening))
@@ -120,7 +124,9 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
 class Node:
     """The parts of one node, put together."""
 
-    def __init__(self, settings: Settings, store: SqliteStore, clock: Clock, secrets: Secrets, keys: KeyRing) -> None:
+    def __init__(
+        self, settings: Settings, store: SqliteStore, clock: Clock, secrets: Secrets, keys: KeyRing, limits: LimitsPlane
+    ) -> None:
         gateway_settings, plane_settings = settings.gateway, settings.durability
         self.settings = settings
         self.secrets = secrets
@@ -132,6 +138,8 @@ class Node:
         self.tokens = Tokens(settings.access.tokens, shared_secret(secrets.jwt_secret.encode()), clock)
         self._durability = GuardedStore(store, clock, DurabilitySettings(breaker=gateway_settings.circuit_breaker))
         self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake)
+        self.limits = limits
+        self._sends = LimitedSends(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
         self._history = History(store, raiser, clock, plane_settings.history)
         self._watermarks = Watermarks(
@@ -169,7 +177,7 @@ class Node:
             limits=self.settings.gateway,
             clock=self._clock,
             ids=self._ids,
-            intake=self._intake,
+            intake=self._sends,
             history=self._history,
             watermarks=self._watermarks,
             verify=self.tokens.verify,
@@ -200,6 +208,7 @@ class Node:
             origins=origins_of(self.settings),
             proxies=[ip_network(proxy) for proxy in server.trusted_proxies],
             draining=lambda: self.gateway.draining,
+            rules=self.limits.entrances,
         )
         entrance = Entrance(handshake, self.gateway, backpressure.inbound)
         return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)
@@ -245,7 +254,7 @@ class Node:
         server = self.settings.server
         return Deps(
             durability=self._durability,
-            sends=self._intake,
+            sends=self._sends,
             history=self._history,
             audit_log=self._store,
             tokens=self.tokens,
@@ -261,6 +270,7 @@ class Node:
             pages=self.settings.gateway.pages,
             origins=frozenset(server.allowed_origins),
             proxies=tuple(ip_network(proxy) for proxy in server.trusted_proxies),
+            limits=self.limits,
         )
 
     async def _presence(self, users: Sequence[User]) -> PresenceView:
@@ -295,6 +305,7 @@ class Node:
             "dead_letters": [
                 {"position": letter.position, "reason": letter.reason} for letter in await self._dead_letters.read(10)
             ],
+            "limits": self.limits.status(),
             "settings": {path: str(value) for path, value, _ in differences(self.settings)},
         }
 

@@ -25,6 +25,7 @@ from holdfast.fanout.fanout import RetrySettings
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
+from holdfast.limits.plane import LimitsSettings
 from holdfast.session.limits import positive
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
@@ -180,6 +181,7 @@ class Settings:
     gateway: GatewayLimits = field(default_factory=GatewayLimits)
     durability: Durability = field(default_factory=Durability)
     fanout: FanoutPlane = field(default_factory=FanoutPlane)
+    limits: LimitsSettings = field(default_factory=LimitsSettings)
 
 
 UNUSED_WITHOUT_ENGINES = (

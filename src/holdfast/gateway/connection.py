@@ -20,8 +20,8 @@ from holdfast.access import Principal
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
 from holdfast.gateway.limits import GatewayLimits
-from holdfast.ingest.intake import Intake
 from holdfast.ingest.watermarks import Watermarks
+from holdfast.limits.entrances import Sends
 from holdfast.message import Cursor, Outcome, User
 from holdfast.session import effects
 from holdfast.session.deliveries import Deliveries
@@ -93,7 +93,7 @@ class Plane:
     limits: GatewayLimits
     clock: Clock
     ids: Ids
-    intake: Intake
+    intake: Sends
     history: History
     watermarks: Watermarks
     verify: Callable[[str], Principal]

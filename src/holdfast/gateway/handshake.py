@@ -29,7 +29,8 @@ from holdfast.errors import (
     Unauthorized,
     Unavailable,
 )
-from holdfast.message import check_id
+from holdfast.limits.entrances import Entrances
+from holdfast.message import User, check_id
 from holdfast.wire.codec import error_payload
 from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL
 
@@ -80,7 +81,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """Decides handshakes. ``draining`` tells whether this node sends its clients elsewhere."""
+    """Decides handshakes. ``draining`` tells whether this node sends its clients elsewhere; ``rules`` may refuse."""
 
     verify: Callable[[str], Principal]
     limiter: HandshakeLimiter
@@ -88,6 +89,7 @@ class Handshake:
     origins: Collection[str]
     proxies: Collection[Network]
     draining: Callable[[], bool]
+    rules: Entrances | None = None
 
     def decide(self, path: str, headers: Headers, peer: str, now: float) -> Admitted | Refusal:
         try:
@@ -115,6 +117,9 @@ class Handshake:
         device_id = headers.get("X-Device-ID") or ""
         if device_id and (problem := check_id(device_id, "X-Device-ID")):
             raise InvalidMessage(problem)
+        user = principal.user if principal else User("", "")
+        if self.rules is not None and (refused := self.rules.ask_at_once("connect", user, address)):
+            raise refused
         if full := self.counts.open(address, principal.tenant if principal else ""):
             raise Unavailable(full, retry_after_seconds=5)
         return Admitted(principal, device_id, address, SUBPROTOCOL in offered)

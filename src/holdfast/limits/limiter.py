@@ -111,6 +111,10 @@ class Limiter:
         self._rules = rules
         self._plans = {}
 
+    def use(self, rules: RuleSet) -> None:
+        """Check by these rules from now on: one pointer swap."""
+        self.rules = rules
+
     @property
     def nodes(self) -> int:
         """Live nodes of this region as last known."""

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.limits.control import Control
 from holdfast.limits.entrances import Entrances
-from holdfast.limits.feed import Feed
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.feed import Feed, FeedSettings
+from holdfast.limits.limiter import Limiter, LimiterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSettings:
+    """Where limits count and where their rules live.
+
+    ``counters_url``: ``memory:``, or ``redis://…`` shared by the nodes of a region. ``rules_url``: ``sqlite:`` (a file
+    in the state directory), or ``postgresql://…``; then ``replica_url`` may name a replica that nodes read from.
+    """
+
+    counters_url: str = "memory:"
+    rules_url: str = "sqlite:"
+    replica_url: str = ""
+    region: str = "local"
+    limiter: LimiterSettings = field(default_factory=LimiterSettings)
+    feed: FeedSettings = field(default_factory=FeedSettings)
+
+    def __post_init__(self) -> None:
+        if self.counters_url != "memory:" and not self.counters_url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("counters_url must be memory: or a URL of Redis")
+        if self.rules_url != "sqlite:" and not self.rules_url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("rules_url must be sqlite: or a URL of PostgreSQL")
+        if self.replica_url and self.rules_url == "sqlite:":
+            raise ValueError("replica_url needs a rules_url of PostgreSQL")
+        if not self.region:
+            raise ValueError("region must not be empty")
 
 
 @dataclass(frozen=True, slots=True)

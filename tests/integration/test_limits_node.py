@@ -1,0 +1,173 @@
+"""Limits in a whole node: default rules to see and edit, and every entrance asks them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+import redis.asyncio
+import websockets
+
+from engines import Server as Engine
+from holdfast.limits.entrances import DEFAULT_RULES
+from holdfast.limits.plane import LimitsSettings
+from holdfast.message import User
+from holdfast.node import Node, running
+from holdfast.settings import Server, Settings
+
+Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
+
+
+@pytest.fixture(params=["embedded", "engines"])
+def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
+    """A node with embedded limits, or with PostgreSQL and Redis behind them."""
+    limits = LimitsSettings()
+    if request.param == "engines":
+        database: Engine = request.getfixturevalue("postgres_server")
+        limits = LimitsSettings(request.getfixturevalue("redis_server").url, database.url)
+
+    def run(scenario: Scenario) -> None:
+        async def main() -> None:
+            if limits.rules_url != "sqlite:":
+                await forget(limits)
+            settings = Settings(server=Server(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+            async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
+                client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
+                await scenario(node, client)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def forget(limits: LimitsSettings) -> None:
+    """Empty engines: counters remember the newest version they were counted by, and versions start again here."""
+    client = redis.asyncio.Redis.from_url(limits.counters_url)
+    await client.flushall()
+    await client.aclose()
+    connection = await asyncpg.connect(limits.rules_url)
+    names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
+    await connection.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
+    await connection.close()
+
+
+async def set_limit(client: httpx.AsyncClient, node: Node, resource: str, limit: int) -> None:
+    """Edit a default rule and wait until this node has it."""
+    body = {"tenantID": "*", "resource": resource, "limit": limit, "burstSize": limit, "expectedVersion": 1}
+    answer = await client.put("/admin/rules", json={**body, "window": "1h", "reason": "test"})
+    assert answer.status_code == 200, answer.text
+    for _ in range(500):
+        rule = node.limits.limiter.rules.lookup("default", resource)
+        if rule is not None and rule.limit == limit:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the rule did not arrive")
+
+
+def as_user(node: Node, user_id: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {node.tokens.mint(User('default', user_id), 600)}"}
+
+
+async def refused(ask: Callable[[], Awaitable[Any]], tries: int) -> int:
+    """How many are let in before the first refusal; counters behind a network may be a round trip late."""
+    for number in range(tries):
+        if await ask():
+            return number
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"nobody was refused in {tries} tries")
+
+
+def test_the_default_rules_are_there_to_see(with_node: Callable[[Scenario], None]) -> None:
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        page = (await client.get("/admin/rules")).json()
+        assert {rule["resource"] for rule in page["rules"]} == {rule.resource for rule in DEFAULT_RULES}
+        status = (await client.get("/admin/status")).json()["limits"]
+        assert (status["counters"], status["stale"], status["nodes"]) == ("up", False, 1)
+        health = (await client.get("/health/admin")).json()
+        assert (health["status"], health["rate_limiting"]) == ("healthy", "healthy")
+
+    with_node(scenario)
+
+
+def test_rest_asks(with_node: Callable[[Scenario], None]) -> None:
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        await set_limit(client, node, "rest:user", 3)
+        headers = as_user(node, "alice")
+
+        async def ask() -> bool:
+            return (await client.get("/v1/chats", headers=headers)).status_code == 429
+
+        assert await refused(ask, 5) == 3
+        answer = await client.get("/v1/chats", headers=headers)
+        assert answer.headers["Retry-After"]
+        assert '"*/rest:user"' in answer.headers["RateLimit"]
+        others = await client.get("/v1/chats", headers=as_user(node, "bob"))
+        assert others.status_code == 200
+
+    with_node(scenario)
+
+
+def test_handshakes_ask(with_node: Callable[[Scenario], None]) -> None:
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        await set_limit(client, node, "connect:user", 2)
+        url, headers = node.url.replace("http", "ws") + "/v1/ws", as_user(node, "alice")
+
+        async def connect() -> bool:
+            try:
+                async with websockets.connect(url, additional_headers=headers, subprotocols=["holdfast.v1"]):  # type: ignore[list-item]
+                    return False
+            except websockets.InvalidStatus as answer:
+                assert answer.response.status_code == 429
+                assert answer.response.headers["Retry-After"]
+                return True
+
+        assert await refused(connect, 6) in (2, 3)
+
+    with_node(scenario)
+
+
+def test_sends_ask_and_a_refused_send_is_not_stored(with_node: Callable[[Scenario], None]) -> None:
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        alice = as_user(node, "alice")
+        made = await client.post("/v1/chats", json={"name": "x"}, headers=alice)
+        chat = made.json()["chat"]["chat_id"]
+        await set_limit(client, node, "send:user", 2)
+        sent = 0
+
+        async def send() -> bool:
+            nonlocal sent
+            sent += 1
+            answer = await client.post(
+                f"/v1/chats/{chat}/messages", json={"content": "hi"}, headers={**alice, "Idempotency-Key": f"k{sent}"}
+            )
+            if answer.status_code == 429:
+                assert answer.json()["error"]["code"] == "RATE_LIMITED"
+                assert answer.json()["error"]["details"]["rule"] == "*/send:user"
+            return answer.status_code == 429
+
+        stored = await refused(send, 6)
+        assert stored in (2, 3), "exact where the counters are in the process, one round trip late where they are not"
+        page = (await client.get(f"/v1/chats/{chat}/messages", headers=alice)).json()
+        assert len(page["messages"]) == stored
+
+    with_node(scenario)
+
+
+def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = LimitsSettings("redis://127.0.0.1:1/0", "postgresql://nobody@127.0.0.1:1/none")
+        settings = Settings(server=Server(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+        async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
+            assert (await client.get("/v1/chats", headers=as_user(node, "alice"))).status_code == 200
+            client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
+            health = await client.get("/health/admin")
+            assert (health.status_code, health.json()["postgres_primary"]) == (503, "unreachable")
+            answer = await client.post("/admin/rules", json={"tenantID": "a", "resource": "b"})
+            assert answer.status_code in (422, 503)
+
+    asyncio.run(main())
