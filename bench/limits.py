@@ -34,7 +34,7 @@ from holdfast.limits.changes import Change  # noqa: E402
 from holdfast.limits.counters.memory import MemoryCounters  # noqa: E402
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings  # noqa: E402
 from holdfast.limits.feed import Feed  # noqa: E402
-from holdfast.limits.limiter import Limiter, LimiterSettings  # noqa: E402
+from holdfast.limits.limiter import Limiter, LimiterSettings, Place  # noqa: E402
 from holdfast.limits.rules import Rule, RuleName, RuleSet  # noqa: E402
 from holdfast.limits.rulestore.postgres import (  # noqa: E402
     PostgresBell,
@@ -55,8 +55,8 @@ def rule(limit: int = HUGE, window: float = 60.0, **fields: Any) -> Rule:
 
 
 def limiter(url: str, *rules: Rule, node: str = "bench", lease: float = 1.0) -> Limiter:
-    settings = LimiterSettings(node=node, lease_percent=lease)
-    return Limiter(RedisCounters(RedisSettings(url)), SystemClock(), settings, RuleSet.of(rules))
+    settings = LimiterSettings(lease_percent=lease)
+    return Limiter(RedisCounters(RedisSettings(url)), SystemClock(), settings, RuleSet.of(rules), Place(node))
 
 
 def uniform(seed: int) -> Iterator[str]:

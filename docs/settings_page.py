@@ -1,13 +1,17 @@
 """docs/reference/settings.md: every setting, its type, its default and what happens at the limit.
 
 Paths, types and defaults come from ``holdfast.settings``; what a value means stands in NOTES. A setting without a note
-has what its group's docstring says, and ``page`` refuses to be written when a note has no setting.
+has what stands under it in the source, or what its group's docstring says. ``page`` refuses to be written when a note
+has no setting.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, get_type_hints
 
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, paths
@@ -70,6 +74,7 @@ NOTES: dict[str, str] = {
     "gateway.backpressure.outbound.max_ephemeral_frames": "Ephemeral frames that wait for one connection; the oldest key goes.",
     "gateway.backpressure.outbound.socket_send_buffer_bytes": "SO_SNDBUF of each connection: what a stopped reader can hide in the kernel.",
     **{f"gateway.circuit_breaker.{name}": f"Writes: {note}." for name, note in BREAKER.items()},
+    **{f"limits.limiter.batch.breaker.{name}": f"The shared counters: {note}." for name, note in BREAKER.items()},
     "gateway.timeouts.durability_rpc_seconds": "The deadline of a send, passed inward. Then SERVICE_UNAVAILABLE: outcome unknown if a commit was under way, else rejected.",
     "gateway.timeouts.heartbeat_interval_seconds": "How often a client is asked whether it is there, and the store for heads.",
     "gateway.timeouts.heartbeat_timeout_seconds": "No answer for so long: close idle_timeout (4001).",
@@ -194,7 +199,21 @@ def page() -> str:
 
 
 def _docstring(path: str) -> str:
-    return " ".join((inspect.getdoc(_kind(path.rpartition(".")[0])) or "").split()).replace("``", "`")
+    """What stands under the field in its class, or what its class says."""
+    group, _, name = path.rpartition(".")
+    kind = _kind(group)
+    text = _under_fields(kind).get(name) or inspect.getdoc(kind) or ""
+    return " ".join(text.split()).replace("``", "`")
+
+
+def _under_fields(kind: Any) -> dict[str, str]:
+    """The texts that follow the fields of a class in its source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: text.value.value
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
 
 
 def _kind(path: str) -> Any:

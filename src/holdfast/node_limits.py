@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from holdfast.limits.counters.contract import Counters
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter import Limiter, Place
 from holdfast.limits.plane import LimitsPlane, LimitsSettings
 from holdfast.limits.rulestore.contract import Doorbell, RuleReader, RuleStore
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
@@ -42,8 +41,8 @@ async def limiting(chosen: LimitsSettings, node_id: str, state: Path, clock: Clo
             redis_bell = RedisBell(chosen.counters_url)
             stack.push_async_callback(counters.aclose)
             stack.push_async_callback(redis_bell.aclose)
-        named = replace(chosen.limiter, node=node_id, region=chosen.region)
-        limiter = Limiter(counters, clock, named, on_behind=lambda: feed.nudge())
+        place = Place(node_id, chosen.region)
+        limiter = Limiter(counters, clock, chosen.limiter, place=place, on_behind=lambda: feed.nudge())
         rules, bells = await _rules_of(chosen, state, clock, redis_bell, stack)
         feed = Feed(rules.reader, bells, limiter.use, clock, state / RULES_NAME, chosen.feed)
         control = Control(rules.store, clock, lambda: feed.rules, rules.database)

@@ -26,7 +26,7 @@ from holdfast.limits.changes import Change
 from holdfast.limits.control import Control
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.feed import Feed, FeedSettings
-from holdfast.limits.limiter import Limiter, LimiterSettings
+from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.rules import Decision, RuleName
 from holdfast.limits.rulestore.contract import Doorbell, RuleReader
 from holdfast.limits.rulestore.postgres import (
@@ -90,8 +90,8 @@ class Node:
     def __init__(self, stack: AsyncExitStack, redis_url: str, name: str) -> None:
         self.stack = stack
         self.counters = RedisCounters(RedisSettings(redis_url, connect_timeout_seconds=0.3, socket_timeout_seconds=0.5))
-        settings = LimiterSettings(node=name, heartbeat_seconds=0.2, node_ttl_seconds=2.0)
-        self.limiter = Limiter(self.counters, SystemClock(), settings)
+        settings = LimiterSettings(heartbeat_seconds=0.2, node_ttl_seconds=2.0)
+        self.limiter = Limiter(self.counters, SystemClock(), settings, place=Place(name))
         self.feed: Feed
 
     async def follow(self, reader: RuleReader, bells: list[Doorbell], file: Path | None = None) -> None:

@@ -30,13 +30,18 @@ from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head,
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """``stale_seconds`` is where the alarm begins; ``listen_seconds`` how long the start waits for the doorbells."""
+    """How a node follows the rules."""
 
     sync_seconds: float = 10.0
+    """How often the log is read without being rung for; a lost ring costs at most this."""
     retry_seconds: float = 1.0
+    """Between attempts while the database or a doorbell is away."""
     nudge_seconds: float = 0.05
+    """How long a nudge waits for others, to be read together."""
     listen_seconds: float = 2.0
+    """How long the start waits for the doorbells."""
     stale_seconds: float = 10.0
+    """Above this age of what the node knows, it says so."""
 
     def __post_init__(self) -> None:
         if min(self.sync_seconds, self.retry_seconds, self.nudge_seconds, self.listen_seconds, self.stale_seconds) <= 0:

@@ -37,15 +37,18 @@ COUNTED_LATER_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LimiterSettings:
-    """``keys_max`` bounds each memory of the node; a lease is ``lease_percent`` of a rule's capacity."""
+    """How one node answers checks."""
 
-    node: str = "node"
-    region: str = "local"
     keys_max: int = 65_536
+    """Subjects whose denials, leases and last readings are remembered, each; the longest known is forgotten."""
     lease_percent: float = 1.0
+    """A lease of a rule with precision ``leased``, in percent of its capacity; each node may admit so much more."""
     lease_seconds: float = 5.0
+    """What is left of a lease after this is given back."""
     heartbeat_seconds: float = 1.0
+    """How often the node says that it lives, and gives leases back."""
     node_ttl_seconds: float = 5.0
+    """A node that was silent for so long is not counted when limits are shared out."""
     batch: BatchSettings = field(default_factory=BatchSettings)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,13 @@ class LimiterSettings:
             raise ValueError("keys_max, lease_seconds and heartbeat_seconds must be greater than 0")
         if self.node_ttl_seconds < 2 * self.heartbeat_seconds:
             raise ValueError("node_ttl_seconds must be at least two heartbeats")
+
+
+class Place(NamedTuple):
+    """Which node this is, and whose counters it shares: each region has its own and grants the whole limit."""
+
+    node: str = "node"
+    region: str = "local"
 
 
 class _Plan(NamedTuple):
@@ -82,6 +92,7 @@ class Limiter:
         clock: Clock,
         settings: LimiterSettings | None = None,
         rules: RuleSet | None = None,
+        place: Place | None = None,
         on_behind: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings or LimiterSettings()
@@ -91,7 +102,8 @@ class Limiter:
         self._monotonic = clock.monotonic
         self._ids = Ids(clock)
         self._on_behind = on_behind
-        self._region = self.settings.region
+        self.place = place or Place()
+        self._region = self.place.region
         self._rules = rules or RuleSet()
         self._plans: dict[tuple[str, str], _Plan | None] = {}
         self._batcher = Batcher(counters, clock, self.settings.batch, self._recovered)
@@ -380,7 +392,7 @@ class Limiter:
     async def _beat(self) -> None:
         """Say that we live, learn who else does; the last number known stays when nobody answers."""
         try:
-            count = await self._counters.announce(self.settings.node, self.settings.node_ttl_seconds)
+            count = await self._counters.announce(self.place.node, self.settings.node_ttl_seconds)
             self._share.nodes = max(1, count)
         except HoldfastError:
             pass

@@ -13,16 +13,16 @@ from holdfast.limits.limiter import Limiter, LimiterSettings
 
 @dataclass(frozen=True, slots=True)
 class LimitsSettings:
-    """Where limits count and where their rules live.
-
-    ``counters_url``: ``memory:``, or ``redis://…`` shared by the nodes of a region. ``rules_url``: ``sqlite:`` (a file
-    in the state directory), or ``postgresql://…``; then ``replica_url`` may name a replica that nodes read from.
-    """
+    """Where limits count and where their rules live."""
 
     counters_url: str = "memory:"
+    """``memory:`` for one node alone, or ``redis://…`` for all nodes of a region."""
     rules_url: str = "sqlite:"
+    """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
     replica_url: str = ""
+    """A replica of ``rules_url`` that this node reads the rules from; changes still go to the primary."""
     region: str = "local"
+    """Told in every decision; each region counts apart and grants the whole limit."""
     limiter: LimiterSettings = field(default_factory=LimiterSettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
 
@@ -50,7 +50,7 @@ class LimitsPlane:
         """For operators: is it whole, how fresh, how many, where."""
         return {
             "counters": "up" if self.limiter.healthy else "down",
-            "region": self.limiter.settings.region,
+            "region": self.limiter.place.region,
             "nodes": self.limiter.nodes,
             "rules": len(self.limiter.rules.live()),
             "digest": self.limiter.rules.digest,
