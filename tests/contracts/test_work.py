@@ -10,7 +10,7 @@ import pytest
 from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run
 
 from holdfast.errors import NotFound
-from holdfast.work.contract import Child, LeaseLost, Query
+from holdfast.work.contract import Child, LeaseLost, Mark, Query
 from holdfast.work.job import OnFailure, Policies, Reason, Stage, State
 
 Open = Callable[[], Any]
@@ -386,6 +386,18 @@ def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Open) -> N
         assert await hand.turn() == [first[0], first[2], first[3]]
         await hand.turn(completed=[first[0]])
         assert await o.store.enqueue([draft(**shop)]) == [0], "also after it was handled"
+
+    check(opened, body)
+
+
+def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        assert await o.store.position("webhooks") is None
+        await o.store.enqueue([draft()], Mark("webhooks", 7))
+        assert await o.store.position("webhooks") == 7
+        await o.store.enqueue([], Mark("webhooks", 9))
+        await o.store.enqueue([], Mark("webhooks", 8))
+        assert await o.store.position("webhooks") == 9
 
     check(opened, body)
 

@@ -38,6 +38,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a named reader of something else has come; stored with the jobs it made of what it read."""
+
+    reader: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Child:
     """A job enqueued by the success of another: stored exactly when its parent's completion is."""
 
@@ -275,8 +283,15 @@ class WorkStore(Protocol):
 
     capabilities: Capabilities
 
-    async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
-        """Store jobs in order, in one transaction; their sequences, 0 for one that the inbox has seen before."""
+    async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
+        """Store jobs in order, in one transaction; their sequences, 0 for one that the inbox has seen before.
+
+        With a ``mark`` the reader's position is stored in the same transaction.
+        """
+        ...
+
+    async def position(self, reader: str) -> int | None:
+        """Where a named reader stands; None if it never stored a mark."""
         ...
 
     async def join(self, name: str) -> Seat:

@@ -14,7 +14,7 @@ import apsw
 
 from holdfast.errors import NotFound
 from holdfast.sqlite.statements import load
-from holdfast.work.contract import Claimed, Failed, LeaseLost, Report, Want
+from holdfast.work.contract import Claimed, Failed, LeaseLost, Mark, Report, Want
 from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
 from holdfast.work.statements import script
 
@@ -36,6 +36,12 @@ def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[in
         db.execute(SQL["insert"], (*where, int(state), now, due_at, draft.source or None, draft.source_id or None))
         seqs.append(db.last_insert_rowid())
     return seqs
+
+
+def enqueue_marked(db: apsw.Connection, drafts: Iterable[Draft], mark: Mark | None, now: float) -> list[int]:
+    if mark is not None:
+        db.execute(SQL["mark"], (mark.reader, mark.position))
+    return enqueue(db, drafts, now)
 
 
 def take_seat(db: apsw.Connection, name: str, now: float) -> int:

@@ -19,6 +19,7 @@ from holdfast.work.contract import (
     Capabilities,
     Claimed,
     Entry,
+    Mark,
     OpenBreaker,
     Query,
     Report,
@@ -51,10 +52,13 @@ class EmbeddedWork:
         self._clock = clock
         self._woken = asyncio.Event()
 
-    async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
-        seqs = await self._transact(lambda db: embedded.enqueue(db, drafts, self._clock.now()))
+    async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
+        seqs = await self._transact(lambda db: embedded.enqueue_marked(db, drafts, mark, self._clock.now()))
         self._woken.set()
         return seqs
+
+    async def position(self, reader: str) -> int | None:
+        return await self._transact(lambda db: db.execute(SQL["position"], (reader,)).get)
 
     async def join(self, name: str) -> EmbeddedSeat:
         number = await self._transact(lambda db: embedded.take_seat(db, name, self._clock.now()))
@@ -200,7 +204,7 @@ class EmbeddedSeat:
         self._woken.set()
 
     async def leave(self) -> None:
-        await self._transact(lambda db: db.execute(SQL["leave"], (self.instance,)) and None)
+        await self._transact(lambda db: db.execute(SQL["leave"], (self.instance,)).fetchall())
 
 
 def _words(items: Sequence[object]) -> str:

@@ -15,6 +15,7 @@ from holdfast.work.contract import (
     BlockedStream,
     Capabilities,
     Entry,
+    Mark,
     OpenBreaker,
     Query,
     Stats,
@@ -75,10 +76,18 @@ class PostgresWork:
             raise
         return cls(url, pool, chosen, rng or random.Random())
 
-    async def enqueue(self, drafts: Sequence[Draft]) -> list[int]:
+    async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
+        values = arguments(drafts, self._rng)
         with translated():
-            async with self._pool.acquire() as connection:
-                return list(await connection.fetchval(ENQUEUE, *arguments(drafts, self._rng)) or [])
+            if mark is None:
+                return list(await self._pool.fetchval(ENQUEUE, *values) or [])
+            async with self._pool.acquire() as connection, connection.transaction():
+                await connection.execute(_PEOPLE["mark"], mark.reader, mark.position)
+                return list(await connection.fetchval(ENQUEUE, *values) or [])
+
+    async def position(self, reader: str) -> int | None:
+        rows = await self._fetch("position", reader)
+        return rows[0]["position"] if rows else None
 
     async def join(self, name: str) -> PostgresSeat:
         with translated():

@@ -123,6 +123,15 @@ ON CONFLICT (type) DO UPDATE SET open_until = greatest(breaker.open_until, exclu
 -- $1 types
 DELETE FROM holdfast_work.breaker WHERE type = ANY ($1::text[])
 
+-- name: mark
+-- $1 reader, $2 position; a position never goes back
+INSERT INTO holdfast_work.reader (name, position) VALUES ($1, $2)
+ON CONFLICT (name) DO UPDATE SET position = greatest(reader.position, excluded.position)
+
+-- name: position
+-- $1 reader
+SELECT position FROM holdfast_work.reader WHERE name = $1
+
 -- name: forget_seen
 -- Inbox ids older than the window, in batches. $1 seconds, $2 limit
 DELETE FROM holdfast_work.seen WHERE (source, id) IN (

@@ -99,6 +99,12 @@ CREATE TABLE holdfast_work.breaker (
     by         text        NOT NULL
 );
 
+-- How far named readers of other logs have come; written in the transaction that stores their jobs.
+CREATE TABLE holdfast_work.reader (
+    name     text   PRIMARY KEY,
+    position bigint NOT NULL
+);
+
 CREATE TABLE holdfast_work.act (
     number bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT now(),

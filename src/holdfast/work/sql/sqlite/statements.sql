@@ -176,3 +176,10 @@ ON CONFLICT DO UPDATE SET open_until = max(open_until, excluded.open_until), by 
 
 -- name: close_breaker
 DELETE FROM breaker WHERE type = ?1
+
+-- name: mark
+INSERT INTO reader (name, position) VALUES (?1, ?2)
+ON CONFLICT DO UPDATE SET position = max(position, excluded.position)
+
+-- name: position
+SELECT position FROM reader WHERE name = ?1

@@ -1,0 +1,8 @@
+"""Signed side effects: a named reader of the event log that makes one job per (endpoint, chat, sequence).
+
+``contract``  endpoints and the log of deliveries; ``sqlite`` keeps them
+``signing``   Standard Webhooks: what is signed and how                          (pure)
+``guard``     which addresses may be called at all
+``delivery``  the handler of a delivery job
+``reader``    from the event log to jobs, its position in the same transaction
+"""

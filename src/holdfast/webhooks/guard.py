@@ -1,0 +1,75 @@
+"""Which addresses a webhook may call: public ones, checked when the connection is made, not when the URL is given.
+
+A name that resolves to a private address, now or later, is refused at connect time: what was checked is what is
+connected to, so a name that changes its mind in between (DNS rebinding) gains nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from aiohttp import ThreadedResolver
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from holdfast.errors import InvalidMessage
+
+URL_LENGTH_MAX = 2000
+
+
+class RefusedAddress(OSError):
+    """The address is not public."""
+
+
+def is_public(address: str) -> bool:
+    found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+        if inner is not None:
+            return inner.is_global and not inner.is_multicast
+    return found.is_global and not found.is_multicast
+
+
+def check_url(url: str, *, private_allowed: bool) -> None:
+    """InvalidMessage unless it is an URL a webhook may have."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise InvalidMessage("the URL of a webhook is malformed", field="url") from None
+    if len(url) > URL_LENGTH_MAX or not parts.hostname or port == 0:
+        raise InvalidMessage("a webhook needs an absolute URL with a host", field="url")
+    if parts.username or parts.password or parts.fragment:
+        raise InvalidMessage("a webhook's URL carries no credentials and no fragment", field="url")
+    if parts.scheme != "https" and not (parts.scheme == "http" and private_allowed):
+        raise InvalidMessage("a webhook's URL begins with https://", field="url")
+    if not private_allowed and _is_private_literal(parts.hostname):
+        raise InvalidMessage("a webhook's address must be public", field="url")
+
+
+def _is_private_literal(host: str) -> bool:
+    try:
+        return not is_public(host)
+    except ValueError:
+        return False
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves names to public addresses only. A literal address never comes here; ``check_url`` has seen it."""
+
+    def __init__(self, *, private_allowed: bool = False) -> None:
+        self._private_allowed = private_allowed
+        self._resolver = ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(host, port, family)
+        allowed = [result for result in found if self._private_allowed or is_public(result["host"])]
+        if not allowed:
+            raise RefusedAddress(f"{host} has no public address")
+        return allowed
+
+    async def close(self) -> None:
+        await self._resolver.close()

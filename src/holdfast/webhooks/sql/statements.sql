@@ -1,0 +1,31 @@
+-- name: add
+INSERT INTO endpoint VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+
+-- name: get
+SELECT endpoint_id, tenant, url, secret, description, created_at, disabled FROM endpoint WHERE endpoint_id = ?1
+
+-- name: all
+SELECT endpoint_id, tenant, url, secret, description, created_at, disabled FROM endpoint
+ WHERE ?1 IS NULL OR tenant = ?1 ORDER BY created_at, endpoint_id
+
+-- name: disable
+UPDATE endpoint SET disabled = ?2 WHERE endpoint_id = ?1
+
+-- name: remove
+DELETE FROM endpoint WHERE endpoint_id = ?1
+
+-- name: forget
+DELETE FROM delivery WHERE endpoint_id = ?1
+
+-- name: log
+INSERT INTO delivery (endpoint_id, webhook_id, chat_id, sequence, attempt, at, status, seconds, error)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+
+-- name: trim
+-- Keep the last deliveries of an endpoint. ?1 endpoint, ?2 how many
+DELETE FROM delivery WHERE endpoint_id = ?1 AND number <= (
+    SELECT number FROM delivery WHERE endpoint_id = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)
+
+-- name: deliveries
+SELECT endpoint_id, webhook_id, chat_id, sequence, attempt, at, status, seconds, error FROM delivery
+ WHERE endpoint_id = ?1 ORDER BY number DESC LIMIT ?2

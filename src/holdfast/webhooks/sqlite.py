@@ -1,0 +1,106 @@
+"""Endpoints in one SQLite file, ``webhooks.db`` in the state directory; see ``contract``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+import msgspec
+
+from holdfast.errors import NotFound, ServerBusy
+from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.sqlite.statements import load
+from holdfast.sqlite.threads import Crew
+from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, Delivery, Endpoint
+
+T = TypeVar("T")
+_FOLDER = resources.files("holdfast.webhooks") / "sql"
+SQL = load((_FOLDER / "statements.sql").read_text())
+MIGRATIONS = [(_FOLDER / "001_tables.sql").read_text()]
+
+
+class SqliteEndpoints:
+    """One thread owns the file."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._version = 1
+
+    @classmethod
+    async def open(cls, path: Path) -> SqliteEndpoints:
+        settings = SqliteSettings(readers=1, cache_bytes=4 << 20)
+        connection = await asyncio.to_thread(open_and_migrate, path, settings, MIGRATIONS, None)
+        handle = Handle(path, settings, None, write=True)
+        handle.adopt(connection)
+        return cls(Crew("webhooks-writer", [handle], settings.writes_waiting_max, _busy))
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def add(self, endpoint: Endpoint) -> None:
+        await self._write(lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall())
+        self._version += 1
+
+    async def get(self, endpoint_id: str) -> Endpoint:
+        def read(db: apsw.Connection) -> Endpoint:
+            row = db.execute(SQL["get"], (endpoint_id,)).fetchone()
+            if row is None:
+                raise NotFound(f"no webhook endpoint {endpoint_id}")
+            return Endpoint(*row)
+
+        return await self._write(read)
+
+    async def all(self, tenant: str | None = None) -> Sequence[Endpoint]:
+        return await self._write(lambda db: [Endpoint(*row) for row in db.execute(SQL["all"], (tenant,))])
+
+    async def disable(self, endpoint_id: str, why: str) -> None:
+        def disable(db: apsw.Connection) -> None:
+            db.execute(SQL["disable"], (endpoint_id, why))
+
+        await self._change(endpoint_id, disable)
+
+    async def remove(self, endpoint_id: str) -> None:
+        def remove(db: apsw.Connection) -> None:
+            db.execute(SQL["forget"], (endpoint_id,))
+            db.execute(SQL["remove"], (endpoint_id,))
+
+        await self._change(endpoint_id, remove)
+
+    async def log(self, delivery: Delivery) -> None:
+        def write(db: apsw.Connection) -> None:
+            db.execute(SQL["log"], msgspec.structs.astuple(delivery))
+            db.execute(SQL["trim"], (delivery.endpoint_id, DELIVERIES_KEPT_PER_ENDPOINT))
+
+        await self._write(write)
+
+    async def deliveries(self, endpoint_id: str, limit: int = 100) -> Sequence[Delivery]:
+        values = (endpoint_id, limit)
+        return await self._write(lambda db: [Delivery(*row) for row in db.execute(SQL["deliveries"], values)])
+
+    async def close(self) -> None:
+        await self._crew.close()
+
+    async def _change(self, endpoint_id: str, change: Callable[[apsw.Connection], None]) -> None:
+        def work(db: apsw.Connection) -> None:
+            change(db)
+            if not db.changes():
+                raise NotFound(f"no webhook endpoint {endpoint_id}")
+
+        await self._write(work)
+        self._version += 1
+
+    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
+        def transaction(handle: Handle) -> T:
+            with handle.transaction() as db:
+                return work(db)
+
+        return await self._crew.do(transaction)
+
+
+def _busy() -> ServerBusy:
+    return ServerBusy("too many writes wait for the webhooks' file", retry_after_seconds=1.0)

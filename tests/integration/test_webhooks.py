@@ -1,0 +1,333 @@
+"""Webhooks against a real HTTP receiver: signed, in order, retried, guarded, logged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from holdfast.clock import SystemClock
+from holdfast.errors import InvalidMessage, NotFound, Unauthorized
+from holdfast.message import Entry, Message
+from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, Endpoint
+from holdfast.webhooks.delivery import Deliveries, Notice, WebhookSettings, draft_of, with_webhooks
+from holdfast.webhooks.guard import GuardedResolver, RefusedAddress, check_url, is_public
+from holdfast.webhooks.reader import NAME, Reader
+from holdfast.webhooks.signing import headers, new_secret, verify
+from holdfast.webhooks.sqlite import SqliteEndpoints
+from holdfast.work.contract import Query
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Handlers
+from holdfast.work.job import Policies, Reason
+from holdfast.work.memory import MemoryWork
+
+SECRET = new_secret(bytes(range(32)))
+
+
+def entry(position: int, chat: str = "c1", tenant: str = "acme") -> Entry:
+    text = Message(f"msg_{position}", chat, position, "text", "alice", f"k{position}", "hi", "text/plain", "2026-01-01")
+    return Entry(position, tenant, text)
+
+
+@dataclass
+class Log:
+    """A log that a test fills."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+    async def end(self) -> int:
+        return self.entries[-1].position if self.entries else 0
+
+    async def read(self, after: int, limit: int) -> list[Entry]:
+        return [e for e in self.entries if e.position > after][:limit]
+
+    async def wait(self, after: int) -> None:
+        await until(lambda: bool(self.entries) and self.entries[-1].position > after)
+
+
+@dataclass
+class Receiver:
+    """What the other side got; ``answers`` decides the status by how many calls came before."""
+
+    url: str = ""
+    calls: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    answer: Callable[[int], web.Response] = lambda _: web.Response(status=204)
+
+    def sequences(self) -> list[int]:
+        return [msgspec.json.decode(body)["data"]["sequence"] for _, body in self.calls]
+
+    async def _take(self, request: web.Request) -> web.Response:
+        self.calls.append(({name.lower(): value for name, value in request.headers.items()}, await request.read()))
+        return self.answer(len(self.calls))
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    app = web.Application()
+    app.router.add_post("/hook", receiver._take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    try:
+        yield receiver
+    finally:
+        await runner.cleanup()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Poll what happens on other threads and sockets."""
+    async with asyncio.timeout(25):
+        while True:
+            result = condition()
+            if await result if asyncio.iscoroutine(result) else result:
+                return
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class Scene:
+    endpoints: SqliteEndpoints
+    jobs: MemoryWork
+    log: Log
+    reader: Reader
+
+    async def add(self, url: str, tenant: str = "acme", endpoint_id: str = "ep_1") -> Endpoint:
+        endpoint = Endpoint(endpoint_id, tenant, url, SECRET, "", "2026-01-01")
+        await self.endpoints.add(endpoint)
+        return endpoint
+
+
+@asynccontextmanager
+async def scene(folder: Path, **policy: Any) -> AsyncIterator[Scene]:
+    clock = SystemClock()
+    endpoints, jobs, log = await SqliteEndpoints.open(folder / "webhooks.db"), MemoryWork(clock), Log()
+    policies = with_webhooks(Policies()).with_type(JOB_TYPE, base_seconds=0.02, cap_seconds=0.05, **policy)
+    handlers = Handlers()
+    settings = WebhookSettings(private_allowed=True, timeout_seconds=2)
+    async with Deliveries.opened(endpoints, clock, settings) as deliveries:
+        deliveries.register(handlers)
+        reader = Reader(log, endpoints, jobs, clock)
+        quick = WorkerSettings(concurrency=8, poll_max_seconds=0.02, balance_seconds=0.5)
+        async with Worker(jobs, handlers, settings=quick, policies=policies).running():
+            reading = asyncio.create_task(reader.run())
+            await asyncio.sleep(0)
+            try:
+                yield Scene(endpoints, jobs, log, reader)
+            finally:
+                reading.cancel()
+    await endpoints.close()
+
+
+async def _positioned(stage: Scene) -> bool:
+    return await stage.jobs.position(NAME) is not None
+
+
+def check(tmp_path: Path, body: Callable[[Scene, Receiver], Any], **policy: Any) -> None:
+    async def main() -> None:
+        async with receiving() as receiver, scene(tmp_path, **policy) as stage:
+            await until(lambda: _positioned(stage))
+            await body(stage, receiver)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        await stage.add(receiver.url)
+        stage.log.entries += [entry(n) for n in range(1, 21)] + [entry(21, tenant="other")]
+        await until(lambda: len(receiver.calls) == 20)
+        assert receiver.sequences() == list(range(1, 21))
+        sent, data = receiver.calls[0]
+        verify(SECRET, sent, time.time(), data)
+        event = msgspec.json.decode(data)
+        assert (event["type"], event["data"]["content"], event["data"]["tenant"]) == ("message.created", "hi", "acme")
+        assert sent["webhook-id"] == "msg_1_ep_1"
+
+        async def all_logged() -> bool:
+            return len(await stage.endpoints.deliveries("ep_1")) == 20
+
+        await until(all_logged)
+        log = await stage.endpoints.deliveries("ep_1")
+        assert (log[-1].status, log[-1].sequence, log[-1].attempt) == (204, 1, 1)
+        assert await stage.jobs.position(NAME) == 21
+
+    check(tmp_path, body)
+
+
+def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        receiver.answer = lambda calls: web.Response(status=500 if calls <= 2 else 200, text="oh")
+        await stage.add(receiver.url)
+        stage.log.entries += [entry(n) for n in range(1, 6)]
+        await until(lambda: len(receiver.calls) == 7)
+        assert receiver.sequences() == [1, 1, 1, 2, 3, 4, 5]
+        assert len({sent["webhook-id"] for sent, _ in receiver.calls[:3]}) == 1
+        log = list(reversed(await stage.endpoints.deliveries("ep_1")))
+        assert [(d.status, d.attempt) for d in log[:2]] == [(500, 1), (500, 2)]
+
+    check(tmp_path, body)
+
+
+def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        await stage.add("http://127.0.0.1:9/hook", endpoint_id="ep_dead")
+        await stage.add(receiver.url)
+        stage.log.entries += [entry(n) for n in range(1, 11)]
+        await until(lambda: len(receiver.calls) == 10)
+        assert await stage.jobs.open_breakers() == []
+
+        async def buried() -> bool:
+            return bool(await stage.jobs.dead(Query()))
+
+        await until(buried)
+        dead = await stage.jobs.dead(Query())
+        assert dead[0].reason is Reason.POISON_MESSAGE
+        assert dead[0].destination == "ep_dead"
+
+    check(tmp_path, body, strikes_max=3)
+
+
+def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        replies = [web.Response(status=429, headers={"retry-after": "1"}), web.Response(status=410)]
+        receiver.answer = lambda calls: replies[min(calls, 2) - 1]
+        await stage.add(receiver.url)
+        started = time.monotonic()
+        stage.log.entries.append(entry(1))
+
+        async def disabled() -> bool:
+            return bool((await stage.endpoints.get("ep_1")).disabled)
+
+        await until(disabled)
+        assert time.monotonic() - started >= 1
+        assert "410" in (await stage.endpoints.get("ep_1")).disabled
+
+    check(tmp_path, body)
+
+
+def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        await stage.add(receiver.url)
+        await stage.jobs.enqueue([draft_of(Notice("ep_1", "acme", "2026-01-01"))])
+        await until(lambda: len(receiver.calls) == 1)
+        assert msgspec.json.decode(receiver.calls[0][1])["type"] == "webhook.test"
+
+    check(tmp_path, body)
+
+
+def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        receiver.answer = lambda calls: (
+            web.Response(status=302, headers={"location": "http://169.254.169.254/"}) if calls == 1 else web.Response()
+        )
+        await stage.add(receiver.url)
+        stage.log.entries.append(entry(1))
+        await until(lambda: len(receiver.calls) == 2)
+
+    check(tmp_path, body)
+
+
+def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        first = Reader(log, endpoints, jobs, SystemClock())
+        await jobs.enqueue([])
+        assert await first.advance(0) == 1
+        second = Reader(log, endpoints, jobs, SystemClock())
+        task = asyncio.create_task(second.run())
+        log.entries.append(entry(2))
+
+        async def both() -> bool:
+            return len(await jobs.find(Query())) == 2
+
+        await until(both)
+        task.cancel()
+        streams = [e.stream for e in await jobs.find(Query())]
+        assert streams == ["ep_1/c1", "ep_1/c1"]
+        await endpoints.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1", "fd00::1",
+     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "100.64.0.1", "224.0.0.1", "2002:7f00:1::"],
+)  # fmt: skip
+def test_private_addresses_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111"])
+def test_public_addresses_are(address: str) -> None:
+    assert is_public(address)
+
+
+def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> None:
+    async def main() -> None:
+        with pytest.raises(RefusedAddress):
+            await GuardedResolver().resolve("localhost", 80)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.com/", "https://127.0.0.1/", "https://[::1]/", "https://user:pw@example.com/", "ftp://example.com/",
+     "https:///x", "https://example.com:0/", "https://example.com/#f", "https://example.com/" + "x" * 2000, "nonsense"],
+)  # fmt: skip
+def test_a_url_no_webhook_may_have_is_refused(url: str) -> None:
+    with pytest.raises(InvalidMessage):
+        check_url(url, private_allowed=False)
+
+
+def test_a_signature_is_refused_when_anything_is_changed() -> None:
+    sent = headers(SECRET, "msg_1", 1000.0, b"{}")
+    verify(SECRET, sent, 1000.0, b"{}")
+    for wrong in (
+        (SECRET, sent, 1000.0, b"{ }"),
+        (SECRET, {**sent, "webhook-id": "msg_2"}, 1000.0, b"{}"),
+        (new_secret(bytes(32)), sent, 1000.0, b"{}"),
+        (SECRET, sent, 1400.0, b"{}"),
+        (SECRET, {}, 1000.0, b"{}"),
+    ):
+        with pytest.raises(Unauthorized):
+            verify(*wrong)
+
+
+def test_the_published_example_of_standard_webhooks_verifies() -> None:
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    sent = headers(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330.0, b'{"test": 2432232314}')
+    assert sent["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: Path) -> None:
+    async def main() -> None:
+        endpoints = await SqliteEndpoints.open(tmp_path / "w.db")
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        for n in range(DELIVERIES_KEPT_PER_ENDPOINT + 5):
+            await endpoints.log(Delivery("ep_1", "m", "c", n, 1, "2026", 200, 0.1))
+        kept = await endpoints.deliveries("ep_1", 5000)
+        assert len(kept) == DELIVERIES_KEPT_PER_ENDPOINT
+        assert kept[0].sequence == DELIVERIES_KEPT_PER_ENDPOINT + 4
+        await endpoints.remove("ep_1")
+        assert await endpoints.deliveries("ep_1") == []
+        with pytest.raises(NotFound):
+            await endpoints.get("ep_1")
+        with pytest.raises(NotFound):
+            await endpoints.disable("ep_1", "?")
+        await endpoints.close()
+
+    asyncio.run(main())
