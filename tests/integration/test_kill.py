@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from supervisor import Forks, Person, Supervisor, executed, percentile
 from tally import tally
 
@@ -22,6 +23,8 @@ LANES = 2
 SEED = 20_000
 
 
+@pytest.mark.seed("000 confirmation: kill gateway, verify client reconnects and syncs")
+@pytest.mark.seed("000 invariant: reconnect_heals")
 def test_two_people_talk_the_server_is_killed_and_neither_does_anything(tmp_path: Path) -> None:
     """The story of the README: the conversation goes on where it was, on both sides."""
 

@@ -54,7 +54,7 @@ def turned_red(control: Control, seeds: Iterable[int] = SEEDS) -> set[int]:
     return found
 
 
-def _weather(**changes: object) -> Callable[[Options], Options]:
+def weather(**changes: object) -> Callable[[Options], Options]:
     """No fault but those named, and much to say."""
 
     def change(options: Options) -> Options:
@@ -81,32 +81,32 @@ def _boundless(limits: GatewayLimits) -> GatewayLimits:
 
 CONTROLS = [
     Control("acks before the commit", Parts(
-        around_store=lambda store: EarlyAcks(store), options=_weather(server_crashes=2)), frozenset({1, 3, 5})),
+        around_store=lambda store: EarlyAcks(store), options=weather(server_crashes=2)), frozenset({1, 3, 5})),
     Control("unscoped key", Parts(
-        disk=lambda: Disk(UnscopedStore()), options=_weather()), frozenset({1})),
+        disk=lambda: Disk(UnscopedStore()), options=weather()), frozenset({1})),
     Control("keys that expire", Parts(
-        disk=lambda: Disk(ForgetfulStore()), options=_weather(writes=Odds(lost_reply=0.3))), frozenset({2})),
+        disk=lambda: Disk(ForgetfulStore()), options=weather(writes=Odds(lost_reply=0.3))), frozenset({2})),
     Control("unconditioned put and a counter repaired too low", Parts(
-        disk=lambda: Disk(OverwritingStore()), options=_weather()), frozenset({1, 3, 9})),
+        disk=lambda: Disk(OverwritingStore()), options=weather()), frozenset({1, 3, 9})),
     Control("two-phase allocation", Parts(
-        disk=lambda: Disk(TwoPhaseStore()), options=_weather()), frozenset({4, 9})),
+        disk=lambda: Disk(TwoPhaseStore()), options=weather()), frozenset({4, 9})),
     Control("gateway without position check", Parts(
-        connection=CarelessConnection, options=_weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
+        connection=CarelessConnection, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
     Control("reads from a lagging copy", Parts(
-        around_store=lambda store: LaggingReads(store), options=_weather()), frozenset({5})),
+        around_store=lambda store: LaggingReads(store), options=weather()), frozenset({5})),
     Control("unbounded buffer", Parts(
-        limits=_boundless, options=_weather(buffer_messages=5, stalls=6, sends_per_device=30)), frozenset({6})),
+        limits=_boundless, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)), frozenset({6})),
     Control("silent close", Parts(
-        connection=SilentConnection, options=_weather(buffer_messages=5, stalls=6, sends_per_device=30)),
+        connection=SilentConnection, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)),
         frozenset({7})),
     Control("never answers", Parts(
-        intake=ForgetfulIntake, options=_weather()), frozenset({8})),
+        intake=ForgetfulIntake, options=weather()), frozenset({8})),
     Control("commits that are not published", Parts(
-        disk=UnpublishedDisk, options=_weather()), frozenset({9})),
+        disk=UnpublishedDisk, options=weather()), frozenset({9})),
     Control("a client that acknowledges the highest", Parts(
-        device=HighestAcks, options=_weather()), frozenset({9})),
+        device=HighestAcks, options=weather()), frozenset({9})),
     Control("fanout failures reach sends", Parts(
-        durability=CoupledStore, options=_weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({10})),
+        durability=CoupledStore, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({10})),
     Control("serves whoever asks", Parts(
-        around_store=lambda store: OpenReads(store), options=_weather()), frozenset({12})),
+        around_store=lambda store: OpenReads(store), options=weather()), frozenset({12})),
 ]  # fmt: skip
