@@ -202,6 +202,16 @@ def test_names_and_words(path: Path) -> None:
             assert not BANNED_NAMES.search(node.name), f"{relative(path)}: {node.name}"
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: p.stem)
+def test_every_story_is_run(path: Path) -> None:
+    """A function inside a test that nobody calls makes a test that cannot fail."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for test in (node for node in ast.walk(tree_of(path)) if isinstance(node, functions)):
+        used = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        unused = [f.name for f in test.body if isinstance(f, functions) and not f.decorator_list and f.name not in used]
+        assert not unused, f"{test.name}: {unused} is never called"
+
+
 def test_every_exception_is_used() -> None:
     known = {relative(p) for p in MODULES}
     for key in EXCEPTIONS:

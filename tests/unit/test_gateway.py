@@ -64,6 +64,8 @@ def test_frames_of_one_turn_leave_in_one_write() -> None:
             assert len(socket.writes) == 1
             assert [f["payload"]["chat_id"] for f in socket.take()] == chats
 
+    run(story())
+
 
 def test_a_run_that_comes_alone_is_written_at_once_but_never_ahead_of_what_waits() -> None:
     async def story() -> None:
