@@ -51,7 +51,7 @@ from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.entrances import LimitedSends
 from holdfast.limits.plane import LimitsPlane
-from holdfast.message import User, Watermark
+from holdfast.message import User
 from holdfast.node_limits import limiting
 from holdfast.resilience import BreakerState
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
@@ -136,7 +136,12 @@ class Node:
         self._keys = keys
         self._store = store
         self.tokens = Tokens(settings.access.tokens, shared_secret(secrets.jwt_secret.encode()), clock)
-        self._durability = GuardedStore(store, clock, DurabilitySettings(breaker=gateway_settings.circuit_breaker))
+        self._durability = GuardedStore(
+            store,
+            clock,
+            DurabilitySettings(breaker=gateway_settings.circuit_breaker),
+            epoch_raised=lambda chat_id, head: self.gateway.heard(chat_id, head),
+        )
         self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake)
         self.limits = limits
         self._sends = LimitedSends(self._intake, limits.entrances)
@@ -152,7 +157,7 @@ class Node:
         self._dead_letters = RecentDeadLetters(dlq.max_letters, dlq.alert_threshold_per_hour)
         self._ephemeral = Ephemeral(self, self._members, self._history.memberships, clock, settings.fanout.ephemeral)
         self._attendance = Attendance(settings.server.node_id, self._registry, self._ephemeral)
-        self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings), random.Random())
+        self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
         self._link.connect(settings.server.node_id, self.gateway.deliver)
         self._log = SqliteEventLog(store)
         self._fanout = self._make_fanout()
@@ -168,9 +173,6 @@ class Node:
 
     def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
         self.gateway.push_to_user(user, key, frame)
-
-    def _receipts(self, moved: Sequence[Watermark]) -> None:
-        self._ephemeral.moved(moved)
 
     def _plane(self) -> Plane:
         return Plane(

@@ -188,7 +188,7 @@ async def bench(
     )
     neighbours = NoNeighbours()
     running = asyncio.create_task(intake.run())
-    async with Gateway(plane, neighbours, memory_budget_bytes, random.Random(1)) as gateway:
+    async with Gateway(plane, neighbours, memory_budget_bytes) as gateway:
         made = Bench(gateway, store, clock, ids, neighbours, intake)
         yield made
         for socket in made.sockets:

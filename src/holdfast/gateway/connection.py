@@ -81,8 +81,9 @@ class Host(Protocol):
 
     def typing(self, user: User, chat_id: str, active: bool) -> None: ...
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that reads for this connection; the gateway ends it when it stops."""
+    def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that reads for this connection; the gateway ends it when it stops. A defect in it ends the
+        connection, for nobody else would answer the request."""
         ...
 
 
@@ -98,9 +99,13 @@ class Plane:
     watermarks: Watermarks
     verify: Callable[[str], Principal]
     rng: random.Random
-    """Spreads the heartbeats and rotations of those who came together."""
+    """Spreads the heartbeats, rotations and returns of those who came together."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
     """For how long every send has been refused because the store is away."""
+
+    def spread_ms(self) -> int:
+        """When a client that is sent away with many others should come back."""
+        return int(self.rng.random() * self.limits.reconnect_spread_seconds * 1000)
 
 
 class Connection:
@@ -272,7 +277,7 @@ class Connection:
                 case effects.Submit():
                     self._submit(effect)
                 case effects.Fetch() | effects.FetchResume():
-                    self._host.start(self._read(effect))
+                    self._host.start(self, self._read(effect))
                 case effects.Verify():
                     self._verify(effect)
                 case effects.Delivered():
@@ -376,7 +381,7 @@ class Connection:
         self.deliveries = self.session.deliveries
         self._host.opened(self, now)
         self._socket.pause_reading()
-        self._host.start(self._establish(self.session))
+        self._host.start(self, self._establish(self.session))
 
     def _wait_for_hello(self, data: bytes | memoryview) -> None:
         """A client that did not wait for ``connection_established``: reading is paused, but some was read already."""
@@ -390,7 +395,7 @@ class Connection:
             memberships: dict[str, Cursor] = dict(await self._plane.history.memberships(session.user))
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
-            self.close(Closing.UPSTREAM_FAILURE, delay_ms=int(1000 * self._plane.limits.reconnect_spread_seconds))
+            self.close(Closing.UPSTREAM_FAILURE, delay_ms=self._plane.spread_ms())
             return
         if self.closing is None:
             clock = self._plane.clock

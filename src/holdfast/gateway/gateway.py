@@ -8,8 +8,8 @@ drains when the node stops. Nothing here waits for a client.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, Protocol
@@ -51,11 +51,10 @@ class Gateway:
 
     connection_type = Connection
 
-    def __init__(self, plane: Plane, neighbours: Neighbours, memory_budget_bytes: int, rng: random.Random) -> None:
+    def __init__(self, plane: Plane, neighbours: Neighbours, memory_budget_bytes: int) -> None:
         self._plane = plane
         self._neighbours = neighbours
         self._memory_budget_bytes = memory_budget_bytes
-        self._rng = rng
         self._connections: dict[str, Connection] = {}
         self._roster: Roster[Connection] = Roster(plane.limits.connections_per_user)
         self._dirty: list[Connection] = []
@@ -133,14 +132,17 @@ class Gateway:
         data = run.data
         for connection in connections:
             deliveries = connection.deliveries
-            if alone and not connection.paused and deliveries.pass_through(run):
-                connection.write(data)
-                continue
-            steps = deliveries.deliver(run, now)
-            if steps is WAKE:
-                self.wake(connection)
-            elif steps:
-                connection.do(steps)
+            try:
+                if alone and not connection.paused and deliveries.pass_through(run):
+                    connection.write(data)
+                    continue
+                steps = deliveries.deliver(run, now)
+                if steps is WAKE:
+                    self.wake(connection)
+                elif steps:
+                    connection.do(steps)
+            except Exception as error:
+                _give_up(connection, error)
         return len(connections) * run.count
 
     def _meet(self, stretch: Stretch, now: float) -> None:
@@ -214,21 +216,24 @@ class Gateway:
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         self._neighbours.typing(user, chat_id, active)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(partial(self._finished, connection))
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, connection: Connection, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            telemetry.defect("gateway", error)
+            _give_up(connection, error)
 
     def _flush(self) -> None:
         """Everything that this turn of the loop queued leaves now, one write per connection."""
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception as error:
+                _give_up(connection, error)
 
     # --- the passing of time ----------------------------------------------------------------------------
 
@@ -237,7 +242,10 @@ class Gateway:
         waiting = 0
         for connection in list(self._connections.values()):
             if now >= connection.due:
-                self._tick_one(connection, now)
+                try:
+                    connection.tick(now)
+                except Exception as error:
+                    _give_up(connection, error)
             if connection.paused:  # nothing waits for a socket that takes what is written
                 waiting += connection.waiting_bytes
         telemetry.outbound_buffers(waiting)
@@ -247,24 +255,20 @@ class Gateway:
         if patience and self._plane.sends_failing_seconds() >= patience:
             self._send_away(Closing.UPSTREAM_FAILURE)
 
-    def _tick_one(self, connection: Connection, now: float) -> None:
-        try:
-            connection.tick(now)
-        except Exception as error:  # one broken session must not stop time for the others
-            telemetry.defect("gateway", error)
-            connection.abort()
-
     async def ask_heads(self) -> None:
         """Every session learns the heads of its chats from the store itself, not from what passed through here,
         so that a skipped delivery is always found, the last one of a quiet chat too."""
         chats = list(self._roster.chats)
         for start in range(0, len(chats), HEADS_PER_READ):
             heads = await self._plane.history.heads(chats[start : start + HEADS_PER_READ])
-            now = self._plane.clock.monotonic()
-            for chat_id, cursor in heads.items():
-                for connection in self._roster.in_chat(chat_id):
-                    connection.owed.head(chat_id, cursor, now)
-                    connection.due = 0.0
+            for chat_id, head in heads.items():
+                self.heard(chat_id, head)
+
+    def heard(self, chat_id: str, head: Cursor) -> None:
+        """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""
+        now = self._plane.clock.monotonic()
+        for connection in self._roster.in_chat(chat_id):
+            connection.do(connection.owed.head(chat_id, head, now))
 
     def _shed(self, waiting: int) -> None:
         """Close the fullest connections until the rest fits: a disconnected client heals, a dead node does not."""
@@ -273,7 +277,7 @@ class Gateway:
             if waiting <= self._memory_budget_bytes:
                 return
             waiting -= connection.waiting_bytes
-            connection.close(Closing.MEMORY_PRESSURE, delay_ms=self._spread_ms())
+            connection.close(Closing.MEMORY_PRESSURE, delay_ms=self._plane.spread_ms())
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -287,7 +291,7 @@ class Gateway:
         while self._connections and clock.monotonic() < end:
             for connection in list(self._connections.values()):
                 if connection.session is None or not connection.session.open_requests:
-                    connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self._spread_ms())
+                    connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self._plane.spread_ms())
             self._empty.clear()
             if self._connections:
                 await _wait(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
@@ -296,11 +300,13 @@ class Gateway:
     def _send_away(self, closing: Closing) -> None:
         """Close everybody, each with a time of its own to come back."""
         for connection in list(self._connections.values()):
-            connection.close(closing, delay_ms=self._spread_ms())
+            connection.close(closing, delay_ms=self._plane.spread_ms())
 
-    def _spread_ms(self) -> int:
-        """When a client that is sent away with many others should come back."""
-        return int(self._rng.random() * self._plane.limits.reconnect_spread_seconds * 1000)
+
+def _give_up(connection: Connection, error: BaseException) -> None:
+    """One broken connection must not keep back the others; its client reconnects and resumes."""
+    telemetry.defect("gateway", error)
+    connection.abort()
 
 
 async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:

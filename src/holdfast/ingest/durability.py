@@ -26,10 +26,10 @@ from holdfast.errors import (
     ServerBusy,
     Unavailable,
 )
-from holdfast.message import Acked, Draft, Outcome, Watermark
+from holdfast.message import Acked, Cursor, Draft, Outcome, Watermark
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.session.limits import positive
-from holdfast.store.changes import Changed, Command
+from holdfast.store.changes import Changed, Command, RaiseEpoch, RecoverChat
 from holdfast.store.contract import Store
 from holdfast.store.guard import Guard
 
@@ -51,7 +51,15 @@ class DurabilitySettings:
 class GuardedStore:
     """Implements ``ingest.contract.Durability``."""
 
-    def __init__(self, store: Store, clock: Clock, settings: DurabilitySettings | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        settings: DurabilitySettings | None = None,
+        epoch_raised: Callable[[str, Cursor], None] = lambda chat_id, head: None,
+    ) -> None:
+        """``epoch_raised`` hears at once of a chat whose copies are to be dropped."""
+        self._epoch_raised = epoch_raised
         self._store = store
         self._clock = clock
         self._settings = settings or DurabilitySettings()
@@ -92,9 +100,12 @@ class GuardedStore:
             raise ServerBusy("too many changes are in progress; try again", limit=self._settings.max_changes)
         self._changes += 1
         try:
-            return await self._write(lambda: self._store.change(command), deadline)
+            changed = await self._write(lambda: self._store.change(command), deadline)
         finally:
             self._changes -= 1
+        if isinstance(command, RecoverChat | RaiseEpoch):
+            self._epoch_raised(changed.chat.chat_id, Cursor(changed.chat.epoch, changed.chat.head))
+        return changed
 
     async def mark(self, watermarks: Sequence[Watermark]) -> bool:
         deadline = self._clock.monotonic() + self._settings.mark_timeout_seconds

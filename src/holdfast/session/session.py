@@ -375,10 +375,19 @@ class Session:
             self._deliveries.ephemeral(key, frame, effects)
         return effects
 
-    def head(self, chat_id: str, head: Cursor, now: float) -> None:
-        """What the store says of a chat now, asked once per heartbeat interval; may bring ``next_tick`` forward."""
-        if not self.closed and (place := self._deliveries.places.get(chat_id)) is not None:
-            self._heartbeat.compare(chat_id, place, head, now)
+    def head(self, chat_id: str, head: Cursor, now: float) -> Effects:
+        """What the store says of a chat now, asked once per heartbeat interval; may bring ``next_tick`` forward.
+
+        A newer epoch makes every copy of the chat wrong: the client is told to sync at once.
+        """
+        effects: list[Effect] = []
+        if self.closed or (place := self._deliveries.places.get(chat_id)) is None:
+            return effects
+        raised = 0 < place.epoch < head.epoch
+        self._heartbeat.compare(chat_id, place, head, now)
+        if raised:
+            self._deliveries.owe(chat_id, place, effects)
+        return effects
 
     def take_run(self) -> bytes | None:
         """The one run that waits, if that is all there is to do (``taken`` has nothing to add); else use ``take``."""

@@ -64,7 +64,7 @@ class Server:
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
         self._attendance = Attendance(HERE, self._registry, self._ephemeral)
         plane = Plane(self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng)
-        self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES, rng)
+        self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES)
         self.gateway.connection_type = watched(watch, parts.connection)
         link = LocalLink()
         link.connect(HERE, self.gateway.deliver)

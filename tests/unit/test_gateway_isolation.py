@@ -1,0 +1,106 @@
+"""One connection's trouble is its own: the others of its gateway go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plane import Bench, FakeSocket, bench, message, settle
+
+from holdfast.errors import Unavailable
+from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.message import Cursor, Page, User
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import run
+
+USERS = frozenset({User("default", "alice"), User("default", "bob"), User("default", "carol")})
+
+
+async def live(parts: Bench, user_id: str) -> FakeSocket:
+    socket = parts.connect(user_id)
+    await settle()
+    socket.say("resume", "r", cursors={})
+    await settle()
+    socket.take()
+    return socket
+
+
+def envelope(*chats: str) -> Envelope:
+    return Envelope([Stretch("default", [message(chat_id, 1)], USERS) for chat_id in chats])
+
+
+def break_writes(socket: FakeSocket) -> None:
+    def write(data: bytes) -> None:
+        raise RuntimeError("a defect")
+
+    socket.connection.write = write
+
+
+def test_a_connection_that_cannot_be_written_is_aborted_and_the_others_are_served() -> None:
+    async def story(chats: int) -> None:
+        async with bench() as parts:
+            made = [await parts.chat("alice", "bob", "carol") for _ in range(chats)]
+            alice, bob, carol = [await live(parts, name) for name in ("alice", "bob", "carol")]
+            break_writes(bob)
+            parts.gateway.deliver(envelope(*made))
+            await settle()
+            assert bob.aborted
+            assert [len(socket.take()) for socket in (alice, carol)] == [chats, chats]
+            parts.gateway.deliver(Envelope([Stretch("default", [message(made[0], 2)], USERS)]))
+            await settle()
+            assert [f["payload"]["sequence"] for f in carol.take()] == [2], "and so is what comes later"
+
+    run(story(1))  # written past the lanes
+    run(story(2))  # written by the flush at the end of the turn
+
+
+class BrokenReads(MemoryStore):
+    """Reads pages that no session can make sense of."""
+
+    async def read_after(self, *_: Any, **__: Any) -> Page:
+        return None  # type: ignore[return-value]
+
+
+def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leaving_a_request_open() -> None:
+    async def story() -> None:
+        async with bench(store=BrokenReads()) as parts:
+            chat_id = await parts.chat("alice", "bob", "carol")
+            alice = parts.connect("alice")
+            await settle()
+            alice.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
+            await settle()
+            assert alice.aborted
+
+    run(story())
+
+
+class Away(MemoryStore):
+    async def memberships(self, user: User) -> dict[str, Cursor]:
+        raise Unavailable("the store is away")
+
+
+def test_clients_that_cannot_be_let_in_are_asked_back_at_times_of_their_own() -> None:
+    async def story() -> None:
+        async with bench(store=Away()) as parts:
+            sockets = [parts.connect(f"user_{n}") for n in range(20)]
+            await settle()
+            last = [socket.take()[-1]["payload"] for socket in sockets]
+            assert {closing["reason"] for closing in last} == {"upstream_failure"}
+            assert len({closing["reconnect_delay_ms"] for closing in last}) > 15
+
+    run(story())
+
+
+def test_a_raised_epoch_is_told_at_once_to_everybody_here() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            alice, bob = await live(parts, "alice"), await live(parts, "bob")
+            parts.gateway.heard(chat_id, Cursor(2, 7))
+            await settle()
+            told = [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 7}]}}]
+            assert [alice.take(), bob.take()] == [told, told]
+            parts.gateway.heard(chat_id, Cursor(2, 7))
+            await settle()
+            assert alice.take() == [], "once"
+
+    run(story())
