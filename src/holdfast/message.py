@@ -52,7 +52,7 @@ class Message(Struct, frozen=True):
     created_at: str
 
 
-class Draft(Struct, frozen=True):
+class Draft(Struct, frozen=True, gc=False):
     """A send on its way to the store: admitted and stamped, not yet numbered."""
 
     sender: User
@@ -74,7 +74,7 @@ class Draft(Struct, frozen=True):
         return hashlib.blake2b(f"{self.content_type}\0{self.content}".encode(), digest_size=16).digest()
 
 
-class Acked(Struct, frozen=True):
+class Acked(Struct, frozen=True, gc=False):
     """The send is on stable storage as ``message``; ``deduplicated`` if it had been before."""
 
     message: Message
@@ -85,7 +85,7 @@ Outcome = Acked | HoldfastError
 """What became of a send: Acked; a Refused or Deferred (not stored); or an OutcomeUnknown."""
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """A place in the event log: what was committed, in commit order."""
 
     position: int

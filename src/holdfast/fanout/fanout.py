@@ -179,15 +179,23 @@ class Fanout:
         store in trouble delays a batch once and does not hold back chats whose members are known."""
         found = {}
         for chat_id, tenant in chats.items():
-            if chat_id not in self._around.members and self._clock.monotonic() < self._load_again_at:
-                continue
-            try:
-                async with asyncio.timeout(self._settings.lookup_timeout_seconds):
-                    found[chat_id] = await self._around.members.of(tenant, chat_id)
-            except (HoldfastError, TimeoutError) as error:
-                self._load_again_at = self._clock.monotonic() + self._settings.lookup_timeout_seconds
-                telemetry.log.warning("members cannot be loaded: skipping deliveries", error=str(error))
+            members = self._around.members.known(chat_id)
+            if members is None:
+                members = await self._load(tenant, chat_id)
+            if members is not None:
+                found[chat_id] = members
         return found
+
+    async def _load(self, tenant: str, chat_id: str) -> frozenset[User] | None:
+        if self._clock.monotonic() < self._load_again_at:
+            return None
+        try:
+            async with asyncio.timeout(self._settings.lookup_timeout_seconds):
+                return await self._around.members.of(tenant, chat_id)
+        except (HoldfastError, TimeoutError) as error:
+            self._load_again_at = self._clock.monotonic() + self._settings.lookup_timeout_seconds
+            telemetry.log.warning("members cannot be loaded: skipping deliveries", error=str(error))
+            return None
 
     def _keep(
         self, chats: Mapping[str, str], before: Mapping[str, frozenset[User]], after: Mapping[str, frozenset[User]]

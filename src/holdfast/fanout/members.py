@@ -32,9 +32,15 @@ class Members:
         self._loads: dict[str, set[object]] = {}
         self._count = 0
 
+    def known(self, chat_id: str) -> frozenset[User] | None:
+        """The members of a chat, if they are here: the usual case, in which nobody waits."""
+        if (known := self._chats.get(chat_id)) is not None:
+            self._chats.move_to_end(chat_id)
+        return known
+
     async def of(self, tenant: str, chat_id: str) -> frozenset[User]:
         """The members of a chat of a tenant, loaded if they are not here. Raises what the load raises."""
-        while (known := self._chats.get(chat_id)) is None:
+        while (known := self.known(chat_id)) is None:
             ticket = object()
             self._loads.setdefault(chat_id, set()).add(ticket)
             try:
@@ -43,7 +49,6 @@ class Members:
                 current = self._ended(chat_id, ticket)
             if current and chat_id not in self._chats:
                 self._put(chat_id, loaded)
-        self._chats.move_to_end(chat_id)
         return known
 
     def learn(self, chat_id: str, members: frozenset[User]) -> None:

@@ -302,9 +302,10 @@ class Connection:
                     assert_never(effect)
 
     def _submit(self, effect: effects.Submit) -> None:
-        deadline = self._plane.clock.monotonic() + self._plane.limits.timeouts.durability_rpc_seconds
+        plane = self._plane
+        deadline = plane.clock.monotonic() + plane.limits.timeouts.durability_rpc_seconds
         answer = partial(self._answered, effect.token)
-        self._plane.intake.submit(effect.body, self.user, self.connection_id, deadline, answer)
+        plane.intake.submit(effect.body, self.owed.user, self.connection_id, deadline, answer)
 
     def _answered(self, token: int, outcome: Outcome) -> None:
         if self.session is not None and self.closing is None:

@@ -8,7 +8,7 @@ drains when the node stops. Nothing here waits for a client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from operator import attrgetter
 from types import TracebackType
@@ -113,11 +113,12 @@ class Gateway:
         """
         now = self._plane.clock.monotonic()
         delivered = 0
+        one_stretch = len(envelope.stretches) == 1
         for stretch in envelope.stretches:
             self._meet(stretch, now)
-            for messages in _cut_behind_events(stretch.messages):
-                alone = len(envelope.stretches) == 1 and messages is stretch.messages
-                delivered += self._deliver_run(Run(messages), now, alone=alone)
+            parts = _cut_behind_events(stretch.messages)
+            for messages in parts:
+                delivered += self._deliver_run(Run(messages), now, alone=one_stretch and len(parts) == 1)
                 if messages[-1].kind == "event":
                     self._apply_event(stretch.tenant, messages[-1], now)
         telemetry.delivered(delivered)
@@ -329,14 +330,13 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         pass
 
 
-def _cut_behind_events(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    if all(message.kind == "text" for message in messages):
-        yield messages
-        return
+def _cut_behind_events(messages: Sequence[Message]) -> list[Sequence[Message]]:
+    parts = []
     start = 0
     for index, message in enumerate(messages, 1):
         if message.kind == "event":
-            yield messages[start:index]
+            parts.append(messages[start:index])
             start = index
     if start < len(messages):
-        yield messages[start:]
+        parts.append(messages[start:] if start else messages)
+    return parts

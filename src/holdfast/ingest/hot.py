@@ -6,7 +6,7 @@ are not counted; a node that serves so many has no use for the list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.session.limits import positive
@@ -30,14 +30,15 @@ class HotChats:
         self._counts: dict[str, int] = {}
         self._hot: dict[str, int] = {}
 
-    def count(self, chat_id: str, now: float) -> None:
-        """One more message."""
+    def count(self, chat_ids: Iterable[str], now: float) -> None:
+        """One more message in each of these."""
         self._roll(now)
-        count = self._counts.get(chat_id)
-        if count is not None:
-            self._counts[chat_id] = count + 1
-        elif len(self._counts) < self._settings.max_chats:
-            self._counts[chat_id] = 1
+        counts = self._counts
+        for chat_id in chat_ids:
+            if chat_id in counts:
+                counts[chat_id] += 1
+            elif len(counts) < self._settings.max_chats:
+                counts[chat_id] = 1
 
     def hot(self, now: float) -> Mapping[str, int]:
         """The hot chats of the last full minute, with their messages."""

@@ -98,12 +98,14 @@ class Intake:
         now = self._clock.monotonic()
         telemetry.group_persisted(len(group), now - group[0].since)
         failed: dict[tuple[str, str], HoldfastError] = {}
+        stored: list[str] = []
         for send, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, Acked):
-                self._hot.count(send.body.chat_id, now)
+                stored.append(send.body.chat_id)
             elif isinstance(outcome, Deferred | OutcomeUnknown):
                 failed.setdefault(send.lane, outcome)
             _answer(send, outcome)
+        self._hot.count(stored, now)
         telemetry.hot_chats(len(self._hot.hot(now)))
         self._refuse(self._waiting.fail_followers(failed), "follower")
 

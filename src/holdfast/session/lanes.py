@@ -96,6 +96,8 @@ class Lanes:
 
     def take(self, bytes_max: int, resync: Callable[[], list[bytes]]) -> list[bytes]:
         """Whole frames of about ``bytes_max`` in all, and at least one if there is any; they wait no longer."""
+        if self.resync_after == NO_RESYNC and self.waiting_bytes <= bytes_max:
+            return self._take_all()
         frames = self._take_control(bytes_max)
         room = bytes_max - sum(map(len, frames))
         if self.page is not None and room > 0:
@@ -109,6 +111,20 @@ class Lanes:
             self.ephemeral = None
             self.ephemeral_bytes = 0
         self.mixed = bool(self.control or self.page or self.ephemeral or self.resync_after != NO_RESYNC)
+        return frames
+
+    def _take_all(self) -> list[bytes]:
+        """Everything: it fits, and no resync is to be put between."""
+        frames, self.control = self.control, []
+        if self.page is not None:
+            frames.append(self.page)
+            self.page = None
+        frames += self.take_deliveries()
+        if self.ephemeral:
+            frames += self.ephemeral.values()
+            self.ephemeral = None
+        self.control_bytes = self.ephemeral_bytes = 0
+        self.mixed = False
         return frames
 
     def take_deliveries(self) -> list[bytes]:

@@ -26,7 +26,7 @@ class ChatState(Struct, frozen=True):
     counter: int | None
 
 
-class Stored(Struct, frozen=True):
+class Stored(Struct, frozen=True, gc=False):
     """What a key stands for: the first answer and what it was an answer to."""
 
     message: Message

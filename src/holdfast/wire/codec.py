@@ -62,8 +62,11 @@ def encode_payload(payload: Sendable, request_id: str | None = None) -> bytes:
 
 def encode_frame(payload: Sendable, request_id: str | None = None) -> bytes:
     """A server frame as a whole WebSocket text frame."""
-    data = encode_payload(payload, request_id)
-    return text_header(len(data)) + data
+    if request_id is not None:
+        data = encode_payload(payload, request_id)
+        return text_header(len(data)) + data
+    opening, body = _openings[type(payload)], _encoder.encode(payload)
+    return b"".join((text_header(len(opening) + len(body) + 1), opening, body, b"}"))
 
 
 def text_header(size: int) -> bytes:

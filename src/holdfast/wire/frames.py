@@ -70,7 +70,7 @@ class ReadBody(Body, frozen=True):
     sequence: Number
 
 
-class ClientFrame(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True):
+class ClientFrame(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True, gc=False):
     """What a client may send."""
 
     request_id: str | None = None
