@@ -3,71 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import virtual
+from limitworld import Log
 
-from holdfast.errors import Unavailable
-from holdfast.limits.changes import RuleChange
 from holdfast.limits.disk import load
 from holdfast.limits.feed import Feed
-from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
-from holdfast.limits.rulestore.bell import Bell
-from holdfast.limits.rulestore.contract import Head, Ring
-
-
-class Log:
-    """A database with a log, which can be away, lag behind, or fail over and lose its last changes."""
-
-    def __init__(self) -> None:
-        self.epoch = 1
-        self.changes: list[RuleChange] = []
-        self.away = False
-        self.lag = 0
-        self.lag_seconds = 0.0
-        self.snapshots = 0
-        self.bell = Bell()
-        self.deaf = False
-
-    def put(self, resource: str, limit: int, deleted: bool = False, ring: bool = True) -> Rule:
-        name = RuleName("acme", resource)
-        versions = [c.rule.version for c in self.changes if c.rule.name == name]
-        rule = Rule(
-            *name, "token_bucket", limit, 60.0, epoch=self.epoch, version=max(versions, default=0) + 1, deleted=deleted
-        )
-        seq = len(self.changes) + 1
-        self.changes.append(RuleChange(seq, "update", rule, "olga", "", ""))
-        if ring:
-            self.bell.ring(Ring(self.epoch, seq, rule))
-        return rule
-
-    def fail_over(self, lost: int) -> None:
-        self.epoch += 1
-        del self.changes[len(self.changes) - lost :]
-
-    def _seen(self) -> list[RuleChange]:
-        if self.away:
-            raise Unavailable("away")
-        return self.changes[: len(self.changes) - self.lag]
-
-    def _rules(self) -> dict[RuleName, Rule]:
-        return {change.rule.name: change.rule for change in self._seen()}
-
-    async def head(self) -> Head:
-        return Head(self.epoch, len(self._seen()), RuleSet(self._rules()).digest, self.lag_seconds)
-
-    async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
-        return [change for change in self._seen() if change.seq > seq][:limit]
-
-    async def snapshot(self) -> Snapshot:
-        self.snapshots += 1
-        return Snapshot(self.epoch, len(self._seen()), tuple(self._rules().values()))
-
-    def rings(self) -> AsyncIterator[Ring]:
-        if self.deaf:
-            raise Unavailable("deaf")
-        return self.bell.rings()
+from holdfast.limits.rules import RuleSet
+from holdfast.limits.rulestore.contract import Ring
 
 
 def feed_of(log: Log, file: Path | None = None) -> tuple[Feed, list[RuleSet]]:

@@ -3,56 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import virtual
+from limitworld import Shared
 from msgspec import structs
 
-from holdfast.errors import InvalidMessage, OutcomeUnknown, Unavailable
+from holdfast.errors import InvalidMessage
 from holdfast.limits.batch import BatchSettings
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Taken
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter, LimiterSettings
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
-
-
-class Shared(MemoryCounters):
-    """Counters that need a round trip, and can be away (refuse), lost (count, then no answer) or silent (hang)."""
-
-    immediate = False
-
-    def __init__(self) -> None:
-        super().__init__(virtual.LoopClock())
-        self.mood = "well"
-        self.delay = 0.001
-        self.calls: list[Sequence[Sequence[Ask]]] = []
-        self.adjustments: list[Adjustment] = []
-        self.nodes = 1
-
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
-        self.calls.append(entries)
-        await asyncio.sleep(self.delay)
-        if self.mood == "away":
-            raise Unavailable("away")
-        taken = await super().take(entries)
-        if self.mood == "lost":
-            raise OutcomeUnknown("lost")
-        if self.mood == "silent":
-            await asyncio.sleep(3600)
-        return taken
-
-    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
-        if self.mood != "well":
-            raise Unavailable("away")
-        self.adjustments += adjustments
-        await super().adjust(adjustments)
-
-    async def announce(self, node: str, ttl_seconds: float) -> int:
-        if self.mood != "well":
-            raise Unavailable("away")
-        return self.nodes
 
 
 def rule(limit: int = 10, resource: str = "send", **changes: Any) -> Rule:

@@ -1,0 +1,110 @@
+"""Checkers 13 and 14: rules are monotone and converge; what is admitted stays within the limiter's bound. (Pure.)
+
+Their history is told by the nodes (what they put in force, what they admitted) and by the database (what was true in
+the end).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.limits.rules import RuleName, Stamp
+from holdfast.verify.checkers.verdict import Verdict
+
+RULES_NUMBER = 13
+ADMISSION_NUMBER = 14
+
+View = Mapping[RuleName, Stamp]
+
+
+class InForce(NamedTuple):
+    """What a node enforced from a moment on: the epoch of its snapshot, and the stamp of every rule, tombstones too."""
+
+    node: str
+    at: float
+    epoch: int
+    rules: View
+
+
+class Admitted(NamedTuple):
+    """``amount`` admitted for one subject at one moment, on any node."""
+
+    subject: str
+    at: float
+    amount: int
+
+
+class Bound(NamedTuple):
+    """The most that any stretch of ``t`` seconds may admit: ``at_once`` + ``per_second`` × t."""
+
+    at_once: float
+    per_second: float
+
+
+def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outages: bool = False) -> Bound:
+    """What the design promises: capacity + rate × t + nodes × lease; with outages the local shares once more.
+
+    While the counters are away each node admits its share, and the shares of all nodes make one limit (never less
+    than 1 a node).
+    """
+    shares = max(capacity, nodes) if outages else 0
+    return Bound(capacity + shares + nodes * lease, per_second * (2 if outages else 1))
+
+
+@dataclass(slots=True)
+class LimitsHistory:
+    """``truth`` is what the database held when all was healed."""
+
+    in_force: list[InForce] = field(default_factory=list)
+    admitted: list[Admitted] = field(default_factory=list)
+    truth: View = field(default_factory=dict)
+
+
+def rules_monotone_and_converging(history: LimitsHistory) -> Verdict:
+    """Within an epoch no rule of a node goes back or disappears; in the end every node has what is true."""
+    verdict = Verdict("rules_monotone_and_converging")
+    last: dict[str, InForce] = {}
+    for now in history.in_force:
+        before = last.get(now.node)
+        if before is not None:
+            _forward(before, now, verdict)
+        last[now.node] = now
+    for node, final in sorted(last.items()):
+        different = {n for n in {*final.rules, *history.truth} if final.rules.get(n) != history.truth.get(n)}
+        verdict.require(not different, f"{node} ended with other rules: {sorted(different)[:3]}")
+    return verdict
+
+
+def _forward(before: InForce, now: InForce, verdict: Verdict) -> None:
+    verdict.require(now.epoch >= before.epoch, f"{now.node} went back to epoch {now.epoch}", before, now)
+    if now.epoch > before.epoch:
+        return  # a failover may have lost changes: what the new primary says replaces everything
+    for name, stamp in before.rules.items():
+        kept = now.rules.get(name)
+        verdict.require(kept is not None and kept >= stamp, f"{now.node}: {name} went from {stamp} to {kept}")
+
+
+def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:
+    """For every subject and every stretch of time: admitted ≤ the bound."""
+    verdict = Verdict("admitted_within_bound")
+    by_subject: dict[str, list[Admitted]] = defaultdict(list)
+    for each in history.admitted:
+        by_subject[each.subject].append(each)
+    for subject, admissions in sorted(by_subject.items()):
+        most = most_over_rate(sorted(admissions, key=lambda a: a.at), allowed.per_second)
+        verdict.require(most <= allowed.at_once + 1e-6, f"{subject}: {most:.1f} at once, {allowed.at_once} allowed")
+    return verdict
+
+
+def most_over_rate(admissions: Sequence[Admitted], per_second: float) -> float:
+    """The largest, over all stretches, of what was admitted in it less the rate × its length."""
+    most = running = 0.0
+    before = admissions[0].at if admissions else 0.0
+    for each in admissions:
+        running = max(0.0, running - per_second * (each.at - before)) + each.amount
+        most = max(most, running)
+        before = each.at
+    return most

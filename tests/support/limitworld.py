@@ -1,0 +1,106 @@
+"""A database of rules and shared counters whose failures a test chooses, for virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import virtual
+
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.limits.changes import RuleChange
+from holdfast.limits.counters.contract import Adjustment, Ask, Taken
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
+from holdfast.limits.rulestore.bell import Bell
+from holdfast.limits.rulestore.contract import Head, Ring
+
+
+class Log:
+    """A database with a log, which can be away, lag behind, or fail over and lose its last changes."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.changes: list[RuleChange] = []
+        self.away = False
+        self.lag = 0
+        self.lag_seconds = 0.0
+        self.snapshots = 0
+        self.bell = Bell()
+        self.deaf = False
+
+    def put(self, resource: str, limit: int, deleted: bool = False, ring: bool = True) -> Rule:
+        name = RuleName("acme", resource)
+        versions = [c.rule.version for c in self.changes if c.rule.name == name]
+        rule = Rule(
+            *name, "token_bucket", limit, 60.0, epoch=self.epoch, version=max(versions, default=0) + 1, deleted=deleted
+        )
+        seq = len(self.changes) + 1
+        self.changes.append(RuleChange(seq, "update", rule, "olga", "", ""))
+        if ring:
+            self.bell.ring(Ring(self.epoch, seq, rule))
+        return rule
+
+    def fail_over(self, lost: int) -> None:
+        self.epoch += 1
+        del self.changes[len(self.changes) - lost :]
+
+    def _seen(self) -> list[RuleChange]:
+        if self.away:
+            raise Unavailable("away")
+        return self.changes[: len(self.changes) - self.lag]
+
+    def _rules(self) -> dict[RuleName, Rule]:
+        return {change.rule.name: change.rule for change in self._seen()}
+
+    async def head(self) -> Head:
+        return Head(self.epoch, len(self._seen()), RuleSet(self._rules()).digest, self.lag_seconds)
+
+    async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
+        return [change for change in self._seen() if change.seq > seq][:limit]
+
+    async def snapshot(self) -> Snapshot:
+        self.snapshots += 1
+        return Snapshot(self.epoch, len(self._seen()), tuple(self._rules().values()))
+
+    def rings(self) -> AsyncIterator[Ring]:
+        if self.deaf:
+            raise Unavailable("deaf")
+        return self.bell.rings()
+
+
+class Shared(MemoryCounters):
+    """Counters that need a round trip, and can be away (refuse), lost (count, then no answer) or silent (hang)."""
+
+    immediate = False
+
+    def __init__(self) -> None:
+        super().__init__(virtual.LoopClock())
+        self.mood = "well"
+        self.delay = 0.001
+        self.calls: list[Sequence[Sequence[Ask]]] = []
+        self.adjustments: list[Adjustment] = []
+        self.nodes = 1
+
+    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+        self.calls.append(entries)
+        await asyncio.sleep(self.delay)
+        if self.mood == "away":
+            raise Unavailable("away")
+        taken = await super().take(entries)
+        if self.mood == "lost":
+            raise OutcomeUnknown("lost")
+        if self.mood == "silent":
+            await asyncio.sleep(3600)
+        return taken
+
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
+        if self.mood != "well":
+            raise Unavailable("away")
+        self.adjustments += adjustments
+        await super().adjust(adjustments)
+
+    async def announce(self, node: str, ttl_seconds: float) -> int:
+        if self.mood != "well":
+            raise Unavailable("away")
+        return self.nodes
