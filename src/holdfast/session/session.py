@@ -60,6 +60,8 @@ _RATE_ERROR_SECONDS = 1.0
 class Session:
     """One connection's session. Times are monotonic seconds; none of its methods may be called concurrently."""
 
+    deliveries_type = Deliveries
+
     __slots__ = (
         "_deliveries",
         "_expires_at",
@@ -98,7 +100,7 @@ class Session:
         self.closed = False
         self._expires_at = expires_at
         self._rotates_at = now + timeouts.rotation_seconds * (1 + _ROTATION_SPREAD * spread)
-        self._deliveries = Deliveries(limits)
+        self._deliveries = self.deliveries_type(limits)
         self._requests = Requests(limits.backpressure.inbound)
         self._overload = Overload()
         self._heartbeat = Heartbeat(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))

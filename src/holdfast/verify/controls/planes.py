@@ -12,6 +12,7 @@ from holdfast.gateway.connection import Connection
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.intake import Intake
 from holdfast.message import Draft, Message, Outcome, User
+from holdfast.session.deliveries import Deliveries
 from holdfast.session.effects import Effects
 from holdfast.session.session import Session
 from holdfast.store.contract import Store
@@ -21,16 +22,28 @@ from holdfast.wire.frames import SendBody
 from holdfast.wire.run import Run
 
 
-class CarelessSession(Session):
+class CarelessDeliveries(Deliveries):
     """Pushes whatever comes, wherever its client is: no position check."""
 
     __slots__ = ()
 
+    def pass_through(self, run: Run) -> bool:
+        self._believe(run)
+        return super().pass_through(run)
+
     def deliver(self, run: Run, now: float) -> Effects:
-        place = self._deliveries.places.get(run.chat_id)
+        self._believe(run)
+        return super().deliver(run, now)
+
+    def _believe(self, run: Run) -> None:
+        place = self.places.get(run.chat_id)
         if place is not None and place.live and run.first > place.expects:
             place.expects = run.first
-        return super().deliver(run, now)
+
+
+class CarelessSession(Session):
+    __slots__ = ()
+    deliveries_type = CarelessDeliveries
 
 
 class CarelessConnection(Connection):

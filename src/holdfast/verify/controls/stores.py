@@ -123,7 +123,7 @@ class EarlyAcks(Around):
         return forecast
 
     async def _write(self, group: Sequence[Draft]) -> None:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.7)
         await self._store.append(group)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.fanout.contract import Envelope, Link
 from holdfast.gateway.connection import Connection
@@ -67,13 +68,21 @@ def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
     """``base`` and its sessions, looked at. A warning is noted when it is decided: on a socket that takes nothing it
     may leave only together with the closing."""
 
-    class WatchedSession(base.session_type):  # type: ignore[misc, name-defined]
-        __slots__ = ()
+    class WatchedDeliveries(base.session_type.deliveries_type):  # type: ignore[misc, name-defined]
+        __slots__ = ("session",)
 
         def deliver(self, run: Run, now: float) -> Effects:
             effects: Effects = super().deliver(run, now)
-            watch.saw(self)
+            watch.saw(self.session)
             return effects
+
+    class WatchedSession(base.session_type):  # type: ignore[misc, name-defined]
+        __slots__ = ()
+        deliveries_type = WatchedDeliveries
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._deliveries.session = self
 
         def receive(self, frame: AnyClientFrame, now: float) -> Effects:
             effects: Effects = super().receive(frame, now)

@@ -274,10 +274,12 @@ class World:
             device.pause(False)
 
     async def _settle(self) -> None:
-        """Give everybody time; leave early when all have all."""
+        """Give everybody time; leave early when all have had all for a second."""
+        complete = 0
         for _ in range(int(LIVENESS_SECONDS)):
             await asyncio.sleep(1.0)
-            if await self._all_have_all():
+            complete = complete + 1 if await self._all_have_all() else 0
+            if complete == 2:
                 return
 
     async def _all_have_all(self) -> bool:
