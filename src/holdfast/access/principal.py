@@ -20,6 +20,9 @@ Scope = Literal[
     "backup",  # take a backup
     "rules:read",  # read the rules of limits and their history
     "rules:write",  # change the rules of limits
+    "jobs:read",  # read jobs, dead letters and blocked streams, payloads included
+    "jobs:write",  # retry, release, park, bury and replay jobs
+    "webhooks:write",  # add, test and remove webhook endpoints, and read their deliveries
     "limits:check",  # ask whether a subject of one's tenant may go on
 ]
 

@@ -19,7 +19,9 @@ from holdfast.message import Outcome, User
 from holdfast.session.limits import Pages
 from holdfast.store.changes import Act
 from holdfast.store.history import History
+from holdfast.webhooks.plane import WebhookPlane
 from holdfast.wire.frames import Presence, SendBody
+from holdfast.work.contract import WorkStore
 
 T = TypeVar("T")
 KIB = 1024
@@ -114,6 +116,10 @@ class Deps:
     """Whose X-Forwarded-For is believed."""
     limits: LimitsPlane | None = None
     """Rules and checks; None: every door but the connection's own bucket is open."""
+    work: WorkStore | None = None
+    """The jobs of this node; None: it runs without."""
+    webhooks: WebhookPlane | None = None
+    """Where webhooks go; None: this node sends none."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of the key ring at a time."""
 

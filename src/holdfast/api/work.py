@@ -1,0 +1,403 @@
+"""Jobs for operators: what waits, why, and the acts that repair it; and the endpoints of webhooks.
+
+Every act carries its reason; it is recorded with the jobs themselves (``GET /admin/jobs/acts``).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from holdfast.api.bodies import Body, Id, Reason
+from holdfast.api.call import Answer, Call
+from holdfast.api.deps import Deps
+from holdfast.clock import timestamp
+from holdfast.errors import InvalidMessage, NotFound
+from holdfast.message import SEQUENCE_MAX
+from holdfast.webhooks.contract import Delivery
+from holdfast.webhooks.contract import Endpoint as Hook
+from holdfast.webhooks.delivery import Notice, draft_of
+from holdfast.webhooks.guard import check_url
+from holdfast.webhooks.plane import WebhookPlane
+from holdfast.webhooks.signing import SECRET_BYTES, new_secret
+from holdfast.work.contract import BlockedStream, Entry, Query, WorkStore
+from holdfast.work.job import NAME_LENGTH_MAX, State
+from holdfast.work.job import Reason as Why
+
+StateName = Literal["ready", "retry", "held", "parked"]
+ReasonName = Literal[
+    "transport_unavailable", "handler_exception", "validation_failure", "timeout_exceeded", "serialization_error",
+    "dependency_failure", "poison_message", "throttled", "unknown",
+]  # fmt: skip
+Seq = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
+Seqs = Annotated[list[Seq], Meta(min_length=1, max_length=1000)]
+Word = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+
+
+class JobsQuery(Body, frozen=True):
+    state: StateName | None = None
+    type: Word | None = None
+    stream: Word | None = None
+    reason: ReasonName | None = None
+    fingerprint: Word | None = None
+    limit: Limit = 100
+
+
+class LimitQuery(Body, frozen=True):
+    limit: Limit = 100
+
+
+class TheseJobs(Body, frozen=True):
+    seqs: Seqs
+    reason: Reason
+
+
+class RetryJobs(Body, frozen=True):
+    """``reset`` forgets attempts, strikes and crashes."""
+
+    seqs: Seqs
+    reason: Reason
+    reset: bool = False
+
+
+class ReleaseJobs(Body, frozen=True):
+    """What may pass the stream's failed head: by id, by type, or through a sequence; at least one of them."""
+
+    stream: Word
+    reason: Reason
+    seqs: Annotated[tuple[Seq, ...], Meta(max_length=1000)] = ()
+    type: Annotated[str, Meta(max_length=NAME_LENGTH_MAX)] = ""
+    through: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] = 0
+
+
+class TheseDead(Body, frozen=True):
+    """Which dead letters; every given condition must hold."""
+
+    reason: Reason
+    seqs: Annotated[tuple[Seq, ...], Meta(max_length=1000)] = ()
+    type: Word | None = None
+    stream: Word | None = None
+    failed_with: ReasonName | None = None
+    fingerprint: Word | None = None
+    limit: Limit = 100
+
+
+class JobView(Struct, frozen=True):
+    """A job, or a dead letter (``dead_at``). ``payload`` is shown for a single job only."""
+
+    seq: int
+    type: str
+    stream: str | None
+    state: str
+    attempt: int
+    strikes: int
+    crashes: int
+    stages: int
+    created_at: str
+    due_at: str | None
+    reason: str | None
+    error_type: str
+    error: str
+    fingerprint: str
+    destination: str
+    source: str
+    source_id: str
+    origin: int
+    dead_at: str | None
+    payload: str | None = None
+    trace: str | None = None
+
+
+class JobList(Struct, frozen=True):
+    jobs: Sequence[JobView]
+
+
+class StreamView(Struct, frozen=True):
+    """A blocked stream: who blocks it, since when, how many wait, what was released past it."""
+
+    stream: str
+    head: int
+    policy: str
+    since: str
+    waiting: int
+    head_type: str
+    head_attempt: int
+    head_reason: str | None
+    head_error: str
+    head_due_at: str | None
+    released_through: int
+    released_seqs: Sequence[int]
+    released_types: Sequence[str]
+    by: str
+    why: str
+
+
+class StreamList(Struct, frozen=True):
+    streams: Sequence[StreamView]
+
+
+class BreakerView(Struct, frozen=True):
+    type: str
+    open_until: str
+    by: str
+
+
+class BreakerList(Struct, frozen=True):
+    breakers: Sequence[BreakerView]
+
+
+class StatsView(Struct, frozen=True):
+    by_state: Mapping[str, int]
+    by_reason: Mapping[str, int]
+    by_attempt: Mapping[str, int]
+    dead: int
+    poison_candidates: int
+    scheduled: int
+    next_due_at: str | None
+    last_due_at: str | None
+    oldest_age_seconds: float
+    blocked_streams: int
+
+
+class ActView(Struct, frozen=True):
+    at: str
+    verb: str
+    target: str
+    count: int
+    by: str
+    why: str
+
+
+class ActList(Struct, frozen=True):
+    acts: Sequence[ActView]
+
+
+class Count(Struct, frozen=True):
+    """How many jobs, dead letters or blocks it concerned."""
+
+    count: int
+
+
+class NewHook(Body, frozen=True):
+    url: Annotated[str, Meta(min_length=1, max_length=2000)]
+    reason: Reason
+    tenant: Id = "default"
+    description: Annotated[str, Meta(max_length=200)] = ""
+
+
+class HookWhy(Body, frozen=True):
+    reason: Reason
+
+
+class HookView(Struct, frozen=True):
+    """``secret`` is shown once, when the endpoint is made."""
+
+    endpoint_id: str
+    tenant: str
+    url: str
+    description: str
+    created_at: str
+    disabled: str
+    secret: str | None = None
+
+
+class HookList(Struct, frozen=True):
+    endpoints: Sequence[HookView]
+
+
+class DeliveryList(Struct, frozen=True):
+    deliveries: Sequence[Delivery]
+
+
+def _jobs(deps: Deps) -> WorkStore:
+    if deps.work is None:
+        raise NotFound("this node runs without jobs")
+    return deps.work
+
+
+def _when(at: float | None) -> str | None:
+    return None if at is None else timestamp(at)
+
+
+def _view(entry: Entry, *, whole: bool = False) -> JobView:
+    return JobView(
+        entry.seq, entry.type, entry.stream, "dead" if entry.dead_at is not None else entry.state.name.lower(),
+        entry.attempt, entry.strikes, entry.crashes, entry.stages, timestamp(entry.created_at), _when(entry.due_at),
+        entry.reason.name.lower() if entry.reason is not None else None, entry.error_type, entry.error,
+        entry.fingerprint, entry.destination, entry.source, entry.source_id, entry.origin, _when(entry.dead_at),
+        entry.payload.decode("utf-8", "replace") if whole else None, entry.trace if whole else None,
+    )  # fmt: skip
+
+
+def _query(asked: JobsQuery) -> Query:
+    return Query(
+        type=asked.type, stream=asked.stream, fingerprint=asked.fingerprint, reason=_reason(asked.reason),
+        state=State[asked.state.upper()] if asked.state else None,
+    )  # fmt: skip
+
+
+def _reason(name: str | None) -> Why | None:
+    return Why[name.upper()] if name else None
+
+
+async def list_jobs(deps: Deps, call: Call) -> Answer:
+    asked: JobsQuery = call.query
+    found = await deps.in_time(_jobs(deps).find(_query(asked), asked.limit))
+    return Answer(JobList([_view(entry) for entry in found]))
+
+
+async def list_dead_jobs(deps: Deps, call: Call) -> Answer:
+    asked: JobsQuery = call.query
+    found = await deps.in_time(_jobs(deps).dead(_query(asked), asked.limit))
+    return Answer(JobList([_view(entry) for entry in found]))
+
+
+async def get_job(deps: Deps, call: Call) -> Answer:
+    text = call.path["seq"]
+    if not text.isdecimal() or not 0 < int(text) <= SEQUENCE_MAX:
+        raise NotFound(f"no job {text[:40]}")
+    query = Query(seqs=[int(text)])
+    store = _jobs(deps)
+    found = [*await deps.in_time(store.find(query, 1)), *await deps.in_time(store.dead(query, 1))]
+    if not found:
+        raise NotFound(f"no job {text}: it is done, or never was")
+    return Answer(_view(found[0], whole=True))
+
+
+async def get_job_stats(deps: Deps, call: Call) -> Answer:
+    stats = await deps.in_time(_jobs(deps).stats())
+    return Answer(
+        StatsView(
+            {state.name.lower(): n for state, n in stats.by_state.items()},
+            {reason.name.lower(): n for reason, n in stats.by_reason.items()},
+            {str(attempt): n for attempt, n in stats.by_attempt.items()},
+            stats.dead,
+            stats.poison_candidates,
+            stats.scheduled,
+            _when(stats.next_due_at),
+            _when(stats.last_due_at),
+            round(stats.oldest_age_seconds, 3),
+            stats.blocked_streams,
+        )
+    )
+
+
+async def list_job_streams(deps: Deps, call: Call) -> Answer:
+    found = await deps.in_time(_jobs(deps).streams(call.query.limit))
+    return Answer(StreamList([_stream_view(stream) for stream in found]))
+
+
+def _stream_view(found: BlockedStream) -> StreamView:
+    block = found.block
+    return StreamView(
+        block.stream, block.head, block.policy.name.lower(), timestamp(found.since), found.waiting, found.head_type,
+        found.head_attempt, found.head_reason.name.lower() if found.head_reason is not None else None,
+        found.head_error, _when(found.head_due_at), block.released_through, sorted(block.released_ids),
+        sorted(block.released_types), block.by, block.why,
+    )  # fmt: skip
+
+
+async def list_job_breakers(deps: Deps, call: Call) -> Answer:
+    found = await deps.in_time(_jobs(deps).open_breakers())
+    return Answer(BreakerList([BreakerView(b.type, timestamp(b.open_until), b.by) for b in found]))
+
+
+async def list_job_acts(deps: Deps, call: Call) -> Answer:
+    found = await deps.in_time(_jobs(deps).acts(call.query.limit))
+    return Answer(ActList([ActView(timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in found]))
+
+
+async def retry_jobs(deps: Deps, call: Call) -> Answer:
+    body: RetryJobs = call.body
+    by = call.principal.user_id
+    return Answer(Count(await _jobs(deps).retry(body.seqs, reset=body.reset, by=by, why=body.reason)))
+
+
+async def park_jobs(deps: Deps, call: Call) -> Answer:
+    body: TheseJobs = call.body
+    return Answer(Count(await _jobs(deps).park(body.seqs, by=call.principal.user_id, why=body.reason)))
+
+
+async def bury_jobs(deps: Deps, call: Call) -> Answer:
+    body: TheseJobs = call.body
+    return Answer(Count(await _jobs(deps).bury(body.seqs, by=call.principal.user_id, why=body.reason)))
+
+
+async def release_jobs(deps: Deps, call: Call) -> Answer:
+    body: ReleaseJobs = call.body
+    if not (body.seqs or body.type or body.through):
+        raise InvalidMessage("say what is released: seqs, type or through", field="seqs")
+    released = await _jobs(deps).release(
+        body.stream, ids=body.seqs, type=body.type, through=body.through, by=call.principal.user_id, why=body.reason
+    )
+    return Answer(Count(released))
+
+
+def _dead(body: TheseDead) -> Query:
+    return Query(body.seqs, body.type, body.stream, _reason(body.failed_with), None, body.fingerprint)
+
+
+async def replay_jobs(deps: Deps, call: Call) -> Answer:
+    body: TheseDead = call.body
+    by = call.principal.user_id
+    return Answer(Count(await _jobs(deps).replay(_dead(body), limit=body.limit, by=by, why=body.reason)))
+
+
+async def discard_jobs(deps: Deps, call: Call) -> Answer:
+    body: TheseDead = call.body
+    by = call.principal.user_id
+    return Answer(Count(await _jobs(deps).discard(_dead(body), limit=body.limit, by=by, why=body.reason)))
+
+
+def _hooks(deps: Deps) -> WebhookPlane:
+    if deps.webhooks is None:
+        raise NotFound("this node sends no webhooks")
+    return deps.webhooks
+
+
+def _hook_view(hook: Hook, secret: str | None = None) -> HookView:
+    return HookView(hook.endpoint_id, hook.tenant, hook.url, hook.description, hook.created_at, hook.disabled, secret)
+
+
+async def list_webhooks(deps: Deps, call: Call) -> Answer:
+    return Answer(HookList([_hook_view(hook) for hook in await deps.in_time(_hooks(deps).endpoints.all())]))
+
+
+async def create_webhook(deps: Deps, call: Call) -> Answer:
+    body: NewHook = call.body
+    plane = _hooks(deps)
+    check_url(body.url, private_allowed=plane.private_allowed)
+    secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
+    hook = Hook(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
+    await plane.endpoints.add(hook)
+    return Answer(_hook_view(hook, secret))
+
+
+async def delete_webhook(deps: Deps, call: Call) -> Answer:
+    plane = _hooks(deps)
+    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    await plane.endpoints.remove(hook.endpoint_id)
+    return Answer(_hook_view(hook))
+
+
+async def enable_webhook(deps: Deps, call: Call) -> Answer:
+    plane = _hooks(deps)
+    await plane.endpoints.disable(call.path["endpoint_id"], "")
+    return Answer(_hook_view(await plane.endpoints.get(call.path["endpoint_id"])))
+
+
+async def check_webhook(deps: Deps, call: Call) -> Answer:
+    plane = _hooks(deps)
+    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    at = timestamp(deps.clock.now())
+    return Answer(Count(len(await _jobs(deps).enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))]))))
+
+
+async def list_webhook_deliveries(deps: Deps, call: Call) -> Answer:
+    plane = _hooks(deps)
+    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    return Answer(DeliveryList(await deps.in_time(plane.endpoints.deliveries(hook.endpoint_id, call.query.limit))))

@@ -1,0 +1,130 @@
+"""Jobs and webhooks over REST: what operators see, and the acts that repair it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rest import Rest, error_of, serving
+from work_stores import Hand, draft
+
+from holdfast.webhooks.plane import WebhookPlane
+from holdfast.webhooks.sqlite import SqliteEndpoints
+from holdfast.work.contract import Query
+from holdfast.work.job import Policies, Reason
+from holdfast.work.memory import MemoryWork
+
+
+def served(tmp_path: Path, scenario: Callable[[Rest, MemoryWork], Awaitable[None]]) -> None:
+    async def main() -> None:
+        endpoints, jobs = await SqliteEndpoints.open(tmp_path / "webhooks.db"), MemoryWork()
+        async with serving(work=jobs, webhooks=WebhookPlane(endpoints)) as rest:
+            await scenario(rest, jobs)
+        await endpoints.close()
+
+    asyncio.run(main())
+
+
+async def in_trouble(jobs: MemoryWork) -> tuple[Hand, list[int]]:
+    """One stream blocked by its head with two behind it, and one dead letter."""
+    seqs = await jobs.enqueue([draft(payload=b'{"n":1}'), draft(), draft(type="mail"), draft(None)])
+    hand = await Hand.sit(jobs, policies=Policies())
+    await hand.turn()
+    failures = [hand.failure(seqs[0], Reason.THROTTLED), hand.failure(seqs[3], Reason.VALIDATION_FAILURE)]
+    await hand.turn(failed=failures, held=seqs[1:3])
+    return hand, seqs
+
+
+def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+        _, seqs = await in_trouble(jobs)
+        key = rest.admin_key("jobs:read")
+        listed = (await rest.ask("GET", "/admin/jobs?state=retry", key)).json()["jobs"]
+        assert [(job["seq"], job["reason"], job["attempt"]) for job in listed] == [(seqs[0], "throttled", 1)]
+        assert listed[0]["payload"] is None
+        one = (await rest.ask("GET", f"/admin/jobs/{seqs[0]}", key)).json()
+        assert (one["payload"], one["trace"]) == ('{"n":1}', "trace")
+        stats = (await rest.ask("GET", "/admin/jobs/stats", key)).json()
+        assert (stats["by_state"], stats["dead"]) == ({"retry": 1, "held": 2}, 1)
+        (stream,) = (await rest.ask("GET", "/admin/jobs/streams", key)).json()["streams"]
+        assert (stream["stream"], stream["head"], stream["waiting"]) == ("s", seqs[0], 2)
+        (dead,) = (await rest.ask("GET", "/admin/jobs/dead", key)).json()["jobs"]
+        assert (dead["seq"], dead["state"], dead["reason"]) == (seqs[3], "dead", "validation_failure")
+        assert (await rest.ask("GET", "/admin/jobs/breakers", key)).json() == {"breakers": []}
+        assert error_of(await rest.ask("GET", "/admin/jobs/999", key)) == (404, "NOT_FOUND")
+        assert error_of(await rest.ask("GET", "/admin/jobs/nonsense", key)) == (404, "NOT_FOUND")
+
+    served(tmp_path, scenario)
+
+
+def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+        hand, seqs = await in_trouble(jobs)
+        key = rest.admin_key("jobs:read", "jobs:write")
+
+        async def act(verb: str, **body: Any) -> int:
+            answer = await rest.ask("POST", f"/admin/jobs/{verb}", key, {"reason": "to repair it", **body})
+            assert answer.status_code == 200, answer.text
+            return int(answer.json()["count"])
+
+        assert await act("release", stream="s", type="mail") == 1
+        await hand.call()
+        await hand.seat.rewind()
+        assert await hand.turn() == [seqs[2]]
+        assert await act("retry", seqs=[seqs[0]], reset=True) == 1
+        assert await hand.turn() == [seqs[0]]
+        assert await act("park", seqs=[seqs[1]]) == 1
+        assert await act("bury", seqs=[seqs[1]]) == 1
+        assert await act("replay", seqs=[seqs[3]]) == 1
+        assert await act("discard", type="order") == 1
+        acts = (await rest.ask("GET", "/admin/jobs/acts", key)).json()["acts"]
+        assert [a["verb"] for a in acts] == ["discard", "replay", "dead", "park", "retry", "release"]
+        assert {a["why"] for a in acts} == {"to repair it"}
+        assert all(a["by"] for a in acts)
+
+    served(tmp_path, scenario)
+
+
+def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+        key = rest.admin_key("jobs:write")
+        for verb, body in (
+            ("retry", {"seqs": [1]}),
+            ("park", {"seqs": [1]}),
+            ("bury", {"seqs": [1]}),
+            ("release", {"stream": "s", "through": 9}),
+            ("replay", {}),
+            ("discard", {"type": "x"}),
+        ):
+            answer = await rest.ask("POST", f"/admin/jobs/{verb}", key, {"reason": "r", **body})
+            assert error_of(answer) == (404, "NOT_FOUND"), verb
+        vague = await rest.ask("POST", "/admin/jobs/release", key, {"reason": "r", "stream": "s"})
+        assert error_of(vague) == (400, "INVALID_MESSAGE")
+        assert await jobs.acts() == []
+
+    served(tmp_path, scenario)
+
+
+def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+        key = rest.admin_key("webhooks:write")
+        new = {"url": "https://example.com/hook", "tenant": "acme", "reason": "the shop wants it"}
+        made = await rest.ask("POST", "/admin/webhooks", key, new)
+        assert made.status_code == 201
+        hook = made.json()
+        assert hook["secret"].startswith("whsec_")
+        (listed,) = (await rest.ask("GET", "/admin/webhooks", key)).json()["endpoints"]
+        assert listed == {**hook, "secret": None}
+        where = f"/admin/webhooks/{hook['endpoint_id']}"
+        assert (await rest.ask("POST", where + "/test", key, {"reason": "try"})).json() == {"count": 1}
+        assert [entry.type for entry in await jobs.find(Query())] == ["webhook"]
+        assert (await rest.ask("GET", where + "/deliveries", key)).json() == {"deliveries": []}
+        assert (await rest.ask("POST", where + "/enable", key, {"reason": "try"})).json()["disabled"] == ""
+        assert (await rest.ask("DELETE", where + "?reason=done", key)).status_code == 200
+        assert error_of(await rest.ask("GET", where + "/deliveries", key)) == (404, "NOT_FOUND")
+        inside = await rest.ask("POST", "/admin/webhooks", key, {**new, "url": "https://10.0.0.1/"})
+        assert error_of(inside) == (400, "INVALID_MESSAGE")
+
+    served(tmp_path, scenario)
