@@ -113,6 +113,7 @@ ROWS = [
     Row("update_rule", "PUT", "/admin/rules", RULER, {"tenantID": "acme"}),
     Row("delete_rule", "DELETE", "/admin/rules?tenantID=acme&resource=x&expectedVersion=1", RULER),
     Row("read_rule_history", "GET", "/admin/rules/history?tenantID=acme&resource=x", RULER),
+    Row("read_rule_changes", "GET", "/admin/rules/changes", RULER),
     Row("roll_back_rule", "POST", "/admin/rules/rollback", RULER, {"tenantID": "acme"}),
     Row("get_limits_status", "GET", "/admin/limits", RULER),
     Row("list_jobs", "GET", "/admin/jobs", RULER),

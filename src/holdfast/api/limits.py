@@ -11,7 +11,7 @@ from holdfast.api.bodies import Body, ErrorDetail
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.errors import InvalidRule, NotFound, VersionConflict
-from holdfast.limits.changes import Changed
+from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.form import name_of, render
 from holdfast.limits.plane import LimitsPlane
 from holdfast.limits.rules import Check, Decision, RuleName
@@ -36,6 +36,13 @@ class HistoryQuery(Body, frozen=True):
     tenantID: str
     resource: str
     before: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class ChangesQuery(Body, frozen=True):
+    """Oldest first; ``after`` is the ``seq`` of the last change one has."""
+
+    after: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
@@ -83,8 +90,9 @@ class RulePage(Struct, frozen=True):
 
 
 class HistoryEntry(Struct, frozen=True):
-    """One change: what was done, by whom, why, and the rule after it."""
+    """One change: its place in the log, what was done, by whom, why, and the rule after it."""
 
+    seq: int
     version: int
     action: str
     actor: str
@@ -95,6 +103,13 @@ class HistoryEntry(Struct, frozen=True):
 
 class HistoryPage(Struct, frozen=True):
     changes: Sequence[HistoryEntry]
+
+
+class ChangesPage(Struct, frozen=True):
+    """``head`` is where the log ends now."""
+
+    changes: Sequence[HistoryEntry]
+    head: int
 
 
 def plane(deps: Deps) -> LimitsPlane:
@@ -170,8 +185,18 @@ async def read_rule_history(deps: Deps, call: Call) -> Answer:
     query: HistoryQuery = call.query
     name = name_of({"tenantID": query.tenantID, "resource": query.resource})
     changes = await plane(deps).control.history(name, query.before, query.limit)
-    entries = [HistoryEntry(c.rule.version, c.action, c.actor, c.reason, c.at, render(c.rule)) for c in changes]
-    return Answer(HistoryPage(entries))
+    return Answer(HistoryPage([_entry(change) for change in changes]))
+
+
+def _entry(change: RuleChange) -> HistoryEntry:
+    rule = change.rule
+    return HistoryEntry(change.seq, rule.version, change.action, change.actor, change.reason, change.at, render(rule))
+
+
+async def read_rule_changes(deps: Deps, call: Call) -> Answer:
+    query: ChangesQuery = call.query
+    head, changes = await plane(deps).control.changes(query.after, query.limit)
+    return Answer(ChangesPage([_entry(change) for change in changes], head))
 
 
 async def get_admin_health(deps: Deps, call: Call) -> Answer:

@@ -182,6 +182,10 @@ RULES: Sequence[Endpoint] = (
         "rules:read", query=limits.HistoryQuery, answer=limits.HistoryPage, errors=_OF_A_RULE,
     ),
     Endpoint(
+        "GET", "/admin/rules/changes", limits.read_rule_changes, "The log of all changes, oldest first", "operator",
+        "rules:read", query=limits.ChangesQuery, answer=limits.ChangesPage,
+    ),
+    Endpoint(
         "POST", "/admin/rules/rollback", limits.roll_back_rule, "Make a rule what it was in `version`", "operator",
         "rules:write", body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
         note="As a new version; a deleted rule comes back.",

@@ -10,6 +10,7 @@ from holdfast import __version__
 from holdfast.cli.chats import chat
 from holdfast.cli.operate import backup, key, restore, status, token
 from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
+from holdfast.cli.rules import rules
 from holdfast.cli.serving import serve
 
 app = typer.Typer(
@@ -60,5 +61,6 @@ app.command()(token)
 app.command()(status)
 app.add_typer(chat, name="chat")
 app.add_typer(key, name="key")
+app.add_typer(rules, name="rules")
 app.command()(backup)
 app.command()(restore)

@@ -18,6 +18,7 @@ from holdfast.errors import (
     InternalError,
     InvalidContentType,
     InvalidMessage,
+    InvalidRule,
     KeyReused,
     MessageTooLarge,
     NotAMember,
@@ -27,13 +28,14 @@ from holdfast.errors import (
     ServerBusy,
     Unauthorized,
     Unavailable,
+    VersionConflict,
 )
 
 _ERRORS: dict[str, type[HoldfastError]] = {
     kind.code: kind
     for kind in (
-        ChatHalted, Forbidden, InternalError, InvalidContentType, InvalidMessage, KeyReused, MessageTooLarge,
-        NotAMember, NotFound, RateLimited, ServerBusy, Unauthorized, Unavailable,
+        ChatHalted, Forbidden, InternalError, InvalidContentType, InvalidMessage, InvalidRule, KeyReused,
+        MessageTooLarge, NotAMember, NotFound, RateLimited, ServerBusy, Unauthorized, Unavailable, VersionConflict,
     )
 }  # fmt: skip
 ANSWER_BYTES_MAX = 32 * 1024 * 1024

@@ -119,6 +119,12 @@ class Control:
                 raise missing(name)
             return changes
 
+    async def changes(self, after: int, limit: int) -> tuple[int, Sequence[RuleChange]]:
+        """Where the log ends, and the changes after a place in it, oldest first."""
+        async with _told("rule_changes"):
+            changes = await self._store.changes_after(after, min(limit, PAGE_MAX))
+            return (await self._store.head()).seq, changes
+
     async def health(self) -> dict[str, str]:
         """In the seed's words. Limiting is healthy as long as this process answers: it needs no database."""
         try:

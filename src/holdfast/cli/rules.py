@@ -1,0 +1,341 @@
+"""The commands about rate limits. A rule is named by its tenant (``*``: every one) and its resource."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.cli import show
+from holdfast.cli.reach import Reach, reaching
+from holdfast.cli.rest import Rest
+from holdfast.errors import InvalidMessage, NotFound, OutcomeUnknown
+
+rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", rich_markup_mode=None)
+
+TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every tenant.")]
+ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]
+VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
+Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
+ASKED = "asked for on the command line"
+FIELDS = ("algorithm", "limit", "window", "burstSize", "precision", "onStoreFailure", "mode")
+NUMBERS = ("limit", "burstSize")
+PAGE = 500
+WATCH_SECONDS = 1.0
+
+
+@rules.command("ls")
+@reaching
+def list_rules(
+    reach: Reach,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+) -> None:
+    """List the rules.
+
+    Examples:
+
+    \b
+      holdfast rules ls
+      holdfast rules ls --tenant acme --json
+    """
+    found = _all(reach.as_operator(), tenant)
+    if reach.as_json:
+        show.as_json(found)
+        return
+    show.table(
+        ("tenant", "resource", *FIELDS, "version"),
+        ([rule["tenantID"], rule["resource"], *(rule.get(f, "") for f in FIELDS), rule["version"]] for rule in found),
+        empty="No rules. Make one: holdfast rules set acme /api/search algorithm=token_bucket limit=100 window=60s",
+    )
+
+
+@rules.command("get")
+@reaching
+def get_rule(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) -> None:
+    """Show one rule.
+
+    Example:
+
+    \b
+      holdfast rules get acme /api/search
+    """
+    _show(reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource))
+
+
+@rules.command("set")
+@reaching
+def set_rule(
+    reach: Reach,
+    tenant: TenantArgument,
+    resource: ResourceArgument,
+    fields: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help=f"Of {', '.join(FIELDS)}.")],
+    version: VersionOption = None,
+    reason: Reason = ASKED,
+) -> None:
+    """Create a rule, or change the fields you name. It is in force everywhere within moments.
+
+    Examples:
+
+    \b
+      holdfast rules set acme /api/search algorithm=token_bucket limit=100 window=60s
+      holdfast rules set acme /api/search limit=500 --reason "the sale" --version 7
+      holdfast rules set "*" send:user mode=shadow
+    """
+    body = {"tenantID": tenant, "resource": resource, **_assigned(fields), "reason": reason}
+    _show(reach, _put(reach.as_operator(), body, version))
+
+
+@rules.command("delete")
+@reaching
+def delete_rule(
+    reach: Reach,
+    tenant: TenantArgument,
+    resource: ResourceArgument,
+    version: VersionOption = None,
+    reason: Reason = ASKED,
+) -> None:
+    """Delete a rule; its history stays, and `rollback` brings it back.
+
+    Example:
+
+    \b
+      holdfast rules delete acme /api/search --reason "moved to the wildcard"
+    """
+    rest = reach.as_operator()
+    seen = version or rest.get("/admin/rules", tenantID=tenant, resource=resource)["version"]
+    _show(reach, rest.delete("/admin/rules", tenantID=tenant, resource=resource, expectedVersion=seen, reason=reason))
+
+
+@rules.command("history")
+@reaching
+def history(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) -> None:
+    """Who changed a rule, when and why; newest first.
+
+    Example:
+
+    \b
+      holdfast rules history acme /api/search
+    """
+    changes = _history(reach.as_operator(), tenant, resource)
+    if reach.as_json:
+        show.as_json(changes)
+        return
+    show.table(
+        ("version", "at", "who", "what", "limit", "window", "mode", "reason"),
+        (
+            (c["version"], c["at"][:19], c["actor"], c["action"], *(c["rule"][f] for f in ("limit", "window", "mode")),
+             c["reason"])
+            for c in changes
+        ),
+        empty="This rule has no history.",
+    )  # fmt: skip
+
+
+@rules.command("diff")
+@reaching
+def diff(
+    reach: Reach,
+    tenant: TenantArgument,
+    resource: ResourceArgument,
+    old: Annotated[int | None, typer.Argument(help="A version.  [default: the last but one]")] = None,
+    new: Annotated[int | None, typer.Argument(help="A later version.  [default: the last]")] = None,
+) -> None:
+    """Show what changed between two versions of a rule.
+
+    Examples:
+
+    \b
+      holdfast rules diff acme /api/search
+      holdfast rules diff acme /api/search 3 7
+    """
+    past = {c["version"]: c["rule"] for c in _history(reach.as_operator(), tenant, resource)}
+    newest = max(past)
+    after = new if new is not None else newest
+    before = old if old is not None else max(1, after - 1)
+    for wanted in (before, after):
+        if wanted not in past:
+            raise NotFound(f"there is no version {wanted} of this rule")
+    changed = _differences(past[before], past[after])
+    if reach.as_json:
+        show.as_json({"old": before, "new": after, "changed": changed})
+    elif not changed:
+        show.line(f"versions {before} and {after} are the same")
+    else:
+        show.fields({name: f"{was} → {now}" for name, (was, now) in changed.items()})
+
+
+@rules.command("rollback")
+@reaching
+def rollback(
+    reach: Reach,
+    tenant: TenantArgument,
+    resource: ResourceArgument,
+    version: Annotated[int, typer.Argument(help="What it shall be again.")],
+    reason: Reason = ASKED,
+) -> None:
+    """Make a rule what it was, as a new version. A deleted rule comes back.
+
+    Example:
+
+    \b
+      holdfast rules rollback acme /api/search 6 --reason "500 was too much"
+    """
+    body = {"tenantID": tenant, "resource": resource, "version": version, "reason": reason}
+    _show(reach, _sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
+
+
+@rules.command("watch")
+@reaching
+def watch(
+    reach: Reach,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this time.  [default: at Ctrl-C]")] = None,
+) -> None:
+    """Print changes as they are made, until Ctrl-C.
+
+    Examples:
+
+    \b
+      holdfast rules watch
+      holdfast rules watch --json | jq .rule.limit
+    """
+    rest, end = reach.as_operator(), None if seconds is None else time.monotonic() + seconds
+    cursor = rest.get("/admin/rules/changes", limit=1)["head"]
+    while end is None or time.monotonic() < end:
+        for change in rest.get("/admin/rules/changes", after=cursor, limit=PAGE)["changes"]:
+            cursor = change["seq"]
+            if reach.as_json:
+                show.line(msgspec.json.encode(change).decode())
+            else:
+                rule = change["rule"]
+                what = f"{change['action']} {rule['tenantID']} {rule['resource']} v{change['version']}"
+                show.line(show.printable(f"{change['at'][11:19]} {change['actor']}: {what} limit {rule['limit']} "
+                                         f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
+        time.sleep(WATCH_SECONDS if end is None else min(WATCH_SECONDS, max(0.0, end - time.monotonic())))
+
+
+@rules.command("export")
+@reaching
+def export(reach: Reach, tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None) -> None:
+    """Print the rules as JSON that `import` takes.
+
+    Example:
+
+    \b
+      holdfast rules export > rules.json
+    """
+    show.as_json([_portable(rule) for rule in _all(reach.as_operator(), tenant)])
+
+
+@rules.command("import")
+@reaching
+def import_rules(
+    reach: Reach,
+    file: Annotated[Path, typer.Argument(help="What `export` printed.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    reason: Reason = ASKED,
+) -> None:
+    """Create and change rules until they are as in the file. Rules that are not in it stay.
+
+    Examples:
+
+    \b
+      holdfast rules import rules.json --dry-run
+      holdfast rules import rules.json --reason "from git"
+    """
+    rest = reach.as_operator()
+    there = {(rule["tenantID"], rule["resource"]): rule for rule in _all(rest, None)}
+    done: list[dict[str, Any]] = []
+    for wanted in _read(file):
+        now = there.get((wanted["tenantID"], wanted["resource"]))
+        changed = _differences(_portable(now), wanted) if now else dict.fromkeys(wanted)
+        if not changed:
+            continue
+        if not dry_run:
+            _put(rest, {**wanted, "reason": reason}, now["version"] if now else None)
+        done.append({"rule": f"{wanted['tenantID']} {wanted['resource']}", "changed": sorted(changed), "new": not now})
+    if reach.as_json:
+        show.as_json({"dry_run": dry_run, "rules": done})
+    else:
+        show.table(("rule", "what"), ((d["rule"], "new" if d["new"] else ", ".join(d["changed"])) for d in done),
+                   empty="Nothing to change: the rules are as in the file.")  # fmt: skip
+
+
+def _all(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after = None
+    while True:
+        page = rest.get("/admin/rules", tenantID=tenant, after=after, limit=PAGE)
+        found += page["rules"]
+        after = page["next"]
+        if after is None:
+            return found
+
+
+def _history(rest: Rest, tenant: str, resource: str) -> list[dict[str, Any]]:
+    answer = rest.get("/admin/rules/history", tenantID=tenant, resource=resource, limit=PAGE)
+    changes: list[dict[str, Any]] = answer["changes"]
+    return changes
+
+
+def _put(rest: Rest, body: Mapping[str, Any], version: int | None) -> Any:
+    """Create the rule, or change it upon the version that was seen."""
+    if version is None:
+        try:
+            there = rest.get("/admin/rules", tenantID=body["tenantID"], resource=body["resource"])
+        except NotFound:
+            return _sure(rest, "POST", "/admin/rules", body)
+        version = there["version"]
+    return _sure(rest, "PUT", "/admin/rules", {**body, "expectedVersion": version})
+
+
+def _sure(rest: Rest, method: str, path: str, body: Mapping[str, Any]) -> Any:
+    """Ask with a key of its own; if nobody knows what became of it, the same key tells."""
+    headers = {"Idempotency-Key": secrets.token_hex(16)}
+    try:
+        return rest.ask(method, path, body, headers)
+    except OutcomeUnknown:
+        return rest.ask(method, path, body, headers)
+
+
+def _assigned(fields: Sequence[str]) -> dict[str, Any]:
+    assigned: dict[str, Any] = {}
+    for field in fields:
+        name, equals, value = field.partition("=")
+        if not equals or name not in FIELDS:
+            raise InvalidMessage(f"{field!r} is no FIELD=VALUE with a field of {', '.join(FIELDS)}")
+        assigned[name] = int(value) if name in NUMBERS and value.lstrip("-").isdigit() else value
+    return assigned
+
+
+def _portable(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: rule[name] for name in ("tenantID", "resource", *FIELDS) if name in rule}
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [*FIELDS, "deleted"]
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+    except OSError as error:
+        raise InvalidMessage(f"{file} cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidMessage(f"{file} is not what `holdfast rules export` prints: {error}") from None
+    for rule in found:
+        if not isinstance(rule.get("tenantID"), str) or not isinstance(rule.get("resource"), str):
+            raise InvalidMessage(f"{file}: a rule has no tenantID or no resource")
+    return found
+
+
+def _show(reach: Reach, rule: Mapping[str, Any]) -> None:
+    if reach.as_json:
+        show.as_json(rule)
+    else:
+        show.fields(rule)
