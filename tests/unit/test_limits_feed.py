@@ -7,11 +7,12 @@ from pathlib import Path
 
 import virtual
 from limitworld import Log
+from structlog.testing import capture_logs
 
 from holdfast.limits.disk import load
 from holdfast.limits.feed import Feed
 from holdfast.limits.rules import RuleSet
-from holdfast.limits.rulestore.contract import Ring
+from holdfast.limits.rulestore.contract import Head, Ring
 
 
 def feed_of(log: Log, file: Path | None = None) -> tuple[Feed, list[RuleSet]]:
@@ -218,3 +219,22 @@ def test_a_doorbell_that_was_away_is_heard_again() -> None:
             assert limit_of(feed) == 5
 
     virtual.run(main())
+
+
+class SlowLog(Log):
+    async def head(self) -> Head:
+        await asyncio.sleep(0.005)
+        return await super().head()
+
+
+def test_a_node_at_rest_never_calls_its_rules_stale() -> None:
+    async def main() -> None:
+        log = SlowLog()
+        log.lag_seconds = 1.0
+        feed, _ = feed_of(log)
+        async with feed:
+            await asyncio.sleep(120)
+
+    with capture_logs() as logs:
+        virtual.run(main())
+    assert [entry["event"] for entry in logs if "stale" in entry["event"]] == []

@@ -186,7 +186,9 @@ class Feed:
             self._watch()
 
     def _next_sync(self, complete: bool) -> float:
-        return self._clock.monotonic() + (self._settings.sync_seconds if complete else self._settings.retry_seconds)
+        """Before what we know grows older than a sync interval: counted from then, not from when the read ended."""
+        retry = self._clock.monotonic() + self._settings.retry_seconds
+        return max(self._known_at + self._settings.sync_seconds, retry) if complete else retry
 
     async def _pause(self, next_sync: float) -> None:
         """Until the next sync, a nudge, or a second: staleness is watched each second."""
