@@ -11,6 +11,7 @@ import asyncio
 import getpass
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -164,7 +165,7 @@ class Node:
 
     @property
     def url(self) -> str:
-        return f"http://{self.settings.server.host}:{self.settings.server.port}"
+        return self.settings.server.url
 
     # --- what the parts need of each other --------------------------------------------------------------
 
@@ -341,17 +342,17 @@ class Node:
             yield f"            {path} = {value} (default {default}{idle})"
         program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
         defaults = Settings().server
-        where = "" if state == defaults.state_path else f" --state-dir {state}"
-        where += "" if server.port == defaults.port else f" --url {self.url}"
-        yield f"  try       {program} chat create --user alice --member bob --name lobby{where}"
-        yield f"            {program} chat open lobby --user alice{where}"
+        where = "" if state == defaults.state_path else f" --state-dir {shlex.quote(str(state))}"
+        at = "" if self.url == defaults.url else f" --url {self.url}"
+        yield f"  try       {program} chat create --user alice --member bob --name lobby{where}{at}"
+        yield f"            {program} chat open lobby --user alice{where}{at}"
         yield f"            {program} token --user alice{where}    (for a client of your own)"
         yield f"  the API   {self.url}/docs"
 
 
 def origins_of(settings: Settings) -> frozenset[str]:
     """The pages that may connect: those this server shows itself, and those that were allowed."""
-    own = {f"http://{host}:{settings.server.port}" for host in ("127.0.0.1", "localhost")}
+    own = {f"http://{host}:{settings.server.port}" for host in ("127.0.0.1", "[::1]", "localhost")}
     return frozenset(own | set(settings.server.allowed_origins))
 
 

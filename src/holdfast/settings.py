@@ -67,6 +67,11 @@ class Server:
             )
 
     @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
     def state_path(self) -> Path:
         return Path(self.state_dir).expanduser()
 

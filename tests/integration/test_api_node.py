@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from typer.testing import CliRunner
 
+from holdfast.cli.app import app
 from holdfast.message import User
 from holdfast.node import Node, running
 from holdfast.settings import Server, Settings
@@ -92,6 +96,22 @@ def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(tmp
         assert [(r["action"], r["reason"]) for r in records] == [("backup", "nightly")]
 
     with_node(tmp_path / "state", scenario)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        settings = Settings(server=Server(host=host, port=0, state_dir=str(tmp_path / "a state")))
+        async with running(settings) as node:
+            lines = list(node.posture())
+            start = next(i for i, line in enumerate(lines) if line.startswith("  try "))
+            printed = [line[len("  try       ") :].partition("    (")[0] for line in lines[start : start + 3]]
+            create, open_, token = [shlex.split(command)[1:] for command in printed]
+            for command in (create, token, [*open_, "--json"]):
+                done = await asyncio.to_thread(CliRunner().invoke, app, command)
+                assert done.exit_code == 0, (command, done.output)
+
+    asyncio.run(run())
 
 
 def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:

@@ -47,6 +47,19 @@ def test_one_key_of_two_users_is_two_keys() -> None:
     with_rest(scenario)
 
 
+def test_a_repeated_creation_says_that_it_is_one() -> None:
+    async def scenario(rest: Rest) -> None:
+        made = [
+            await rest.ask("POST", "/v1/chats", rest.token("alice"), {"name": "lobby"}, Idempotency_Key="c1")
+            for _ in range(2)
+        ]
+        assert [answer.status_code for answer in made] == [201, 200]
+        assert [answer.headers.get("Idempotency-Replayed") for answer in made] == [None, "true"]
+        assert made[0].json() == made[1].json()
+
+    with_rest(scenario)
+
+
 def test_a_keyed_change_answers_a_repetition_as_the_first_time_and_does_nothing_again() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()

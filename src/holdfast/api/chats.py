@@ -45,8 +45,9 @@ def act_of(deps: Deps, call: Call) -> Act:
 async def commit(deps: Deps, command: Command) -> Answer:
     """Commit a command and answer with the chat after it."""
     changed = await deps.durability.change(command, deps.deadline())
-    headers = {"Idempotency-Replayed": "true"} if changed.repeated else {}
-    return Answer(ChangeAnswer(changed.chat, changed.event), headers=headers)
+    headers = {"Idempotency-Replayed": "true"} if changed.repeated and command.act.key else {}
+    exists = isinstance(command, CreateChat) and changed.chat.chat_id != command.chat_id
+    return Answer(ChangeAnswer(changed.chat, changed.event), 200 if exists else None, headers)
 
 
 def _usable(user_id: str) -> str:
@@ -58,10 +59,7 @@ def _usable(user_id: str) -> str:
 async def create_chat(deps: Deps, call: Call) -> Answer:
     body: NewChat = call.body
     members = [_usable(user_id) for user_id in body.members]
-    command = CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members)
-    changed = await deps.durability.change(command, deps.deadline())
-    created = changed.chat.chat_id == command.chat_id
-    return Answer(ChangeAnswer(changed.chat, changed.event), 201 if created else 200)
+    return await commit(deps, CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members))
 
 
 async def list_chats(deps: Deps, call: Call) -> Answer:

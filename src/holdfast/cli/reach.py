@@ -73,10 +73,9 @@ class Reach:
         if self.url:
             return self.url
         if self.config is not None:
-            server = settings_of(self.config).server
-            return f"http://{server.host}:{server.port}"
+            return settings_of(self.config).server.url
         host, port = os.environ.get("HOLDFAST_HOST", "127.0.0.1"), os.environ.get("HOLDFAST_PORT", "8080")
-        return f"http://{host}:{port}"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
     def state_path(self) -> Path:
