@@ -1,0 +1,196 @@
+"""The documentation is true: links lead somewhere, commands exist, the seeds' names are mapped.
+
+Generated pages are compared by tests/unit/test_cli_reference.py, commands of guides run by
+tests/integration/test_guides.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from holdfast import telemetry
+from holdfast.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+# Every name in the tables of metrics of the two seeds (failure handling and backpressure; sequencing).
+SEED_METRICS = [
+    "gateway.connection.timeout", "gateway.slow_consumer.disconnects", "gateway.redis.connection_errors",
+    "gateway.redis.available", "gateway.instances.healthy", "gateway.circuit_breaker.open",
+    "gateway.connections.active", "gateway.connections.rate",
+    "durability.dynamodb.throttle_count", "durability.dynamodb.available", "durability.transaction.conflict_rate",
+    "durability.kafka.produce_latency_p99", "durability.kafka.available", "durability.counter.corruption",
+    "durability.duplicate.sequence", "durability.idempotency.hit_rate", "durability.persist.latency_p99",
+    "durability.messages.persisted_rate",
+    "fanout.kafka.consumer_lag", "fanout.delivery.skip_rate", "fanout.messages.delivered_rate", "fanout.retry.count",
+    "fanout.dlq.depth", "fanout.consumer.restarts",
+    "client.resync.forced_rate",
+    "sequence_allocation_latency_p99", "sequence_allocation_errors", "counter_missing_errors", "idempotency_hit_rate",
+    "sequence_gap_rate", "transaction_conflict_rate",
+]  # fmt: skip
+
+# Words that belong to how the repository came to be, not to what it is.
+FORBIDDEN = [
+    r"/tmp/hf", r"/work/", r"\bprompts?\b", r"\bLLM\b", r"\bClaude\b", r"\bcopilot\b", r"\bAI[- ]generated\b",
+    r"\bsession of work\b", r"artifactory", r"\bpypi\.[a-z]+\.(?!org)", r"\bTODO\b", r"\bFIXME\b", r"\bcoming soon\b",
+]  # fmt: skip
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def metrics_page() -> object:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return importlib.import_module("metrics_page")
+    finally:
+        sys.path.pop(0)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    bare = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in bare}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name_of(page)} links to {target}"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_tells_what_concerns_nobody(page: Path) -> None:
+    text = page.read_text()
+    for word in FORBIDDEN:
+        assert not (found := re.search(word, text, re.IGNORECASE)), f"{name_of(page)}: {found.group()}"
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Every ``holdfast …`` of a page: in blocks of commands, after a prompt, and between backticks."""
+    for language, block in FENCE.findall(text):
+        if language in ("sh", "text", "console", ""):
+            joined = re.sub(r"\\\n\s*", " ", block)
+            for line in joined.splitlines():
+                yield from _commands_of_line(line)
+    for quoted in re.findall(r"`(holdfast [^`]+)`", FENCE.sub("", text)):
+        yield from _commands_of_line(quoted)
+
+
+def _commands_of_line(line: str) -> Iterator[list[str]]:
+    for found in re.finditer(r"(?:^|[|&;(] ?|\$ |bin/)holdfast ((?:[^|&;()]|\$\([^)]*\))*)", line.strip()):
+        try:
+            words = shlex.split(found.group(1).split("    ")[0], comments=True)
+        except ValueError:
+            continue
+        if words:
+            yield words
+
+
+def complaint_about(words: list[str]) -> str | None:
+    """What is wrong with a command, by the program's own tree of commands."""
+    command: Any = typer.main.get_command(app)
+    path = "holdfast"
+    options = _options(command)
+    rest = list(words)
+    while rest and hasattr(command, "commands"):
+        word = rest.pop(0)
+        if word.startswith("-"):
+            if word.split("=")[0] not in options:
+                return f"{path} has no option {word}"
+            continue
+        found = command.commands.get(word)
+        if found is None:
+            return f"{path} has no command {word}"
+        command, path = found, f"{path} {word}"
+        options = _options(command)
+    for word in rest:
+        if re.match(r"--?[a-z]", word) and word.split("=")[0] not in options:
+            return f"{path} has no option {word}"
+    return None
+
+
+def _options(command: Any) -> set[str]:
+    named = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+    return named | {"-h", "--help"}
+
+
+def test_the_check_of_commands_finds_what_is_wrong() -> None:
+    assert complaint_about(["chat", "inspect", "chat_1"]) is None
+    assert complaint_about(["chat", "explode"]) == "holdfast chat has no command explode"
+    assert complaint_about(["status", "--loud"]) == "holdfast status has no option --loud"
+    shown = "Say `holdfast chat ls`.\n```sh\ndate | holdfast chat send lobby - --user a \\\n  --key k\n```\n"
+    assert list(commands_in(shown)) == [["chat", "send", "lobby", "-", "--user", "a", "--key", "k"], ["chat", "ls"]]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=name_of)
+def test_every_command_on_a_page_exists(page: Path) -> None:
+    later = {"verify", "drill", "doctor", "bench", "trace"}  # named by pages that say they are not there yet
+    wrong = [
+        found
+        for words in commands_in(page.read_text())
+        if words[0] not in later and (found := complaint_about(words)) is not None
+    ]
+    assert not wrong, f"{name_of(page)}: {wrong}"
+
+
+@pytest.mark.parametrize("name", SEED_METRICS)
+def test_every_metric_of_the_seeds_is_mapped(name: str) -> None:
+    page = metrics_page()
+    carried, later = page.seed_names(), page.LATER  # type: ignore[attr-defined]
+    assert (name in carried) != (name in later), f"{name}: in a HELP text, or said to come later"
+    assert f"`{name}`" in (ROOT / "docs/reference/metrics.md").read_text()
+
+
+def test_metrics_have_closed_labels() -> None:
+    """Never a user, a chat or a token."""
+    allowed = {
+        "reason", "sign", "status", "part", "path", "outcome", "ended", "dependency", "state", "kind", "endpoint",
+        "decided_by", "decision", "by", "operation", "error",
+    }  # fmt: skip
+    page = metrics_page()
+    labels = {label for names in page._labels().values() for label in names}  # type: ignore[attr-defined]
+    assert labels <= allowed, f"is this a closed set? {labels - allowed}"
+    assert {metric.name for metric in telemetry.REGISTRY.collect()} == set(page._labels())  # type: ignore[attr-defined]
+
+
+def test_every_internal_page_names_tests_that_exist() -> None:
+    texts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for page in (ROOT / "docs/internals").glob("*.md"):
+        for test in re.findall(r"`(test_\w+)`", page.read_text()):
+            known = f"def {test}(" in texts or list((ROOT / "tests").rglob(f"{test}.py"))
+            assert known, f"{name_of(page)} names {test}, which is not there"
+
+
+def test_the_index_names_every_page() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())}
+    behind = {"decisions", "runbooks"}  # these have an index of their own
+    growing = ("work", "limits", "webhooks", "seeds", "troubleshooting")  # parts that are still being written
+    missing = [
+        name_of(page)
+        for page in (ROOT / "docs").rglob("*.md")
+        if page not in linked and page != index and page.parent.name not in behind and not page.name.startswith(growing)
+    ]
+    assert not missing, f"docs/README.md does not link {missing}"
