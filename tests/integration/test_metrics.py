@@ -1,0 +1,111 @@
+"""What /metrics of a whole node shows: every metric of the message path, also when a part stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast import node as node_module
+from holdfast.errors import Unavailable
+from holdfast.eventlog.sqlite import SqliteEventLog
+from holdfast.message import Entry
+from holdfast.node import Node, running
+from holdfast.settings import Server, Settings
+
+# Tiers 1 to 3 of the message path, as a node shows them after one message.
+SHOWN = [
+    "durability_counter_corruption_total", "durability_duplicate_sequence_total", "durability_rollbacks_proven_total",
+    "dependency_up", "gateway_slow_consumer_disconnects_total", "circuit_breaker_state",
+    "durability_persist_latency_seconds_count", "durability_transaction_conflicts_total", "fanout_lag",
+    "fanout_delivery_skipped_total", "fanout_delivery_lag_seconds_count", "sequence_gaps_total",
+    "durability_idempotency_hits_total", "durability_outcomes_total", "sequence_allocation_latency_seconds_count",
+    "sequence_allocation_errors_total", "hot_chats", "gateway_connection_timeouts_total", "registry_errors_total",
+    "gateway_instances_healthy", "fanout_retries_total", "fanout_dlq_depth", "fanout_consumer_restarts_total",
+    "gateway_connections_active", "gateway_connections_total", "durability_messages_persisted_total",
+    "fanout_messages_delivered_total", "client_resync_forced_total", "gateway_outbound_buffer_bytes",
+    "ingest_sends_waiting", "setting_changed", "store_reopened_total", "api_requests_total",
+]  # fmt: skip
+
+
+class Operator:
+    """Reads a node's metrics over HTTP, and sends."""
+
+    def __init__(self, node: Node, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self._headers = {"Authorization": f"Bearer {node.secrets.admin_key}"}
+        self._sent = 0
+
+    async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        text = (await self._client.get("/metrics", headers=self._headers)).text
+        families = text_string_to_metric_families(text)
+        return {
+            (sample.name.removeprefix("holdfast_"), frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    async def become_alice(self) -> str:
+        body = {"kind": "tenant", "tenant": "default", "label": "backend", "reason": "test"}
+        key = (await self._client.post("/admin/keys", json=body, headers=self._headers)).json()["secret"]
+        self._alice = {"Authorization": f"Bearer {key}", "X-Act-As": "alice"}
+        made = await self._client.post("/v1/chats", json={"name": "lobby", "members": ["bob"]}, headers=self._alice)
+        return str(made.json()["chat"]["chat_id"])
+
+    async def send(self, chat_id: str) -> None:
+        self._sent += 1
+        headers = {**self._alice, "Idempotency-Key": f"k{self._sent}"}
+        answer = await self._client.post(f"/v1/chats/{chat_id}/messages", json={"content": "hello"}, headers=headers)
+        assert answer.status_code == 201, answer.text
+
+
+def settings(tmp_path: Path) -> Settings:
+    return Settings(server=Server(port=0, state_dir=str(tmp_path / "state")))
+
+
+def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
+            operator = Operator(node, client)
+            await operator.send(await operator.become_alice())
+            shown = await operator.metrics()
+            names = {name for name, _ in shown}
+            assert [name for name in SHOWN if name not in names] == []
+            assert shown["setting_changed", frozenset({("path", "server.state_dir")})] == 1
+            assert shown["dependency_up", frozenset({("dependency", "store")})] == 1
+
+    asyncio.run(story())
+
+
+def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(log: SqliteEventLog, after: int, limit: int) -> Sequence[Entry]:
+        raise Unavailable("away")
+
+    monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
+
+    async def story() -> None:
+        async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
+            operator = Operator(node, client)
+            chat_id = await operator.become_alice()
+            with monkeypatch.context() as outage:
+                outage.setattr(SqliteEventLog, "read", away)
+                for _ in range(3):
+                    await operator.send(chat_id)
+                await until(operator, "fanout_lag", lambda lag: lag >= 3)
+                await until(operator, "dependency_up", lambda up: up == 0, dependency="eventlog")
+            await until(operator, "fanout_lag", lambda lag: lag == 0)
+            await until(operator, "dependency_up", lambda up: up == 1, dependency="eventlog")
+
+    asyncio.run(story())
+
+
+async def until(operator: Operator, name: str, holds, **labels: str) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(20):
+        while not holds((await operator.metrics())[name, frozenset(labels.items())]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
