@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import asyncpg
 import pytest
 import redis.asyncio
 
-from engines import Missing, postgres
+from engines import Missing, Server, postgres
 from engines import redis as redis_engine
 from holdfast.clock import SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable, VersionConflict
@@ -485,3 +486,43 @@ def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) 
         assert slowest < 0.5, "a tenth of a second is measured by bench/limits.py; here the machine is busy"
 
     play(engines_, scenario)
+
+
+def test_a_failover_that_lost_a_write_ends_on_what_survived_and_goes_on(engines_: Engines) -> None:
+    """A real promotion: the standby never got the last change, and its version is given out again under a new epoch."""
+
+    async def scenario(w: World) -> None:
+        async with Proxy("127.0.0.1", engines_.primary.port) as wire:
+            url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+            through_wire = replace(engines_.primary, url=url)
+            standby = await asyncio.to_thread(postgres.standby, through_wire, shared_buffers="32MB")
+            try:
+                await _lose_and_promote(w, wire, standby)
+            finally:
+                await asyncio.to_thread(standby.stop)
+                engines_.primary_again()
+
+    play(engines_, scenario)
+
+
+async def _lose_and_promote(w: World, wire: Proxy, standby: Server) -> None:
+    node = await w.node(bells=("notify",))
+    wire.set(down=True)
+    await w.set_limit(500, 1)
+    await until(lambda: node.limit() == 500, 3, "the change that will be lost is in force")
+    w.engines.primary_killed()
+    connection = await asyncpg.connect(standby.url)
+    assert await connection.fetchval("SELECT pg_promote()")
+    await connection.close()
+    promoted = PostgresSettings(standby.url, connect_timeout_seconds=1.0, timeout_seconds=5.0)
+    async with PostgresRuleStore(promoted) as store:
+        node.feed._reader = store  # the address of the primary leads to the standby now
+        survivor = await store.get(RuleName("acme", "search"))
+        assert survivor is not None and survivor.limit == 100, "this test is about a lost write"
+        async with LogFollower(promoted, None):
+            await until(lambda: node.limit() == 100, 8, "the beat of the new primary brings its epoch")
+        change = Change("update", survivor.name, "olga", "2026-01-01T00:00:00.000Z", {"limit": 300}, 1)
+        again = await store.change(change)
+        assert (again.rule.version, again.rule.epoch) == (2, 2), "the same version, of a newer epoch"
+        await until(lambda: node.limit() == 300, 5, "and the node follows it")
+        node.feed._reader = PostgresRuleReader(w.settings)
