@@ -16,11 +16,13 @@ import structlog
 from tally import tally
 
 from holdfast import telemetry
-from holdfast.verify.checkers import CHECKERS, Verdict, check
+from holdfast.verify.checkers import CHECKERS, Verdict, check, red
+from holdfast.verify.controls import weather
+from holdfast.verify.faults import Odds
 from holdfast.verify.history import History, encode
 from holdfast.verify.invariants import INVARIANTS
 from holdfast.verify.results import Row
-from holdfast.verify.simulation import Options, play
+from holdfast.verify.simulation import Options, Parts, play
 
 SEEDS = range(1, int(os.environ.get("HOLDFAST_SEEDS", "1000")) + 1)
 
@@ -119,3 +121,11 @@ def test_a_seed_is_one_story_twenty_seeds_played_twice_are_the_same_byte_for_byt
 
 def test_different_seeds_are_different_stories() -> None:
     assert len({encode(play(seed).events) for seed in range(1, 6)}) == 5
+
+
+@pytest.mark.parametrize("seed", [84, 111, 245, 278, 281, 295])
+def test_who_was_added_while_fanout_failed_gets_the_chat_without_another_message(seed: int) -> None:
+    """In these stories the event of joining was skipped, the removal before it was not, and the chat stayed quiet."""
+    often = weather(fanout=Odds(fail=0.75), membership_changes=4, sends_per_device=1)
+    verdicts = check(play(seed, Parts(options=often)))
+    assert red(verdicts) == set(), "\n".join(map(str, verdicts))

@@ -362,6 +362,27 @@ def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
     run(story())
 
 
+def test_a_join_of_which_nobody_was_told_is_found_without_another_message() -> None:
+    """The event of joining was skipped and the chat is quiet: it is in nobody's heads."""
+
+    async def story() -> None:
+        async with bench() as parts:
+            bob = await live(parts, "bob")
+            chat_id = await parts.chat("alice", "bob")
+            told: list[str] = []
+            while not told:
+                await asyncio.sleep(1)
+                for frame in bob.take():
+                    if frame["type"] == "heartbeat":
+                        bob.say("heartbeat_ack")
+                    elif frame["type"] == "resync":
+                        told = [chat["chat_id"] for chat in frame["payload"]["chats"]]
+            assert told == [chat_id]
+            assert parts.clock.monotonic() <= 75
+
+    run(story())
+
+
 def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
     async def story() -> None:
         async with bench(memory_budget_bytes=10_000) as parts:

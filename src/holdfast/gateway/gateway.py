@@ -68,6 +68,7 @@ class Gateway:
         self._timers = [
             asyncio.create_task(_every(TICK_SECONDS, self._tick)),
             asyncio.create_task(_every(heartbeat, self.ask_heads)),
+            asyncio.create_task(_every(heartbeat, self.ask_memberships)),
         ]
         return self
 
@@ -264,6 +265,19 @@ class Gateway:
             heads = await self._plane.history.heads(chats[start : start + HEADS_PER_READ])
             for chat_id, head in heads.items():
                 self.heard(chat_id, head)
+
+    async def ask_memberships(self) -> None:
+        """Users learn of chats whose event of joining was skipped: such a chat is in nobody's heads.
+
+        Only joins need this. Who left and did not hear of it meets a gap or a head in that chat, pulls, and is refused.
+        """
+        for user in list(self._roster.users):
+            memberships = await self._plane.history.memberships(user)
+            now = self._plane.clock.monotonic()
+            here = [connection for connection in self._roster.of_user(user) if connection.established]
+            for chat_id, head in memberships.items():
+                if any(chat_id not in connection.chats for connection in here):
+                    self._join(user, chat_id, head.sequence, now)
 
     def heard(self, chat_id: str, head: Cursor) -> None:
         """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""
