@@ -20,7 +20,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"cli"},
     {"node"},
-    {"node_limits"},
+    {"node_limits", "node_work"},
     {"settings"},
     {"api", "gateway"},
     {"streaming", "webhooks"},
@@ -150,7 +150,7 @@ def test_imports_go_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_only_the_node_chooses_adapters(path: Path) -> None:
     part = part_of(path)
-    if part in {"node", "node_limits", "verify"}:
+    if part in {"node", "node_limits", "node_work", "verify"}:
         return
     for name in imports_of(tree_of(path)):
         pieces = name.split(".")

@@ -54,12 +54,14 @@ from holdfast.limits.entrances import LimitedSends
 from holdfast.limits.plane import LimitsPlane
 from holdfast.message import User
 from holdfast.node_limits import limiting
+from holdfast.node_work import working
 from holdfast.resilience import BreakerState
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
 from holdfast.store.history import History
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.backup import restore_chats
 from holdfast.store.state import CHATS_NAME, held
+from holdfast.webhooks.plane import WorkPlane
 from holdfast.wire.frames import Presence
 
 BACKUPS = "backups"
@@ -113,8 +115,9 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         limits = await stack.enter_async_context(limiting(settings.limits, settings.server.node_id, state, clock))
         node = Node(settings, store, clock, secrets, keys, limits)
         await stack.enter_async_context(node.roles())
+        work = await stack.enter_async_context(working(settings.work, settings.server.node_id, state, clock, node.log))
         await stack.enter_async_context(node.gateway)
-        await stack.enter_async_context(_http(make_app(node.deps(state)), node.port(), settings, listening))
+        await stack.enter_async_context(_http(make_app(node.deps(state, work)), node.port(), settings, listening))
         try:
             yield node
         finally:
@@ -160,7 +163,7 @@ class Node:
         self._attendance = Attendance(settings.server.node_id, self._registry, self._ephemeral)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
         self._link.connect(settings.server.node_id, self.gateway.deliver)
-        self._log = SqliteEventLog(store)
+        self.log = SqliteEventLog(store)
         self._fanout = self._make_fanout()
 
     @property
@@ -191,7 +194,7 @@ class Node:
     def _make_fanout(self) -> Fanout:
         settings = self.settings.fanout
         around = Surroundings(
-            log=self._log,
+            log=self.log,
             members=self._members,
             registry=self._registry,
             link=self._link,
@@ -249,11 +252,11 @@ class Node:
             telemetry.sends_waiting(self._intake.waiting)
 
     async def _lag(self) -> int:
-        return max(await self._log.end() - self._fanout.position, 0)
+        return max(await self.log.end() - self._fanout.position, 0)
 
     # --- what the API shows -----------------------------------------------------------------------------
 
-    def deps(self, state: Path) -> Deps:
+    def deps(self, state: Path, work: WorkPlane | None = None) -> Deps:
         server = self.settings.server
         return Deps(
             durability=self._durability,
@@ -266,6 +269,8 @@ class Node:
             status=self._status,
             readiness=self._readiness,
             backup=lambda: self._backup(state),
+            work=work.jobs if work else None,
+            webhooks=work.webhooks if work else None,
             clock=self._clock,
             ids=self._ids,
             settings=self.settings.api,

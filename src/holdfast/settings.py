@@ -30,6 +30,7 @@ from holdfast.session.limits import positive
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.plan import ChatLimits
+from holdfast.webhooks.plane import WorkSettings
 
 PREFIX = "HOLDFAST_"
 NOT_SETTINGS = frozenset(
@@ -187,6 +188,7 @@ class Settings:
     durability: Durability = field(default_factory=Durability)
     fanout: FanoutPlane = field(default_factory=FanoutPlane)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
+    work: WorkSettings = field(default_factory=WorkSettings)
 
 
 UNUSED_WITHOUT_ENGINES = (

@@ -8,6 +8,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli.chats import chat
+from holdfast.cli.jobs import jobs, webhooks
 from holdfast.cli.operate import backup, key, restore, status, token
 from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
 from holdfast.cli.rules import rules
@@ -62,5 +63,7 @@ app.command()(status)
 app.add_typer(chat, name="chat")
 app.add_typer(key, name="key")
 app.add_typer(rules, name="rules")
+app.add_typer(jobs, name="jobs")
+app.add_typer(webhooks, name="webhooks")
 app.command()(backup)
 app.command()(restore)

@@ -1,0 +1,99 @@
+"""Work and webhooks of a node, put together: the store of jobs, its worker, and the reader that makes deliveries.
+
+Beside ``node`` this module chooses adapters of ``work`` and ``webhooks``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError
+from holdfast.eventlog.contract import EventLog
+from holdfast.webhooks.delivery import Deliveries, with_webhooks
+from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
+from holdfast.webhooks.reader import Reader
+from holdfast.webhooks.sqlite import SqliteEndpoints
+from holdfast.work.contract import WorkStore
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Handlers
+from holdfast.work.job import Policies
+from holdfast.work.sqlite import SqliteWork
+
+WORK_NAME = "work.db"
+WEBHOOKS_NAME = "webhooks.db"
+GAUGES_SECONDS = 5.0
+RESTART_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def working(
+    settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog
+) -> AsyncIterator[WorkPlane]:
+    """Jobs run and webhooks go out while the block runs; leaving it drains what runs."""
+    async with AsyncExitStack() as stack:
+        store = await _open(settings.url, state, clock)
+        stack.push_async_callback(store.close)
+        endpoints = await SqliteEndpoints.open(state / WEBHOOKS_NAME)
+        stack.push_async_callback(endpoints.close)
+        handlers = Handlers()
+        deliveries = await stack.enter_async_context(Deliveries.opened(endpoints, clock, settings.webhooks))
+        deliveries.register(handlers)
+        worker = Worker(
+            store,
+            handlers,
+            name=node_id,
+            policies=with_webhooks(Policies()),
+            settings=WorkerSettings(concurrency=settings.concurrency, jobs_max=max(4096, settings.concurrency)),
+        )
+        await stack.enter_async_context(worker.running())
+        await stack.enter_async_context(_again("webhooks", Reader(log, endpoints, store, clock).run))
+        await stack.enter_async_context(_again("work_gauges", lambda: _keep_gauges(store)))
+        yield WorkPlane(store, WebhookPlane(endpoints, settings.webhooks.private_allowed))
+
+
+async def _open(url: str, state: Path, clock: Clock) -> WorkStore:
+    if url == "sqlite:":
+        return await SqliteWork.open(state / WORK_NAME, clock)
+    from holdfast.work.postgres import PostgresWork  # an extra: only who asks for it needs asyncpg
+
+    return await PostgresWork.open(url)
+
+
+@asynccontextmanager
+async def _again(role: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """A role that is started again when it fails, while the block runs."""
+
+    async def supervised() -> None:
+        while True:
+            try:
+                await run()
+            except HoldfastError as error:
+                telemetry.log.warning("role_interrupted", role=role, error=str(error))
+            except Exception as error:
+                telemetry.defect(role, error)
+            await asyncio.sleep(RESTART_SECONDS)
+
+    task = asyncio.create_task(supervised(), name=f"holdfast-{role}")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _keep_gauges(store: WorkStore) -> None:
+    while True:
+        stats = await store.stats()
+        breakers = await store.open_breakers()
+        by_state = {state.name.lower(): count for state, count in stats.by_state.items()}
+        by_reason = {reason.name.lower(): count for reason, count in stats.by_reason.items()}
+        telemetry.work_counts(by_state, by_reason, len(breakers))
+        telemetry.work_totals(
+            stats.dead, stats.poison_candidates, stats.scheduled, stats.oldest_age_seconds, stats.blocked_streams
+        )
+        await asyncio.sleep(GAUGES_SECONDS)

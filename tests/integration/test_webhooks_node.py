@@ -1,0 +1,143 @@
+"""A whole node: a message goes in by REST and comes out as a signed webhook; the command line sees and repairs jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner
+
+from holdfast.cli.app import app
+from holdfast.message import User
+from holdfast.node import Node, running
+from holdfast.settings import Server, Settings
+from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.webhooks.plane import WorkSettings
+from holdfast.webhooks.signing import verify
+
+
+async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
+    """Poll other threads and sockets."""
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if await result if asyncio.iscoroutine(result) else result:
+                return
+            await asyncio.sleep(0.02)
+
+
+class Command:
+    """The command line against a running node, in a thread of its own."""
+
+    def __init__(self, node: Node) -> None:
+        self._env = {"HOLDFAST_URL": node.url, "HOLDFAST_TOKEN": node.secrets.admin_key}
+
+    async def __call__(self, *words: str, code: int = 0) -> Any:
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["--json", *words], env=self._env)
+        assert result.exit_code == code, result.output
+        # The server logs in this process too; its lines begin with a date.
+        said = "\n".join(line for line in result.stdout.splitlines() if not line[:4].isdigit())
+        return json.loads(said) if said.startswith(("[", "{")) else said
+
+
+def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(tmp_path: Path) -> None:
+    async def main() -> None:
+        calls: list[tuple[dict[str, str], bytes]] = []
+        status = 200
+
+        async def take(request: web.Request) -> web.Response:
+            calls.append(({name.lower(): value for name, value in request.headers.items()}, await request.read()))
+            return web.Response(status=status, text="not now")
+
+        receiver = web.Application()
+        receiver.router.add_post("/hook", take)
+        runner = web.AppRunner(receiver)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        hook = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+        settings = Settings(
+            server=Server(port=0, state_dir=str(tmp_path / "state")),
+            work=WorkSettings(webhooks=WebhookSettings(private_allowed=True)),
+        )
+        async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
+            command = Command(node)
+            made = await command("webhooks", "add", hook, "--tenant", "acme")
+            token = node.tokens.mint(User("acme", "alice"), 3600)
+            client.headers["Authorization"] = f"Bearer {token}"
+            chat = (await client.post("/v1/chats", json={"name": "lobby"})).json()["chat"]["chat_id"]
+
+            async def say(text: str) -> None:
+                body = {"content": text}
+                answer = await client.post(
+                    f"/v1/chats/{chat}/messages", json=body, headers={"Idempotency-Key": text.replace(" ", "-")}
+                )
+                assert answer.status_code == 201, answer.text
+
+            await say("hello there")
+            await until(lambda: len(calls) == 1)
+            headers, body = calls[0]
+            verify(made["secret"], headers, time.time(), body)
+            assert json.loads(body)["data"]["content"] == "hello there"
+
+            status = 500
+            await say("first")
+            await say("second")
+
+            async def blocked() -> bool:
+                return bool(await command("jobs", "streams"))
+
+            await until(blocked)
+            (stream,) = await command("jobs", "streams")
+            assert stream["head_reason"] == "transport_unavailable"
+            (head,) = await command("jobs", "ls", "--state", "retry")
+            assert head["seq"] == stream["head"]
+            shown = await command("jobs", "show", str(head["seq"]))
+            assert "not now" in shown["error"]
+            assert (await command("jobs", "stats"))["by_state"]["retry"] == 1
+            assert await command("jobs", "breakers") == []
+
+            status = 200
+            calls.clear()
+            assert await command("jobs", "retry", str(head["seq"]), "--now", "--reset") == {"count": 1}
+            await until(lambda: len(calls) == 2)
+            assert [json.loads(body)["data"]["content"] for _, body in calls] == ["first", "second"]
+
+            async def nothing_left() -> bool:
+                return not await command("jobs", "ls")
+
+            await until(nothing_left)
+            log = await command("webhooks", "log", made["endpoint_id"])
+            assert {entry["status"] for entry in log} == {200, 500}
+            await command("webhooks", "test", made["endpoint_id"])
+            await until(lambda: len(calls) == 3)
+
+            status = 500
+            await say("doomed")
+            await until(blocked)
+            (head,) = await command("jobs", "ls", "--state", "retry")
+            assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {"count": 1}
+            (dead,) = await command("jobs", "dead")
+            status = 200
+            assert await command("jobs", "replay", str(dead["seq"])) == {"count": 1}
+            await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "doomed")
+            await command("jobs", "release", "nowhere", "--through", "9", code=1)
+            assert (await command("webhooks", "ls"))[0]["endpoint_id"] == made["endpoint_id"]
+            await command("webhooks", "rm", made["endpoint_id"])
+            metrics = await client.get("/metrics", headers={"Authorization": f"Bearer {node.secrets.admin_key}"})
+            assert "holdfast_work_jobs_completed_total" in metrics.text
+        await runner.cleanup()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("wrong", [{"url": "mysql://x"}, {"concurrency": 0}])
+def test_bad_settings_are_refused_when_built(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        WorkSettings(**wrong)
