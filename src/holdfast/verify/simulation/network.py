@@ -19,9 +19,9 @@ from holdfast.wire.codec import ServerFrame, decode_server_frame
 if TYPE_CHECKING:
     from holdfast.gateway.connection import Connection
 
-HIGH_BYTES = 4096
-"""Small, so that a reader who stops is felt after a dozen messages and not after a thousand."""
-LOW_BYTES = 1024
+HIGH_BYTES = 1024
+"""Small, so that a reader who stops is felt after three messages and not after a thousand."""
+LOW_BYTES = 256
 
 
 class Far(Protocol):
