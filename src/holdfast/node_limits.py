@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import BadSetting, HoldfastError, Unavailable
 from holdfast.limits.control import Control
 from holdfast.limits.counters.contract import Counters
 from holdfast.limits.counters.memory import MemoryCounters
@@ -31,58 +31,91 @@ RULES_NAME = "rules.json"
 async def limiting(chosen: LimitsSettings, node_id: str, state: Path, clock: Clock) -> AsyncIterator[LimitsPlane]:
     """Running limits. They start, and go on, while every engine but the embedded ones is away."""
     async with AsyncExitStack() as stack:
-        counters: Counters = MemoryCounters(clock)
-        redis_bell: RedisBell | None = None
-        if chosen.counters_url != "memory:":
-            from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-            from holdfast.limits.rulestore.redis import RedisBell
-
-            counters = RedisCounters(RedisSettings(chosen.counters_url))
-            redis_bell = RedisBell(chosen.counters_url)
-            stack.push_async_callback(counters.aclose)
-            stack.push_async_callback(redis_bell.aclose)
+        counters, bell = _counters_of(chosen, clock, stack)
         place = Place(node_id, chosen.region)
         limiter = Limiter(counters, clock, chosen.limiter, place=place, on_behind=lambda: feed.nudge())
-        rules, bells = await _rules_of(chosen, state, clock, redis_bell, stack)
-        feed = Feed(rules.reader, bells, limiter.use, clock, state / RULES_NAME, chosen.feed)
+        rules = await _rules_of(chosen, state, clock, bell, stack)
+        feed = Feed(rules.reader, rules.bells, limiter.use, clock, state / RULES_NAME, chosen.feed)
         control = Control(rules.store, clock, lambda: feed.rules, rules.database)
         await stack.enter_async_context(limiter)
         await stack.enter_async_context(feed)
-        try:
-            await control.ensure_defaults()
-        except HoldfastError as error:
-            telemetry.log.warning("limits.defaults_not_written", reason=error.message)
+        await _lead(rules, control, chosen, bell, stack)
         yield LimitsPlane(limiter, control, feed, Entrances(limiter))
 
 
 class _Rules(NamedTuple):
+    """Where the rules live, how this node reads them, and what rings when they change."""
+
     store: RuleStore
     reader: RuleReader
+    bells: list[Doorbell]
     database: str
+    prepare: Callable[[], Awaitable[None]] | None = None
+
+
+def _counters_of(chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack) -> tuple[Counters, RedisBell | None]:
+    if chosen.counters_url == "memory:":
+        return MemoryCounters(clock), None
+    with _extra("redis"):
+        from holdfast.limits.counters.redis import RedisCounters, RedisSettings
+        from holdfast.limits.rulestore.redis import RedisBell
+    counters, bell = RedisCounters(RedisSettings(chosen.counters_url)), RedisBell(chosen.counters_url)
+    stack.push_async_callback(counters.aclose)
+    stack.push_async_callback(bell.aclose)
+    return counters, bell
 
 
 async def _rules_of(
-    chosen: LimitsSettings, state: Path, clock: Clock, redis_bell: RedisBell | None, stack: AsyncExitStack
-) -> tuple[_Rules, list[Doorbell]]:
-    """Where the rules live, and what rings when they change."""
+    chosen: LimitsSettings, state: Path, clock: Clock, bell: RedisBell | None, stack: AsyncExitStack
+) -> _Rules:
     if chosen.rules_url == "sqlite:":
         embedded = await stack.enter_async_context(SqliteRuleStore(state / LIMITS_NAME, clock))
-        return _Rules(embedded, embedded, "embedded"), [embedded]
-    from holdfast.limits.rulestore import postgres
-
+        return _Rules(embedded, embedded, [embedded], "embedded")
+    with _extra("postgres"):
+        from holdfast.limits.rulestore import postgres
     primary = postgres.PostgresSettings(chosen.rules_url)
     store = await stack.enter_async_context(postgres.PostgresRuleStore(primary))
     try:
         await store.prepare()
     except Unavailable as error:
         telemetry.log.warning("limits.primary_away_at_start", reason=error.message)
-    bells: list[Doorbell] = [redis_bell] if redis_bell else []
+    bells: list[Doorbell] = [bell] if bell else []
     reader: RuleReader = store
     if chosen.replica_url:
         replica = postgres.PostgresSettings(chosen.replica_url)
         reader = await stack.enter_async_context(postgres.PostgresRuleReader(replica))
     else:
         bells.append(postgres.PostgresBell(primary))
-    publish = redis_bell.publish if redis_bell else None
-    await stack.enter_async_context(postgres.LogFollower(primary, publish))
-    return _Rules(store, reader, "postgres"), bells
+    return _Rules(store, reader, bells, "postgres", store.prepare)
+
+
+async def _lead(
+    rules: _Rules, control: Control, chosen: LimitsSettings, bell: RedisBell | None, stack: AsyncExitStack
+) -> None:
+    """What is done once for all nodes: the tables, the default rules, and ringing for each change."""
+    if rules.prepare is None:
+        await control.ensure_defaults()
+        return
+    from holdfast.limits.rulestore import postgres
+
+    prepare = rules.prepare
+
+    async def settle() -> None:
+        await prepare()
+        await control.ensure_defaults()
+
+    try:
+        await settle()
+    except HoldfastError as error:
+        telemetry.log.warning("limits.defaults_not_written", reason=error.message)
+    primary = postgres.PostgresSettings(chosen.rules_url)
+    await stack.enter_async_context(postgres.LogFollower(primary, bell.publish if bell else None, settle))
+
+
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """BadSetting, with what to install, if an engine is asked for whose library is not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadSetting(f"{error.name} is not installed: pip install 'holdfast[{name}]'") from None

@@ -19,6 +19,7 @@ from holdfast.limits.plane import LimitsSettings
 from holdfast.message import User
 from holdfast.node import Node, running
 from holdfast.settings import Server, Settings
+from holdfast.verify.proxy import Proxy
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
 
@@ -50,7 +51,11 @@ async def forget(limits: LimitsSettings) -> None:
     client = redis.asyncio.Redis.from_url(limits.counters_url)
     await client.flushall()
     await client.aclose()
-    connection = await asyncpg.connect(limits.rules_url)
+    await _drop_tables(limits.rules_url)
+
+
+async def _drop_tables(url: str) -> None:
+    connection = await asyncpg.connect(url)
     names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
     await connection.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
     await connection.close()
@@ -156,6 +161,26 @@ def test_sends_ask_and_a_refused_send_is_not_stored(with_node: Callable[[Scenari
         assert len(page["messages"]) == stored
 
     with_node(scenario)
+
+
+def test_a_primary_that_comes_later_gets_its_tables_and_rules(tmp_path: Path, postgres_server: Engine) -> None:
+    async def main() -> None:
+        async with Proxy("127.0.0.1", postgres_server.port) as wire:
+            wire.set(down=True)
+            url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+            limits = LimitsSettings(rules_url=url)
+            await _drop_tables(postgres_server.url)
+            settings = Settings(server=Server(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+            async with running(settings) as node:
+                assert node.limits.limiter.rules.live() == []
+                wire.set(down=False)
+                for _ in range(1_000):
+                    if len(node.limits.limiter.rules.live()) == len(DEFAULT_RULES):
+                        return
+                    await asyncio.sleep(0.01)
+                raise AssertionError("the default rules did not arrive")
+
+    asyncio.run(main())
 
 
 def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None:

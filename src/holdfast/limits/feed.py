@@ -202,9 +202,11 @@ class Feed:
     async def _try_sync(self) -> bool:
         try:
             await self.sync()
-            return True
         except HoldfastError:
+            telemetry.dependency_up("rules", False)
             return False
+        telemetry.dependency_up("rules", True)
+        return True
 
     def _watch(self) -> None:
         telemetry.rule_staleness(self.staleness_seconds, max(0, self._heard - self.cursor[1]))

@@ -394,8 +394,9 @@ class Limiter:
         try:
             count = await self._counters.announce(self.place.node, self.settings.node_ttl_seconds)
             self._share.nodes = max(1, count)
+            telemetry.dependency_up("counters", True)
         except HoldfastError:
-            pass
+            telemetry.dependency_up("counters", False)
         telemetry.limits_checked(self._tally)
         self._tally.clear()
         telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes)

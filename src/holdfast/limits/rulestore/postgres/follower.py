@@ -28,11 +28,20 @@ _change = msgspec.json.Decoder(RuleChange)
 
 
 class LogFollower:
-    """Runs on every admin node; one of them works, the others wait for its lock. ``async with`` starts and stops it."""
+    """Runs on every admin node; one of them works, the others wait for its lock. ``async with`` starts and stops it.
 
-    def __init__(self, settings: PostgresSettings, publish: Callable[[str], Awaitable[None]] | None) -> None:
+    ``on_lead`` is done first by whoever gets the lock: what the database needs once, such as its tables.
+    """
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        publish: Callable[[str], Awaitable[None]] | None,
+        on_lead: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._settings = settings
         self._publish = publish
+        self._on_lead = on_lead
         self._task: asyncio.Task[None] | None = None
         self.working = False
 
@@ -49,7 +58,7 @@ class LogFollower:
         while True:
             try:
                 await self._live()
-            except FOREIGN as error:
+            except (*FOREIGN, HoldfastError) as error:
                 telemetry.log.warning("limits.follower_lost_database", error=type(error).__name__)
             await asyncio.sleep(TAKEOVER_SECONDS)
 
@@ -62,6 +71,8 @@ class LogFollower:
         )
         try:
             if await db.fetchval(SQL["become_publisher"], PUBLISHER_LOCK):
+                if self._on_lead is not None:
+                    await self._on_lead()
                 self.working = True
                 await self._follow(db)
         finally:
