@@ -32,7 +32,7 @@ from holdfast.access import ConnectionCounts, HandshakeLimiter, KeyRing, Secrets
 from holdfast.api.app import make_app
 from holdfast.api.deps import Backup, Deps, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
-from holdfast.errors import BadSetting
+from holdfast.errors import BadSetting, HoldfastError
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.attendance import Attendance
 from holdfast.fanout.dead_letters import RecentDeadLetters
@@ -247,12 +247,17 @@ class Node:
         """Gauges that must move also while the part they are about stands still."""
         while True:
             await asyncio.sleep(GAUGES_SECONDS)
-            telemetry.fanout_lag(await self._lag())
+            if (lag := await self._lag()) is not None:
+                telemetry.fanout_lag(lag)
             telemetry.hot_chats(len(self._intake.hot_chats()))
             telemetry.sends_waiting(self._intake.waiting)
 
-    async def _lag(self) -> int:
-        return max(await self.log.end() - self._fanout.position, 0)
+    async def _lag(self) -> int | None:
+        """None: the log cannot be asked now; that is told as a dependency, and must not hide the rest."""
+        try:
+            return max(await self.log.end() - self._fanout.position, 0)
+        except HoldfastError:
+            return None
 
     # --- what the API shows -----------------------------------------------------------------------------
 

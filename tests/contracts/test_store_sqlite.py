@@ -540,7 +540,7 @@ def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_spac
     async def scenario(store: SqliteStore) -> None:
         await create(store)
         stored: list[str] = []
-        with pytest.raises(Unavailable, match="full; free some space"):
+        with pytest.raises(Unavailable, match="full; its operator must free some space"):
             for n in range(10_000):
                 acked(await send(store, f"k{n}", "x" * 4_000))
                 stored.append(f"k{n}")
@@ -571,7 +571,7 @@ def test_a_page_damaged_on_disk_is_an_answer_not_a_crash(tmp_path: Path) -> None
         await store.append([draft(f"k{n}", "x" * 3_000) for n in range(200)])
 
     async def second(store: SqliteStore) -> None:
-        with pytest.raises(Unavailable, match=r"damaged.*holdfast restore"):
+        with pytest.raises(Unavailable, match=r"damaged.*restore a backup"):
             await store.read_after("chat_a", 0, 200, 1 << 30)
         assert (await store.chat("chat_b")).head == 0, "what is not damaged is served"
 

@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
+from holdfast.errors import Unavailable
+from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import User
 from holdfast.node import Node, running
 from holdfast.settings import Server, Settings
@@ -145,5 +147,17 @@ def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_beh
         assert (await client.get("/v1/chats", headers=bearer(token))).json()["chats"] == []
         metrics = (await client.get("/metrics", headers=bearer(node.secrets.admin_key))).text
         assert 'endpoint="create_chat",status="500"' not in metrics
+
+    with_node(tmp_path / "state", scenario)
+
+
+def test_the_status_is_told_also_while_the_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(self: SqliteEventLog) -> int:
+        raise Unavailable("the server's files are damaged")
+
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        monkeypatch.setattr(SqliteEventLog, "end", away)
+        answer = await client.get("/admin/status", headers=bearer(node.secrets.admin_key))
+        assert (answer.status_code, answer.json()["fanout_lag"]) == (200, None)
 
     with_node(tmp_path / "state", scenario)

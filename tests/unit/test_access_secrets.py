@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.access import open_secrets, read_secrets
-from holdfast.errors import StateDirectory
+from holdfast.errors import StateCorrupted, StateDirectory
 
 
 def test_the_first_start_makes_secrets_only_their_owner_can_read(tmp_path: Path) -> None:
@@ -38,6 +38,14 @@ def test_a_directory_without_secrets_says_what_to_do(tmp_path: Path) -> None:
 
 def test_broken_secrets_are_named_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "secrets.json").write_text("{")
-    with pytest.raises(StateDirectory, match=r"secrets\.json"):
+    (tmp_path / "secrets.json").chmod(0o600)
+    with pytest.raises(StateCorrupted, match=r"secrets\.json is not a file of secrets .*put a copy of it back"):
         open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
     assert (tmp_path / "secrets.json").read_text() == "{"
+
+
+def test_secrets_that_others_can_read_are_refused_and_the_remedy_named(tmp_path: Path) -> None:
+    open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    (tmp_path / "secrets.json").chmod(0o640)
+    with pytest.raises(StateDirectory, match="chmod 600"):
+        open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.access.keys import KeyRing, load_keys, write_private
-from holdfast.errors import StateDirectory
+from holdfast.errors import StateCorrupted, StateDirectory
 
 SECRETS_FILE = "secrets.json"
 KEYS_FILE = "keys.json"
@@ -41,8 +41,13 @@ def read_secrets(state_dir: Path) -> Secrets:
         ) from None
     except PermissionError:
         raise StateDirectory(f"{path} may be read only by the user who runs the server") from None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StateDirectory(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise StateDirectory(f"{path} cannot be read: {error.strerror}; check its disk, owner and mode") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StateCorrupted(
+            f"{path} is not a file of secrets ({error}): put a copy of it back, or remove it: then new ones "
+            "are made, and every token made so far is void"
+        ) from None
 
 
 def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
@@ -50,6 +55,8 @@ def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
     ring = load_keys(state_dir / KEYS_FILE)
     path = state_dir / SECRETS_FILE
     if path.exists():
+        if path.stat().st_mode & 0o077:
+            raise StateDirectory(f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets")
         return read_secrets(state_dir), ring
     _, admin_key = ring.issue("admin", "made at the first start", at)
     made = Secrets(secrets.token_urlsafe(48), admin_key)

@@ -1,0 +1,23 @@
+"""SQLite's errors on their way to clients; that every one of them is translated is in the store's contract."""
+
+from __future__ import annotations
+
+import apsw
+import pytest
+from structlog.testing import capture_logs
+
+from holdfast.sqlite.errors import MEANINGS, Doing, translate
+
+FILE = "/var/lib/holdfast/chats.db"
+KINDS = [apsw.SQLError, *(kind for meaning in MEANINGS for kind in meaning.errors)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("doing", [Doing.WORKING, Doing.COMMITTING])
+def test_clients_learn_neither_the_file_nor_the_librarys_words_and_the_log_has_both(
+    kind: type[apsw.Error], doing: Doing
+) -> None:
+    with capture_logs() as logs:
+        found = translate(kind("no such table: secrets"), FILE, doing)
+    assert FILE not in found.message and "secrets" not in found.message and not found.details
+    assert logs[0]["file"] == FILE and "no such table" in logs[0]["cause"]
