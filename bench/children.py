@@ -1,7 +1,8 @@
 """The servers that `messaging.py` measures, each in a process of its own: `python bench/children.py node|websockets`.
 
-A child prints one line of JSON when it serves, then obeys one order per line: `cpu` (seconds of processor time and
-resident memory so far) and `send` (so many messages at once to everybody in a chat).
+A child prints one line of JSON when it serves, then obeys one order per line: `used` (processor seconds, resident
+memory, sends and groups so far), `send` (so many messages at once to everybody in a chat), and for a node `mint`,
+`create`, `elsewhere` and `store` (tokens, a chat, other chats, messages in a chat).
 """
 
 from __future__ import annotations
@@ -33,8 +34,21 @@ async def obey(orders: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]], he
         print(json.dumps(await orders[order["do"]](order) or {}), flush=True)
 
 
-async def cpu(order: dict[str, Any]) -> dict[str, float]:
+async def used(order: dict[str, Any]) -> dict[str, float]:
     return {"cpu": time.process_time(), "rss": psutil.Process(os.getpid()).memory_info().rss}
+
+
+async def open_wide(node: Any) -> None:
+    """Raise the rules at the doors as an operator would: they are asked for every send and refuse nobody.
+
+    The long window keeps the counters in use, as they are in a server with the usual rules: one that refills between
+    two sends would be made anew for each.
+    """
+    raised = {"limit": 10**9, "burstSize": 10**9, "window": "366d", "reason": "people who never stop"}
+    for resource in ("connect:user", "connect:address", "send:user", "send:tenant"):
+        rule = {"tenantID": "*", "resource": resource, "expectedVersion": 1, **raised}
+        await node.limits.control.update(rule, "bench")
+    await node.limits.feed.sync()
 
 
 async def node(settings: dict[str, Any]) -> None:
@@ -43,7 +57,8 @@ async def node(settings: dict[str, Any]) -> None:
     from holdfast.message import Draft, User
     from holdfast.node import running
     from holdfast.settings import load
-    from holdfast.store.changes import Act, AddMember, CreateChat
+    from holdfast.store.changes import Act, CreateChat
+    from holdfast.telemetry import REGISTRY
 
     unbounded = {
         "server.port": 0,
@@ -52,46 +67,62 @@ async def node(settings: dict[str, Any]) -> None:
         "gateway.backpressure.inbound.rate_limit_per_second": 1e9,
         "gateway.backpressure.inbound.rate_limit_burst": 10**9,
         "gateway.backpressure.inbound.max_queue_depth": 10_000,
+        "durability.chats.members_at_creation_max": 1_000,
+        # A server that commits one by one would otherwise refuse what waits in a machine that is busy.
+        "gateway.timeouts.durability_rpc_seconds": 60,
+        "durability.intake.max_age_seconds": 60,
     }
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as state:
         loaded = load(None, {}, {**unbounded, "server.state_dir": state, **settings})
         async with running(loaded) as running_node:
             parts = running_node
             sent = 0
+            await open_wide(parts)
 
             def act(user_id: str) -> Act:
                 return Act(User("default", user_id), timestamp(time.time()), parts._ids.new("msg_"), operator=True)
+
+            def draft(chat_id: str) -> Draft:
+                nonlocal sent
+                sent += 1
+                now, message_id = timestamp(time.time()), parts._ids.new("msg_")
+                return Draft(User("default", "u0"), chat_id, f"c{sent}", PADDING, "text/plain", message_id, now)
 
             async def create(order: dict[str, Any]) -> dict[str, Any]:
                 """A chat of so many users, from user `first` on."""
                 users = [f"u{n}" for n in range(order["first"], order["first"] + order["count"])]
                 chat_id = parts._ids.new("chat_")
-                await parts._store.change(CreateChat(act(users[0]), chat_id, "group", "bench", users[1:90]))
-                for user in users[90:]:
-                    await parts._store.change(AddMember(act(users[0]), chat_id, user))
-                return {"chat_id": chat_id, "head": max(len(users) - 90, 0)}
+                await parts._store.change(CreateChat(act(users[0]), chat_id, "group", "bench", users[1:]))
+                return {"chat_id": chat_id}
 
             async def send(order: dict[str, Any]) -> None:
-                nonlocal sent
-                drafts = []
-                for _ in range(order["together"]):
-                    sent += 1
-                    now, message_id = timestamp(time.time()), parts._ids.new("msg_")
-                    sender = User("default", "u0")
-                    drafts.append(Draft(sender, order["chat_id"], f"c{sent}", PADDING, "text/plain", message_id, now))
+                drafts = [draft(order["chat_id"]) for _ in range(order["together"])]
                 await parts._durability.persist(drafts, time.monotonic() + 5)
 
-            async def groups(order: dict[str, Any]) -> dict[str, float]:
-                from holdfast.telemetry import REGISTRY
+            async def elsewhere(order: dict[str, Any]) -> None:
+                """So many chats of so many members, of whom nobody connects."""
+                for number in range(order["chats"]):
+                    users = [f"away{number}-{n}" for n in range(order["members"])]
+                    command = CreateChat(act(users[0]), parts._ids.new("chat_"), "group", "elsewhere", users[1:])
+                    await parts._store.change(command)
 
-                name = "holdfast_ingest_group_sends"
-                return {key: REGISTRY.get_sample_value(f"{name}_{key}") or 0.0 for key in ("sum", "count")}
+            async def store(order: dict[str, Any]) -> None:
+                """So many messages in a chat, without the rest of the path."""
+                left = order["count"]
+                while left > 0:
+                    await parts._store.append([draft(order["chat_id"]) for _ in range(min(left, 500))])
+                    left -= 500
+
+            async def used_by_node(order: dict[str, Any]) -> dict[str, float]:
+                sums = (REGISTRY.get_sample_value(f"holdfast_ingest_group_sends_{key}") for key in ("sum", "count"))
+                return {**await used(order), **dict(zip(("sends", "groups"), sums, strict=True))}
 
             async def mint(order: dict[str, Any]) -> dict[str, Any]:
                 users = [User("default", f"u{n}") for n in range(order["count"])]
                 return {"tokens": [parts.tokens.mint(user, 86_400) for user in users]}
 
-            orders = {"cpu": cpu, "create": create, "send": send, "groups": groups, "mint": mint}
+            orders = {"used": used_by_node, "create": create, "send": send, "mint": mint}
+            orders |= {"elsewhere": elsewhere, "store": store}
             await obey(orders, {"url": parts.url.replace("http", "ws") + "/v1/ws"})
 
 
@@ -111,11 +142,11 @@ async def websockets_broadcast() -> None:
 
     async with serve(hold, "127.0.0.1", 0, compression=None, ping_interval=None) as server:
         port = server.sockets[0].getsockname()[1]
-        await obey({"cpu": cpu, "send": send}, {"url": f"ws://127.0.0.1:{port}/"})
+        await obey({"used": used, "send": send}, {"url": f"ws://127.0.0.1:{port}/"})
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "node":
         uvloop.run(node(json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}))
     else:
-        uvloop.run(websockets_broadcast())
+        (uvloop.run if sys.argv[2:] != ["asyncio"] else asyncio.run)(websockets_broadcast())

@@ -18,12 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+Child = subprocess.Popen[str]
+"""A process that serves and obeys; see `process`."""
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def arguments(description: str, parts: Sequence[str]) -> argparse.Namespace:
-    """--quick, --json and --only, the same for every benchmark."""
-    parser = argparse.ArgumentParser(description=description)
+def arguments(description: str, parts: Sequence[str], minutes: float | None = None) -> argparse.Namespace:
+    """--quick, --json and --only, the same for every benchmark; --minutes where something goes on for minutes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if minutes is not None:
+        parser.add_argument("--minutes", type=float, default=minutes, help=f"how long a soak takes ({minutes:g})")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs; ends within 40 seconds")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON: bench, figures, ratios")
     parser.add_argument("--only", default=",".join(parts), help=f"some of: {', '.join(parts)}")

@@ -1,248 +1,141 @@
 """The message path beside its peers: sends, fanout, idle connections, latency, and costs that must stay flat.
 
-    python bench/messaging.py [--quick] [--json] [--only sends,fanout,idle,latency,flat,soak]
+    python bench/messaging.py [--quick] [--json] [--only sends,fanout,idle,latency,flat,soak] [--minutes 10]
 
 - sends: acknowledged sends per second over WebSocket, synchronous=FULL, against the same server committing one by
-  one and against the store alone at the group size the server formed;
-- fanout: the server's processor time per delivery, 1 → 1,000 connections, against the websockets library's broadcast;
-- idle: the server's memory per idle authenticated connection;
+  one and against the store alone at the group size the server formed. The load is 128 people, each in a chat of
+  their own and live in it (they get what they send, too), with 4 sends open: many who write at once, nobody who
+  floods. All of it is interactive; a larger window would form larger groups and flatter the server;
+- fanout: the server's processor time per delivery, 1 → 1,000 connections, against the websockets library's own
+  broadcast. Both run on uvloop, which is the stronger peer; the same broadcast on asyncio's loop is printed beside it;
+- idle: the server's memory per idle authenticated connection, at 5,000;
 - latency: send → ack at 1,000 sends a second;
-- flat: the cost per send and per delivery at 10 × the chats, members elsewhere and stored messages;
-- soak: memory over ten minutes of traffic (only when named).
+- flat (with --quick only when named): processor time per send and per delivery with 10 × the chats, the members
+  elsewhere and the messages stored in the chat (100 × without --quick), as a ratio to a server with less of it,
+  measured in turn;
+- soak: resident memory over minutes of traffic with people coming and going (only when named).
+
+Read ratios, not figures: figures are this machine's. docs/internals/speed.md says where the time goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 import store as store_bench
-from harness import arguments, finish, interleaved, median, percentile, process, say, tell
+from clients import Audience, Client, Senders, connect, connect_many, disconnect
+from harness import Child, arguments, finish, median, percentile, process, say, tell
 
-PARTS = ("sends", "fanout", "idle", "latency", "flat")
+QUICK_PARTS = ("sends", "fanout", "idle", "latency")
+PARTS = (*QUICK_PARTS, "flat")
 CHILDREN = str(Path(__file__).with_name("children.py"))
-ONE_BY_ONE = {"durability.intake.max_group_sends": 1}
-CONTENT = "x" * 100
-
-Child = subprocess.Popen[str]
+ONE_BY_ONE = json.dumps({"durability.intake.max_group_sends": 1})
+CONNECTIONS, IN_FLIGHT = 128, 4
 
 
-class Client(WSListener):
-    """One connection of the load: counts what it gets, and keeps ``window`` sends open when told to."""
-
-    def __init__(self) -> None:
-        self.frames = 0
-        self.acks = 0
-        self.transport: WSTransport
-        self.window = 0
-        self.chat_id = ""
-        self.sent_at: dict[str, float] = {}
-        self.latencies: list[float] = []
-        self.on_frame: Callable[[], None] = lambda: None
-        self.resumed = asyncio.get_running_loop().create_future()
-        self._ids = count()
-
-    def on_ws_connected(self, transport: WSTransport) -> None:
-        self.transport = transport
-
-    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        if frame.msg_type != WSMsgType.TEXT:
-            return
-        data = frame.get_payload_as_bytes()
-        if data.startswith(b'{"type":"message_ack"'):
-            self.acks += 1
-            if self.latencies is not None and self.sent_at:
-                key = data[data.index(b'"client_message_id":"') + 21 :].split(b'"', 1)[0].decode()
-                if (at := self.sent_at.pop(key, None)) is not None:
-                    self.latencies.append(time.perf_counter() - at)
-            if self.window:
-                self.send()
-        elif data.startswith(b'{"type":"message"'):
-            self.frames += 1
-            self.on_frame()
-        elif data.startswith(b'{"type":"heartbeat"'):
-            transport.send(WSMsgType.TEXT, b'{"type":"heartbeat_ack"}')
-        elif data.startswith(b'{"type":"resumed"') and not self.resumed.done():
-            self.resumed.set_result(None)
-
-    def send(self, *, timed: bool = False) -> None:
-        key = f"{id(self)}-{next(self._ids)}"
-        if timed:
-            self.sent_at[key] = time.perf_counter()
-        self.transport.send(
-            WSMsgType.TEXT,
-            b'{"type":"send_message","payload":{"client_message_id":"%b","chat_id":"%b","content":"%b"}}'
-            % (key.encode(), self.chat_id.encode(), CONTENT.encode()),
-        )
+@dataclass
+class Report:
+    figures: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
 
 
-Cursors = dict[str, tuple[int, int]]
-
-
-async def connect(url: str, token: str | None, cursors: Cursors) -> Client:
-    """A connection to a node (resumed, so that it is live in its chats) or to the peer."""
-    headers = {"Authorization": f"Bearer {token}"} if token else None
-    _, client = await ws_connect(Client, url, extra_headers=headers, max_frame_size=1 << 20, logger_name="bench")
-    assert isinstance(client, Client)
-    if token:
-        client.transport.send(WSMsgType.TEXT, json.dumps({"type": "resume", "payload": {"cursors": cursors}}).encode())
-        await client.resumed
-    return client
-
-
-async def connect_many(url: str, tokens: list[str] | list[None], cursors: Cursors | None = None) -> list[Client]:
-    clients: list[Client] = []
-    for start in range(0, len(tokens), 100):
-        clients += await asyncio.gather(*(connect(url, token, cursors or {}) for token in tokens[start : start + 100]))
-    return clients
-
-
-async def disconnect(clients: list[Client]) -> None:
-    for client in clients:
-        client.transport.disconnect(False)
-    await asyncio.sleep(0.1)
+@dataclass(frozen=True)
+class Options:
+    quick: bool
+    minutes: float
 
 
 # --- sends ------------------------------------------------------------------------------------------------
 
 
-def sends_per_second(settings: dict[str, Any], seconds: float, connections: int = 64) -> tuple[float, float]:
-    """Acknowledged sends per second, and the mean group the server formed."""
+def measure_sends(report: Report, options: Options) -> None:
+    rounds, seconds = (3, 0.7) if options.quick else (5, 4.0)
+    together: list[dict[str, float]] = []
+    alone: list[dict[str, float]] = []
+    stores: list[float] = []
 
-    async def load(child: Child, url: str) -> tuple[float, float]:
-        tokens = tell(child, do="mint", count=connections)["tokens"]
-        chats = [tell(child, do="create", first=n, count=1)["chat_id"] for n in range(connections)]
-        clients = await connect_many(url, tokens)
-        for client, chat_id in zip(clients, chats, strict=True):
-            client.chat_id, client.window = chat_id, 16
-            for _ in range(client.window):
-                client.send()
-        await asyncio.sleep(0.5)
-        before, began = sum(c.acks for c in clients), time.perf_counter()
-        await asyncio.sleep(seconds)
-        done, took = sum(c.acks for c in clients) - before, time.perf_counter() - began
-        for client in clients:
-            client.window = 0
-        formed = tell(child, do="groups")
-        await disconnect(clients)
-        return done / took, formed["sum"] / formed["count"]
+    async def measure(nodes: list[tuple[Child, Any]]) -> None:
+        servers = [await Senders.gather(child, hello["url"], CONNECTIONS, IN_FLIGHT) for child, hello in nodes]
+        for _ in range(rounds):
+            together.append(await servers[0].load(seconds))
+            alone.append(await servers[1].load(seconds))
+            group = max(1, round(together[-1]["group"]))
+            stored = await asyncio.to_thread(store_bench.measure, group, seconds)
+            stores.append(stored["sends_per_second"])
 
-    with process(CHILDREN, "node", json.dumps(settings)) as (child, hello):
-        return uvloop.run(load(child, hello["url"]))
-
-
-def measure_sends(report: Report, *, quick: bool) -> None:
-    rounds, seconds = (1, 2.0) if quick else (5, 4.0)
-    groups: list[float] = []
-
-    def grouped() -> float:
-        rate, formed = sends_per_second({}, seconds)
-        groups.append(formed)
-        return rate
-
-    together, alone = interleaved(rounds, grouped, lambda: sends_per_second(ONE_BY_ONE, seconds)[0])
-    size = max(1, round(median(groups)))
-    stores = [store_bench.measure(size, 1.0 if quick else 3.0)["sends_per_second"] for _ in range(rounds)]
-    report.figures["sends_per_s"] = median(together)
-    report.figures["sends_one_by_one_per_s"] = median(alone)
+    with process(CHILDREN, "node") as node, process(CHILDREN, "node", ONE_BY_ONE) as one_by_one:
+        uvloop.run(measure([node, one_by_one]))
+    grouped, single = median([load["per_s"] for load in together]), median([load["per_s"] for load in alone])
+    report.figures["sends_per_s"] = grouped
+    report.figures["sends_one_by_one_per_s"] = single
     report.figures["store_alone_per_s"] = median(stores)
-    report.figures["group_formed"] = size
-    report.ratios["sends_vs_one_by_one"] = median(together) / median(alone)
-    report.ratios["sends_vs_store"] = median(together) / median(stores)
+    report.figures["group_formed"] = median([load["group"] for load in together])
+    report.figures["send_cpu_us"] = median([load["cpu_us"] for load in together])
+    report.ratios["sends_vs_one_by_one"] = grouped / single
+    report.ratios["sends_vs_store"] = grouped / median(stores)
 
 
 # --- fanout -----------------------------------------------------------------------------------------------
 
 
-class Audience:
-    """Many connections to one server, and the server's processor time per delivery."""
+def measure_fanout(report: Report, options: Options) -> None:
+    rounds, messages, size = (5, 16, 1000) if options.quick else (5, 160, 1000)
+    loops = ("uvloop",) if options.quick else ("uvloop", "asyncio")
+    # The same bytes that our clients get.
+    text = json.dumps({"type": "message", "payload": {"padding": "x" * 370}}, separators=(",", ":"))
 
-    def __init__(self, child: Child, clients: list[Client], order: dict[str, Any]) -> None:
-        self._child = child
-        self._clients = clients
-        self._order = order
+    async def measure(node: tuple[Child, Any], peers: list[tuple[Child, Any]]) -> dict[str, list[float]]:
+        tokens = tell(node[0], do="mint", count=size)["tokens"]
+        chat = tell(node[0], do="create", first=0, count=size)
+        members = await connect_many(node[1]["url"], tokens, {chat["chat_id"]: (1, 0)})
+        audiences = {"our": Audience(node[0], members, {"chat_id": chat["chat_id"]})}
+        for name, (child, hello) in zip(("their", "their_asyncio"), peers, strict=False):
+            audiences[name] = Audience(child, await connect_many(hello["url"], [None] * size), {"text": text})
+        for audience in audiences.values():
+            await audience.per_delivery(16, 16)
+        results: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            for together in (1, 16):
+                for name, audience in audiences.items():
+                    spent = await audience.per_delivery(messages, together)
+                    results.setdefault(f"{name}_{together}", []).append(spent)
+        return results
 
-    async def per_delivery(self, messages: int, together: int) -> float:
-        """Microseconds of the server's processor for each message that reached each connection."""
-        loop = asyncio.get_running_loop()
-        total = len(self._clients)
-        before = tell(self._child, do="cpu")["cpu"]
-        for _ in range(messages // together):
-            missing = total * together
-            everybody = loop.create_future()
-
-            def got() -> None:
-                nonlocal missing
-                missing -= 1
-                if not missing:
-                    everybody.set_result(None)  # noqa: B023
-
-            for client in self._clients:
-                client.on_frame = got
-            tell(self._child, do="send", together=together, **self._order)
-            await asyncio.wait_for(everybody, 30)
-        used = tell(self._child, do="cpu")["cpu"] - before
-        return used / (messages * total) * 1e6
-
-
-def measure_fanout(report: Report, *, quick: bool) -> None:
-    rounds, messages, size = (5, 32, 1000) if quick else (5, 160, 1000)
-    with process(CHILDREN, "node") as (node, hello), process(CHILDREN, "websockets") as (peer, peer_hello):
-
-        async def measure() -> dict[str, list[float]]:
-            tokens = tell(node, do="mint", count=size)["tokens"]
-            chat = tell(node, do="create", first=0, count=size)
-            members = await connect_many(hello["url"], tokens, {chat["chat_id"]: (1, chat["head"])})
-            ours = Audience(node, members, {"chat_id": chat["chat_id"]})
-            clients = await connect_many(peer_hello["url"], [None] * size)
-            # The same bytes that our clients get.
-            text = json.dumps({"type": "message", "payload": {"padding": "x" * 370}}, separators=(",", ":"))
-            theirs = Audience(peer, clients, {"text": text})
-            results: dict[str, list[float]] = {name: [] for name in ("our_1", "their_1", "our_16", "their_16")}
-            await ours.per_delivery(16, 16)
-            await theirs.per_delivery(16, 16)
-            for _ in range(rounds):
-                results["our_1"].append(await ours.per_delivery(messages, 1))
-                results["their_1"].append(await theirs.per_delivery(messages, 1))
-                results["our_16"].append(await ours.per_delivery(messages, 16))
-                results["their_16"].append(await theirs.per_delivery(messages, 16))
-            return results
-
-        results = uvloop.run(measure())
+    with ExitStack() as running:
+        node = running.enter_context(process(CHILDREN, "node"))
+        peers = [running.enter_context(process(CHILDREN, "websockets", loop)) for loop in loops]
+        results = uvloop.run(measure(node, peers))
     for name, values in results.items():
         report.figures[f"fanout_{name}_us"] = median(values)
-    single = [t / o for o, t in zip(results["our_1"], results["their_1"], strict=True)]
-    burst = [t / o for o, t in zip(results["our_16"], results["their_16"], strict=True)]
-    report.ratios["fanout_single_vs_websockets"] = median(single)
-    report.ratios["fanout_burst_vs_websockets"] = median(burst)
+    for name, together in (("single", 1), ("burst", 16)):
+        pairs = zip(results[f"our_{together}"], results[f"their_{together}"], strict=True)
+        report.ratios[f"fanout_{name}_vs_websockets"] = median([theirs / ours for ours, theirs in pairs])
 
 
 # --- idle connections -------------------------------------------------------------------------------------
 
 
-def measure_idle(report: Report, *, quick: bool) -> None:
+def measure_idle(report: Report, options: Options) -> None:
     size = 5000
 
     async def load(child: Child, url: str) -> float:
         tokens = tell(child, do="mint", count=size)["tokens"]
         tell(child, do="create", first=0, count=90)
-        warm = await connect_many(url, tokens[:200])
-        await disconnect(warm)
+        await disconnect(await connect_many(url, tokens[:200]))
         await asyncio.sleep(0.5)
-        before = tell(child, do="cpu")["rss"]
+        before = tell(child, do="used")["rss"]
         clients = await connect_many(url, tokens)
         await asyncio.sleep(1)
-        after = tell(child, do="cpu")["rss"]
+        after = tell(child, do="used")["rss"]
         await disconnect(clients)
         return (after - before) / size / 1024
 
@@ -253,22 +146,26 @@ def measure_idle(report: Report, *, quick: bool) -> None:
 # --- latency ----------------------------------------------------------------------------------------------
 
 
-def measure_latency(report: Report, *, quick: bool) -> None:
-    seconds, per_second, connections = (4.0 if quick else 20.0), 1000, 100
+async def paced(clients: list[Client], seconds: float, per_second: int, *, timed: bool) -> None:
+    """Sends at an even pace, whatever the answers do: a slow server is not given time."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for n in range(int(seconds * per_second)):
+        if (wait := began + n / per_second - loop.time()) > 0:
+            await asyncio.sleep(wait)
+        clients[n % len(clients)].send(timed=timed)
+
+
+def measure_latency(report: Report, options: Options) -> None:
+    seconds, connections = (4.0 if options.quick else 20.0), 100
 
     async def load(child: Child, url: str) -> list[float]:
         tokens = tell(child, do="mint", count=connections)["tokens"]
         chats = [tell(child, do="create", first=n, count=5)["chat_id"] for n in range(0, connections, 5)]
-        clients = await connect_many(url, tokens)
+        clients = [await connect(url, token, {chats[n // 5]: (1, 0)}) for n, token in enumerate(tokens)]
         for index, client in enumerate(clients):
             client.chat_id = chats[index // 5]
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        for n in range(int(seconds * per_second)):
-            due = began + n / per_second
-            if (wait := due - loop.time()) > 0:
-                await asyncio.sleep(wait)
-            clients[n % connections].send(timed=True)
+        await paced(clients, seconds, 1000, timed=True)
         await asyncio.sleep(0.5)
         latencies = [value for client in clients for value in client.latencies]
         await disconnect(clients)
@@ -280,28 +177,134 @@ def measure_latency(report: Report, *, quick: bool) -> None:
     report.figures["send_ack_p99_ms"] = percentile(latencies, 99) * 1000
 
 
-@dataclass
-class Report:
-    figures: dict[str, float] = field(default_factory=dict)
-    ratios: dict[str, float] = field(default_factory=dict)
+# --- flat -------------------------------------------------------------------------------------------------
 
 
-MEASURES: dict[str, Callable[..., None]] = {
+@dataclass(frozen=True)
+class Stock:
+    """What a server holds beside the traffic that is measured."""
+
+    chats: int = 100
+    members: int = 9
+    messages: int = 1_000
+
+
+def stocks(*, quick: bool) -> dict[str, Stock]:
+    """By name; the first is what the others are compared with."""
+    steps = {
+        "base": Stock(),
+        "10x_chats": Stock(chats=1_000),
+        "10x_members": Stock(members=90),
+        "10x_messages": Stock(messages=10_000),
+    }
+    if not quick:
+        steps |= {"100x_chats": Stock(chats=10_000), "100x_messages": Stock(messages=100_000)}
+    return steps
+
+
+def measure_flat(report: Report, options: Options) -> None:
+    rounds, seconds, size = (3, 0.4, 100) if options.quick else (7, 1.0, 100)
+    steps = stocks(quick=options.quick)
+    sends: dict[str, list[float]] = {name: [] for name in steps}
+    deliveries: dict[str, list[float]] = {name: [] for name in steps}
+
+    async def measure(nodes: dict[str, tuple[Child, Any]]) -> None:
+        servers = {}
+        for name, (child, hello) in nodes.items():
+            servers[name] = await stocked(child, hello["url"], steps[name], size)
+        for _ in range(rounds):
+            for name, (senders, audience) in servers.items():
+                sends[name].append((await senders.load(seconds))["cpu_us"])
+                deliveries[name].append(await audience.per_delivery(32, 1))
+
+    with ExitStack() as running:
+        uvloop.run(measure({name: running.enter_context(process(CHILDREN, "node")) for name in steps}))
+    for name in list(steps)[1:]:
+        report.figures[f"send_cost_{name}"] = ratio(sends[name], sends["base"])
+        report.figures[f"delivery_cost_{name}"] = ratio(deliveries[name], deliveries["base"])
+
+
+async def stocked(child: Child, url: str, stock: Stock, size: int) -> tuple[Senders, Audience]:
+    """Senders and an audience on a server that holds so much else; the messages are in the chat of the audience and
+    in the first sender's."""
+    tell(child, do="elsewhere", chats=stock.chats, members=stock.members)
+    senders = await Senders.gather(child, url, 32, IN_FLIGHT, stock.messages)
+    chat = tell(child, do="create", first=0, count=size)
+    tell(child, do="store", chat_id=chat["chat_id"], count=stock.messages)
+    tokens = tell(child, do="mint", count=size)["tokens"]
+    return senders, Audience(child, await connect_many(url, tokens, {chat["chat_id"]: (1, stock.messages)}), chat)
+
+
+def ratio(values: list[float], base: list[float]) -> float:
+    return median([value / other for value, other in zip(values, base, strict=True)])
+
+
+# --- soak -------------------------------------------------------------------------------------------------
+
+
+def measure_soak(report: Report, options: Options) -> None:
+    """500 sends a second in 20 chats of 10, everybody live, one person a second leaving and coming back.
+
+    The page cache is made small, so that everything that is allowed to fill up has done so in the first tenth.
+    """
+    small = json.dumps({"durability.sqlite.cache_bytes": 4 * 1024 * 1024})
+    total = options.minutes * 60
+    connections = 200
+
+    async def load(child: Child, url: str) -> list[tuple[float, float]]:
+        tokens = tell(child, do="mint", count=connections)["tokens"]
+        chats = [tell(child, do="create", first=n, count=10)["chat_id"] for n in range(0, connections, 10)]
+
+        async def arrive(number: int) -> Client:
+            client = await connect(url, tokens[number], {chats[number // 10]: (1, 0)})
+            client.chat_id = chats[number // 10]
+            return client
+
+        clients = [await arrive(number) for number in range(connections)]
+        samples: list[tuple[float, float]] = []
+        began = told = time.monotonic()
+        while (now := time.monotonic()) - began < total:
+            samples.append((now - began, tell(child, do="used")["rss"] / 1024 / 1024))
+            if now - told >= 10:
+                told = now
+                say(f"  {now - began:5.0f} of {total:.0f} s: {samples[-1][1]:.1f} MB")
+            await paced(clients, 1.0, 500, timed=False)
+            leaver = len(samples) % connections
+            await disconnect([clients[leaver]])
+            clients[leaver] = await arrive(leaver)
+        await disconnect(clients)
+        return samples
+
+    with process(CHILDREN, "node", small) as (child, hello):
+        samples = uvloop.run(load(child, hello["url"]))
+    early = median([rss for at, rss in samples if 0.1 * total <= at < 0.15 * total])
+    late = median([rss for at, rss in samples if at >= 0.95 * total])
+    report.figures["soak_minutes"] = options.minutes
+    report.figures["soak_memory_early_mb"] = early
+    report.figures["soak_memory_late_mb"] = late
+    report.figures["soak_memory_growth"] = late / early
+
+
+MEASURES: dict[str, Callable[[Report, Options], None]] = {
     "sends": measure_sends,
     "fanout": measure_fanout,
     "idle": measure_idle,
     "latency": measure_latency,
+    "flat": measure_flat,
+    "soak": measure_soak,
 }
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", PARTS)
+    parsed = arguments(__doc__ or "", PARTS, minutes=10.0)
+    options = Options(parsed.quick, parsed.minutes)
     report = Report()
-    for name in options.only.split(","):
-        if name in MEASURES:
-            say(f"measuring {name} …")
-            MEASURES[name](report, quick=options.quick)
-    finish("messaging", report.figures, report.ratios, as_json=options.json)
+    default = parsed.only == ",".join(PARTS)
+    for name in QUICK_PARTS if parsed.quick and default else parsed.only.split(","):
+        began = time.monotonic()
+        MEASURES[name](report, options)
+        say(f"measured {name} in {time.monotonic() - began:.1f} s")
+    finish("messaging", report.figures, report.ratios, as_json=parsed.json)
 
 
 if __name__ == "__main__":
