@@ -11,7 +11,8 @@ within one round trip to the counters. So the absence of limits never delays a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from holdfast.errors import HoldfastError, RateLimited
@@ -21,6 +22,9 @@ from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody
 
 Entrance = Literal["connect", "send", "reply", "rest", "admin"]
+
+QUESTIONS_MAX = 16_384
+"""Who asked lately: their questions are the same for every send."""
 
 ADMIN_TENANT = "holdfast"
 ADMIN = "admin:key"
@@ -44,18 +48,20 @@ DEFAULT_RULES = (
 """What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
 
 
-def questions(entrance: Entrance, who: User, address: str = "") -> Iterator[Check]:
+@lru_cache(QUESTIONS_MAX)
+def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Check]:
     """What is asked at an entrance. An unknown user, tenant or address is not asked about."""
     if entrance == "admin":
-        yield Check(ADMIN_TENANT, ADMIN, who.user_id or address)
-        return
+        return [Check(ADMIN_TENANT, ADMIN, who.user_id or address)]
+    asked = []
     if who.user_id:
-        yield Check(who.tenant, f"{entrance}:user", who.user_id)
+        asked.append(Check(who.tenant, f"{entrance}:user", who.user_id))
     if entrance == "connect":
         if address:
-            yield Check(who.tenant or ANY, "connect:address", address)
+            asked.append(Check(who.tenant or ANY, "connect:address", address))
     elif who.tenant:
-        yield Check(who.tenant, f"{entrance}:tenant", who.tenant)
+        asked.append(Check(who.tenant, f"{entrance}:tenant", who.tenant))
+    return asked
 
 
 class Entrances:
@@ -66,7 +72,7 @@ class Entrances:
 
     async def decide(self, entrance: Entrance, who: User, address: str = "") -> list[Decision]:
         """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline."""
-        return await self._limiter.check_many(list(questions(entrance, who, address)))
+        return await self._limiter.check_many(questions(entrance, who, address))
 
     async def ask(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """``decide``, where only a refusal matters."""
@@ -75,9 +81,9 @@ class Entrances:
     def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""
         for check in questions(entrance, who, address):
-            decision = self._limiter.check_soon(*check)
-            if not decision.allowed:
-                return refusal([decision])
+            refused = self._limiter.refused_soon(check)
+            if refused is not None:
+                return refusal([refused])
         return None
 
 

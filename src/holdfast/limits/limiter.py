@@ -184,6 +184,21 @@ class Limiter:
         limit, stamp = plan.rule.limit, plan.terms.stamp
         return self._decision(plan, Reading(1, limit, 0.0, 0.0, 0, limit, stamp), True, "counted_later")
 
+    def refused_soon(self, check: Check) -> Decision | None:
+        """``check_soon`` where only a refusal matters: where the counters are here, nothing is built for a yes."""
+        tenant, resource, subject, cost = check
+        plan = self._plan(tenant, resource) if self._immediate else None
+        if plan is not None and not plan.holds and cost == 1 and 0 < len(subject) <= SUBJECT_LENGTH_MAX:
+            reading = self._take_now((plan.prefix, subject), plan.terms, 1)
+            assert reading is not None
+            if reading[0] > 0:
+                self._tally["counters", True] += 1
+                return None
+            decision = self._decision(plan, reading, False, "counters")
+        else:
+            decision = self.check_soon(tenant, resource, subject, cost)
+        return None if decision.allowed else decision
+
     async def _count(self, tenant: str, resource: str, subject: str, cost: int) -> None:
         await self.check(tenant, resource, subject, cost)
 

@@ -51,8 +51,8 @@ def refusal_of(frame: AnyClientFrame, limits: SessionLimits) -> HoldfastError | 
 
 
 def _bad_send(body: SendBody, bytes_max: int) -> HoldfastError | None:
-    if bad := _bad_id(body.chat_id, "chat_id") or _bad_id(body.client_message_id, "client_message_id"):
-        return bad
+    if check_id(body.chat_id, "chat_id") or check_id(body.client_message_id, "client_message_id"):
+        return _bad_id(body.chat_id, "chat_id") or _bad_id(body.client_message_id, "client_message_id")
     if body.content_type not in CONTENT_TYPES:
         return InvalidContentType(f"content_type must be one of {', '.join(CONTENT_TYPES)}", field="content_type")
     if not body.content:

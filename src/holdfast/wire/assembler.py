@@ -36,6 +36,8 @@ class Assembler:
 
     def feed(self, opcode: int, final: bool, reserved: bool, payload: bytes) -> bytes | None:
         """Take one frame; returns the message it completes. Control frames are checked and otherwise passed over."""
+        if opcode == TEXT and final and not reserved and self._fragments is None and len(payload) <= self._bytes_max:
+            return _text(payload)  # the usual case: a whole message in one frame
         if reserved:
             raise BrokenProtocol("a reserved bit is set, and no extension was agreed on")
         if opcode in _CONTROL:
@@ -45,9 +47,6 @@ class Assembler:
         self._size += len(payload)
         if self._size > self._bytes_max:
             raise BrokenProtocol(f"a message is larger than {self._bytes_max} bytes", limit=self._bytes_max)
-        if final and self._fragments is None:
-            self._size = 0
-            return _text(payload)
         return self._gather(final, payload)
 
     def _check_control(self, final: bool, payload: bytes) -> None:
