@@ -163,6 +163,18 @@ def test_every_metric_of_the_seeds_is_mapped(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs/reference/metrics.md").read_text()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_metric_on_a_page_exists(page: Path) -> None:
+    shown = {
+        sample
+        for metric in telemetry.REGISTRY.collect()
+        for suffix in ("", "_total", "_count", "_sum", "_bucket")
+        for sample in [metric.name + suffix]
+    }
+    named = set(re.findall(r"\bholdfast_[a-z_]+[a-z]\b(?!/|\.py)", page.read_text()))
+    assert named <= shown, f"{name_of(page)}: {named - shown}"
+
+
 def test_metrics_have_closed_labels() -> None:
     """Never a user, a chat or a token."""
     allowed = {
