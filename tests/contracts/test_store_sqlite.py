@@ -32,6 +32,7 @@ from holdfast.errors import (
 from holdfast.message import Acked, Entry
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import Doing, translate
+from holdfast.store.changes import Redact
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 from holdfast.store.sqlite import database as chats_file
 from holdfast.verify.powercut import Disk
@@ -536,6 +537,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
+def test_redacted_content_is_nowhere_in_the_file(tmp_path: Path) -> None:
+    """Short ones lie in a page of the table, long ones in pages of their own."""
+    secrets = {"short": "S3cret-" * 4, "long": "L0ng-s3cret-" * 300}
+
+    async def first(store: SqliteStore) -> None:
+        await create(store)
+        for key, content in secrets.items():
+            acked(await send(store, key, content))
+        await fill(store, 50)
+
+    async def second(store: SqliteStore) -> None:
+        for sequence in (1, 2):
+            await store.change(Redact(operator(), "chat_a", sequence))
+
+    with_store(tmp_path, first)
+    assert b"S3cret-" in (tmp_path / "chats.db").read_bytes()
+    with_store(tmp_path, second)
+    for file in tmp_path.glob("chats.db*"):
+        assert b"S3cret-" not in file.read_bytes() and b"L0ng-s3cret-" not in file.read_bytes(), file
+
+
 def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_space(small_disk: Path) -> None:
     async def scenario(store: SqliteStore) -> None:
         await create(store)
@@ -590,7 +612,14 @@ def test_settings_are_checked_when_built() -> None:
 
 
 COSTS: dict[str, dict[str, Any]] = {
-    "chats_of": {"tenant": "default", "user_id": "ann", "limit": 10, "edge_position": None, "edge_chat": None},
+    "chats_of": {
+        "tenant": "default",
+        "user_id": "ann",
+        "limit": 10,
+        "edge_position": None,
+        "edge_chat": None,
+        "recent": 100,
+    },
     "memberships": {"tenant": "default", "user_id": "ann"},
     "known": {"senders": '[["chat_mine_1", "ann"]]', "keys": '[["chat_mine_1", 12345, "ann", "k"]]'},
     "advance_counters": {"counters": "[[1, 9, 9], [2, 9, 9]]"},

@@ -60,6 +60,7 @@ def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, wri
         if write:
             if connection.pragma("journal_mode", "WAL") != "wal":
                 raise apsw.CantOpenError("its file system does not support shared memory, which WAL needs")
+            connection.pragma("secure_delete", True)  # what was redacted is overwritten, not only unlinked
             connection.pragma("wal_autocheckpoint", settings.checkpoint_pages)
             connection.pragma("journal_size_limit", 4 * settings.checkpoint_pages * 4096)
         else:
