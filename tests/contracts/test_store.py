@@ -29,8 +29,9 @@ from chats import (
 
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
-from holdfast.message import Acked, Cursor, Entry, Watermark
-from holdfast.store.changes import RETAIN_AT_ONCE, HaltChat, RecoverChat, Redact, RemoveMember, Retain
+from holdfast.message import Acked, Cursor, Entry, User, Watermark
+from holdfast.store.changes import RETAIN_AT_ONCE, HaltChat, RecoverChat, Redact, RemoveMember, RenameChat, Retain
+from holdfast.store.contract import UNREAD_EXACT
 from holdfast.verify.faults import Fault, Plan, faulty
 
 Scenario = Callable[..., Awaitable[None]]
@@ -337,6 +338,24 @@ async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
     assert [[s.chat.chat_id for s in page] for page in pages] == [["chat_b"], ["chat_a"], ["chat_c"], []]
     await create(store, "bob", chat_id="chat_d")
     assert (await store.chats_of(BOB, 1))[0].chat.chat_id == "chat_d", "a new chat is on top"
+
+
+@on_every_store
+async def test_unread_are_others_messages_and_neither_ones_own_nor_events(store: Any, rig: Rig) -> None:
+    async def unread(user: User) -> int:
+        return int((await store.chats_of(user, 1))[0].unread)
+
+    await create(store, "bob")
+    await fill(store, 3)
+    assert (await unread(ANN), await unread(BOB)) == (0, 3), "ann wrote them"
+    await store.change(RenameChat(act(), "chat_a", "renamed"))
+    assert await unread(BOB) == 3, "a new name is nothing to read"
+    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 4, 2)])
+    assert await unread(BOB) == 1
+    await fill(store, 3 + UNREAD_EXACT)
+    assert await unread(BOB) == UNREAD_EXACT + 2, "further back, sequences are counted"
+    await store.change(Retain(operator(), "chat_a", 4 + UNREAD_EXACT))
+    assert await unread(BOB) == 1, "what is gone cannot be read"
 
 
 @on_every_store

@@ -20,6 +20,9 @@ from msgspec import Struct
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
 from holdfast.store.changes import Act, Changed, Command
 
+UNREAD_EXACT = 100
+"""So many of a chat's newest messages are looked at when unread ones are counted."""
+
 
 class ChatSummary(Struct, frozen=True):
     """A chat as its member sees it in a list. ``title`` is its name, or the others' ids in a direct chat."""
@@ -107,7 +110,8 @@ class Store(Protocol):
     async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
         """The user's chats, newest activity first; ``after`` is the last chat_id of the page before.
 
-        ``unread`` counts the sequences past the furthest of the user's read watermarks, own messages included.
+        ``unread`` counts others' messages past the furthest of the user's read watermarks: no events and none of
+        one's own. Further back than the ``UNREAD_EXACT`` newest, sequences are counted without looking at them.
         """
         ...
 

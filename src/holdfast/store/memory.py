@@ -26,7 +26,7 @@ from holdfast.message import (
     Watermark,
 )
 from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
-from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
+from holdfast.store.contract import UNREAD_EXACT, AuditRecord, ChatSummary, Committed, Inspection
 from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Stored, number
 from holdfast.store.paging import page_after, page_before, within
@@ -349,13 +349,15 @@ def _summary(held: _Chat, user: User) -> ChatSummary:
     read = max(
         (m.read for (u, _), m in held.marks.items() if u == user.user_id and m.epoch == held.chat.epoch), default=0
     )
+    recent = [held.messages.get(n) for n in range(max(read, held.head - UNREAD_EXACT) + 1, held.head + 1)]
+    news = [m for m in recent if m is not None and m.kind == "text" and m.sender_id != user.user_id]
     others = [u for u in sorted(held.members) if u != user.user_id]
     return ChatSummary(
         chat=held.now(),
         role=held.members[user.user_id].role,
         title=", ".join(others) if held.chat.kind == "direct" else held.chat.name,
         members=len(held.members),
-        unread=max(held.head - max(read, held.chat.first_sequence - 1), 0),
+        unread=len(news) + max(held.head - UNREAD_EXACT - max(read, held.chat.first_sequence - 1), 0),
         read=read,
         last_message=held.messages.get(held.head),
     )

@@ -11,7 +11,7 @@ from msgspec.json import Decoder, encode
 
 from holdfast.errors import Unavailable
 from holdfast.message import Chat, Cursor, Entry, Member, Message, Page, User, Watermark
-from holdfast.store.contract import AuditRecord, ChatSummary, Inspection
+from holdfast.store.contract import UNREAD_EXACT, AuditRecord, ChatSummary, Inspection
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before
 from holdfast.store.plan import not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
@@ -30,7 +30,7 @@ _messages = Decoder(list[Message])
 _cursors = Decoder(dict[str, Cursor])
 _members = Decoder(list[Member])
 _watermarks = Decoder(list[tuple[User, str, str, int, int, int]])
-_summaries = Decoder(list[tuple[Chat, str, str, int, int, Message | None]])
+_summaries = Decoder(list[tuple[Chat, str, str, int, int, int, Message | None]])
 _pairs = Decoder(list[tuple[int, int]])
 _audit = Decoder(list[AuditRecord])
 _entries = Decoder(list[Entry])
@@ -148,19 +148,19 @@ def chats_of(handle: Handle, deadline: Deadline, user: User, limit: int, after: 
             edge = connection.execute(SQL["list_edge"], {"chat_id": after}).get
             if edge is None:
                 raise unknown_chat(after)
-        fields = {**user._asdict(), "limit": limit, "edge_position": edge[0], "edge_chat": edge[1]}
-        rows = _summaries.decode(connection.execute(SQL["chats_of"], fields).get)
+        page = {"limit": limit, "edge_position": edge[0], "edge_chat": edge[1], "recent": UNREAD_EXACT}
+        rows = _summaries.decode(connection.execute(SQL["chats_of"], {**user._asdict(), **page}).get)
     return [
         ChatSummary(
             chat=chat,
             role=role,
             title=title,
             members=members,
-            unread=max(chat.head - max(read, chat.first_sequence - 1), 0),
+            unread=recent + max(chat.head - UNREAD_EXACT - max(read, chat.first_sequence - 1), 0),
             read=read,
             last_message=last,
         )
-        for chat, role, title, members, read, last in rows
+        for chat, role, title, members, read, recent, last in rows
     ]
 
 

@@ -186,25 +186,31 @@ SELECT coalesce(k.last_position, 0), c.chat
 FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :chat_id;
 
 -- name: chats_of
--- A page of a user's chats, newest activity first. It looks at all chats of the user, and at the messages and
--- watermarks of those on the page only.
+-- A page of a user's chats, newest activity first. It looks at all chats of the user, and of those on the page only
+-- at the watermarks and at the :recent newest messages.
 WITH page AS MATERIALIZED (
   SELECT m.chat, m.role, coalesce(k.last_position, 0) AS activity
   FROM members AS m INDEXED BY members_by_user LEFT JOIN counters AS k ON k.chat = m.chat
   WHERE m.tenant = :tenant AND m.user_id = :user_id
     AND (:edge_position IS NULL OR (coalesce(k.last_position, 0), m.chat) < (:edge_position, :edge_chat))
-  ORDER BY activity DESC, m.chat DESC LIMIT :limit)
+  ORDER BY activity DESC, m.chat DESC LIMIT :limit),
+seen AS MATERIALIZED (
+  SELECT p.chat, p.role, p.activity, coalesce(max(w.read), 0) AS read
+  FROM page AS p JOIN chats AS c ON c.chat = p.chat
+  LEFT JOIN watermarks AS w ON w.chat = p.chat AND w.user_id = :user_id AND w.epoch = c.epoch
+  GROUP BY p.chat)
 SELECT json_group_array(json_array(
          json(v.value), p.role,
          CASE c.kind WHEN 'direct' THEN (
            SELECT group_concat(o.user_id, ', ' ORDER BY o.user_id) FROM members AS o
            WHERE o.chat = p.chat AND o.user_id <> :user_id) ELSE c.name END,
-         c.members,
-         (SELECT coalesce(max(w.read), 0) FROM watermarks AS w
-          WHERE w.chat = p.chat AND w.user_id = :user_id AND w.epoch = c.epoch),
+         c.members, p.read,
+         (SELECT count(*) FROM messages AS u
+          WHERE u.chat = p.chat AND u.sequence > max(p.read, v.head - :recent)
+            AND u.kind = 'text' AND u.sender_id <> :user_id),
          json((SELECT l.value FROM message_values AS l WHERE l.chat = p.chat AND l.sequence = v.head)))
        ORDER BY p.activity DESC, p.chat DESC)
-FROM page AS p CROSS JOIN chats AS c ON c.chat = p.chat CROSS JOIN chat_values AS v ON v.chat = p.chat;
+FROM seen AS p CROSS JOIN chats AS c ON c.chat = p.chat CROSS JOIN chat_values AS v ON v.chat = p.chat;
 
 -- name: members_of
 SELECT json_group_array(json_object('user_id', m.user_id, 'role', m.role, 'joined_at', m.joined_at)
