@@ -31,6 +31,8 @@ from holdfast.limits.shortcuts import Bounded, Denial, Lease, Seen
 COST_MAX = 1_000_000_000
 SUBJECT_LENGTH_MAX = 1024
 PLANS_MAX = 65_536
+FIRST_LEASE = 4
+"""Tokens leased with a subject's first check: enough for the few that most subjects ask."""
 COUNTED_LATER_MAX = 10_000
 """Checks on their way to the counters whose askers did not wait; above it the local share decides."""
 
@@ -272,25 +274,33 @@ class Limiter:
                 reading = denial.reading._replace(wait_ms=left * 1000)
                 return self._decision(plan, reading, False, "denial_cache")
             self._denials.drop(key)
-        lease = self._leases.get(key) if plan.lease else None
-        if lease is None or lease.tokens < cost or lease.terms != plan.terms:
+        return self._from_lease(plan, key, cost) if plan.lease else None
+
+    def _from_lease(self, plan: _Plan, key: Key, cost: int) -> Decision | None:
+        lease, terms = self._leases.get(key), plan.terms
+        if lease is None or lease.tokens < cost or (lease.terms is not terms and lease.terms != terms):
             return None
         now = self._monotonic()
         if now >= lease.until:
             return None
         lease.tokens = left = lease.tokens - cost
-        reset = max(0.0, lease.reset_at - now) * 1000
-        reading = _new(Reading, (1, lease.remaining + left, reset, 0.0, 0, plan.terms.limit, plan.terms.stamp))
-        return self._decision(plan, reading, True, "lease")
+        self._tally["lease", True] += 1
+        reset, window = max(0.0, lease.reset_at - now), plan.rule.window_seconds
+        return Decision(
+            True, terms.limit, lease.remaining + left, reset, 0.0, plan.label, terms.stamp.version,
+            "lease", False, False, window, self._region,
+        )  # fmt: skip
 
     def _want(self, plan: _Plan, key: Key) -> int:
-        """Lease only what is asked for again and again; a lease that still has tokens is not doubled."""
+        """A little for who asks for the first time, a whole lease for who asks again; never two at a time."""
         if not plan.lease:
             return 0
         seen, lease = self._seen.get(key), self._leases.get(key)
-        if seen is None or seen.at < self._monotonic() - self.settings.lease_seconds:
+        if lease is not None and lease.tokens > 0:
             return 0
-        return plan.lease if lease is None or lease.tokens == 0 else 0
+        if seen is None or seen.at < self._monotonic() - self.settings.lease_seconds:
+            return min(FIRST_LEASE, plan.lease)
+        return plan.lease
 
     def _counted(self, plan: _Plan, ask: Ask, answer: Answer) -> Decision:
         """Remember what the counters said, once for all who asked together, and answer this one."""
@@ -319,6 +329,9 @@ class Limiter:
             Ask(key, plan.terms, cost, 1, 0, self._ids.new("hld_") if plan.holds else "")
             for key, (plan, cost) in merged.items()
         ]
+        if self._immediate:
+            taken = await self._counters.take([asks])
+            return dict(zip(merged, self._group_decisions(plans, asks, taken.readings[0], "counters"), strict=True))
         waiting = self._batcher.ask_all(asks)
         answer = await waiting if waiting is not None else None
         if answer is None:
@@ -427,7 +440,6 @@ class Limiter:
             await self._adjust(unspent)
 
 
-_new = tuple.__new__
 _FREE = Decision(True)
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 
