@@ -8,11 +8,12 @@ from ipaddress import ip_network
 from typing import Any
 
 import msgspec
+import pytest
 from multidict import CIMultiDict
 
 from holdfast.access import ConnectionCounts, ConnectionLimits, HandshakeLimiter, Principal
 from holdfast.access.principal import USER_SCOPES
-from holdfast.errors import Unauthorized
+from holdfast.errors import Unauthorized, Unavailable
 from holdfast.gateway.handshake import Admitted, Handshake, Refusal
 
 ALICE = Principal("default", "alice", USER_SCOPES, "user", None)
@@ -55,7 +56,8 @@ def error_of(answer: Admitted | Refusal) -> dict[str, Any]:
 
 def test_a_token_in_the_header_lets_in() -> None:
     answer = decide(handshake(), Authorization="Bearer good", X_Device_ID="phone")
-    assert answer == Admitted(ALICE, "phone", "192.0.2.1", subprotocol=False)
+    assert isinstance(answer, Admitted)
+    assert (answer.principal, answer.device_id, answer.subprotocol) == (ALICE, "phone", False)
 
 
 def test_a_browser_carries_its_token_in_a_subprotocol() -> None:
@@ -148,3 +150,17 @@ def test_a_bad_websocket_key_is_400() -> None:
         answer = decide(handshake(), Sec_WebSocket_Key=key)
         assert isinstance(answer, Refusal)
         assert answer.status is HTTPStatus.BAD_REQUEST
+
+
+def test_who_says_only_in_the_first_frame_who_it_is_counts_for_its_tenant_from_then_on() -> None:
+    door = handshake(limits=ConnectionLimits(per_tenant_max=1))
+    by_header, by_frame = decide(door, Authorization="Bearer good"), decide(door)
+    assert isinstance(by_header, Admitted) and isinstance(by_frame, Admitted) and by_header.principal
+    with pytest.raises(Unavailable, match="this tenant holds its 1 connections"):
+        by_frame.seat.identify(by_header.principal)
+    by_header.seat.leave()
+    by_frame.seat.identify(by_header.principal)
+    assert isinstance(decide(door, Authorization="Bearer good"), Refusal)
+    by_frame.seat.leave()
+    assert door.counts.total == 0
+    assert isinstance(decide(door, Authorization="Bearer good"), Admitted)

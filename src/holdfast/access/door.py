@@ -138,23 +138,41 @@ class ConnectionCounts:
         self.total = 0
 
     def open(self, address: str, tenant: str) -> str | None:
-        """Count one more, or say which limit is reached and count nothing."""
+        """Count one more, or say which limit is reached and count nothing. ``tenant`` "": not known yet."""
         group = address_group(address)
         if self.total >= self._limits.connections_max:
             return f"this node holds its {self._limits.connections_max} connections"
         if self._addresses[group] >= self._limits.per_address_max:
             return f"this address holds its {self._limits.per_address_max} connections"
-        if self._tenants[tenant] >= self._limits.per_tenant_max:
-            return f"this tenant holds its {self._limits.per_tenant_max} connections"
+        if full := self._full(tenant):
+            return full
         self._addresses[group] += 1
         self._tenants[tenant] += 1
         self.total += 1
         return None
 
+    def identify(self, tenant: str) -> str | None:
+        """One whose tenant was not known belongs to this one, or the limit that keeps it out."""
+        if full := self._full(tenant):
+            return full
+        self._tenants[tenant] += 1
+        _less(self._tenants, "")
+        return None
+
     def close(self, address: str, tenant: str) -> None:
         """One that ``open`` counted is gone."""
         self.total -= 1
-        for counts, key in ((self._addresses, address_group(address)), (self._tenants, tenant)):
-            counts[key] -= 1
-            if counts[key] <= 0:
-                del counts[key]
+        _less(self._addresses, address_group(address))
+        _less(self._tenants, tenant)
+
+    def _full(self, tenant: str) -> str | None:
+        """Who has not said yet whose they are is bounded by address and by the time to say it."""
+        if not tenant or self._tenants[tenant] < self._limits.per_tenant_max:
+            return None
+        return f"this tenant holds its {self._limits.per_tenant_max} connections"
+
+
+def _less(counts: Counter[str], key: str) -> None:
+    counts[key] -= 1
+    if counts[key] <= 0:
+        del counts[key]

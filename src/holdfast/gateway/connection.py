@@ -27,6 +27,7 @@ from holdfast.session import effects
 from holdfast.session.deliveries import Deliveries
 from holdfast.session.effects import Effects
 from holdfast.session.session import Session
+from holdfast.session.validation import refusal_of
 from holdfast.store.history import History
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, request_id_of
@@ -116,6 +117,7 @@ class Connection:
     __slots__ = (
         "_early",
         "_host",
+        "_identify",
         "_opened_at",
         "_plane",
         "_socket",
@@ -131,7 +133,16 @@ class Connection:
         "write",
     )
 
-    def __init__(self, plane: Plane, host: Host, socket: Socket, device_id: str) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        host: Host,
+        socket: Socket,
+        device_id: str,
+        identify: Callable[[Principal], None] = lambda principal: None,
+    ) -> None:
+        """``identify`` hears who is here if only the first frame says so, and may raise a refusal."""
+        self._identify = identify
         self._plane = plane
         self._host = host
         self._socket = socket
@@ -348,18 +359,24 @@ class Connection:
     # --- coming in -------------------------------------------------------------------------------------
 
     def _authenticate(self, frame: Authenticate) -> None:
+        """The credential and device that no header could carry, judged as a header's would be."""
         try:
+            if refusal := refusal_of(frame, self._plane.limits.session):
+                raise refusal
             principal = self._plane.verify(frame.payload.token)
+            self._identify(principal)
         except HoldfastError as error:
             self._refuse(error, frame.request_id)
             return
-        if frame.payload.device_id:
-            self.device_id = frame.payload.device_id
+        self.device_id = frame.payload.device_id or self.device_id
         self.open(principal)
 
     def _refuse(self, error: HoldfastError, request_id: str | None) -> None:
         self.write(encode_frame(error_payload(error), request_id))
-        self.close(Closing.UNAUTHORIZED)
+        if error.retryable:
+            self.close(Closing.OVERLOADED, delay_ms=self._plane.spread_ms())
+        else:
+            self.close(Closing.UNAUTHORIZED)
 
     def _invalid(self, error: InvalidMessage, request_id: str | None, now: float) -> None:
         if self.session is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncio import Transport
 from collections.abc import Mapping
-from functools import partial
 
 from picows import WSUpgradeRequest, WSUpgradeResponse
 
@@ -43,10 +42,10 @@ class Entrance:
         if isinstance(decision, Refusal):
             telemetry.handshake_refused(decision.status)
             return _answer(decision.status, decision.body, decision.headers)
-        tenant = decision.principal.tenant if decision.principal else ""
+        seat = decision.seat
         return Listener(
-            partial(self._gateway.accept, principal=decision.principal, device_id=decision.device_id),
-            partial(self._handshake.counts.close, decision.address, tenant),
+            lambda socket: self._gateway.accept(socket, decision.principal, decision.device_id, seat.identify),
+            seat.leave,
             Assembler(self._limits.max_frame_bytes, self._limits.max_fragments),
             subprotocol=decision.subprotocol,
         )

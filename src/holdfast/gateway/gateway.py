@@ -95,9 +95,15 @@ class Gateway:
     def now(self) -> float:
         return self._plane.clock.monotonic()
 
-    def accept(self, socket: Socket, principal: Principal | None, device_id: str) -> Connection:
-        """A new socket whose handshake was accepted."""
-        connection = self.connection_type(self._plane, self, socket, device_id)
+    def accept(
+        self,
+        socket: Socket,
+        principal: Principal | None,
+        device_id: str,
+        identify: Callable[[Principal], None] = lambda principal: None,
+    ) -> Connection:
+        """A new socket whose handshake was accepted; ``identify`` may refuse a principal that its first frame names."""
+        connection = self.connection_type(self._plane, self, socket, device_id, identify)
         self._connections[connection.connection_id] = connection
         telemetry.connection_opened(len(self._connections))
         if principal is not None:

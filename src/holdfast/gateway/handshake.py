@@ -35,6 +35,8 @@ from holdfast.wire.codec import error_payload
 from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL
 
 PATH = "/v1/ws"
+RETURN_SECONDS = 5
+"""When to come back to a place that is full."""
 
 
 class _WrongVersion(InvalidMessage):
@@ -60,13 +62,34 @@ class Headers(Protocol):
     def getall(self, name: str, default: list[str], /) -> list[str]: ...
 
 
+class Seat:
+    """One connection among those counted, from its handshake to its end."""
+
+    __slots__ = ("_address", "_handshake", "_tenant")
+
+    def __init__(self, handshake: Handshake, address: str, tenant: str) -> None:
+        self._handshake = handshake
+        self._address = address
+        self._tenant = tenant
+
+    def identify(self, principal: Principal) -> None:
+        """The first frame says who it is: raises what a header would have met."""
+        self._handshake.ask_rules(principal.user, self._address)
+        if full := self._handshake.counts.identify(principal.tenant):
+            raise Unavailable(full, retry_after_seconds=RETURN_SECONDS)
+        self._tenant = principal.tenant
+
+    def leave(self) -> None:
+        self._handshake.counts.close(self._address, self._tenant)
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """May come in. ``principal`` None: no header carried a credential, the first frame must."""
 
     principal: Principal | None
     device_id: str
-    address: str
+    seat: Seat
     subprotocol: bool
 
 
@@ -118,11 +141,14 @@ class Handshake:
         if device_id and (problem := check_id(device_id, "X-Device-ID")):
             raise InvalidMessage(problem)
         user = principal.user if principal else User("", "")
+        self.ask_rules(user, address)
+        if full := self.counts.open(address, user.tenant):
+            raise Unavailable(full, retry_after_seconds=RETURN_SECONDS)
+        return Admitted(principal, device_id, Seat(self, address, user.tenant), SUBPROTOCOL in offered)
+
+    def ask_rules(self, user: User, address: str) -> None:
         if self.rules is not None and (refused := self.rules.ask_at_once("connect", user, address)):
             raise refused
-        if full := self.counts.open(address, principal.tenant if principal else ""):
-            raise Unavailable(full, retry_after_seconds=5)
-        return Admitted(principal, device_id, address, SUBPROTOCOL in offered)
 
 
 def _check_upgrade(headers: Headers) -> None:
