@@ -71,6 +71,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         finally:
             self._at_work -= 1
 
+    @property
+    def alone(self) -> bool:
+        """Whether no thread is at work for this loop."""
+        return not self._at_work
+
     def next_turn(self, timeout: float | None) -> float | None:
         """How long the selector may really wait; called once per turn, when all that became ready is queued."""
         if self._rng is not None:
@@ -106,6 +111,9 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._loop.alone and len(self._real.get_map()) == 1:  # its own wake-up pipe, and nobody to write into it
+            self._loop.next_turn(timeout)
+            return []
         events = self._real.select(0)
         if events:
             return events

@@ -236,10 +236,12 @@ class Device:
         self.wire.send(encode_client_frame(frame))
 
     def _set_timer(self) -> None:
+        due = self.machine.wake_at()
         if self._timer is not None:
+            if due == self._timer.when():
+                return
             self._timer.cancel()
             self._timer = None
-        due = self.machine.wake_at()
         if due is not None and due != float("inf"):
             self._timer = self._loop.call_at(max(due, self._loop.time()), self._tick)
 

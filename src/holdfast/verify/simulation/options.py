@@ -43,17 +43,19 @@ class Options:
         def some(most: int) -> int:
             return rng.randint(1, most) if often() < 0.5 else 0
 
+        stalls, buffer_messages = some(2), rng.choice([5, 20, 1000])
+        slow = stalls > 0 and buffer_messages == 5
         return Options(
             seed=seed,
             devices=rng.randint(2, 4),
             chats=rng.randint(1, 2),
-            sends_per_device=rng.randint(3, 10),
+            sends_per_device=rng.randint(10, 20) if slow else rng.randint(3, 10),
             seconds=rng.uniform(5, SAFETY_SECONDS_MAX),
             latency_seconds=rng.choice([0.0, 0.001, 0.02, 0.15]),
-            buffer_messages=rng.choice([5, 20, 1000]),
+            buffer_messages=buffer_messages,
             cuts=some(4),
             holes=some(2),
-            stalls=some(2),
+            stalls=stalls,
             device_crashes=some(2),
             server_crashes=some(2),
             membership_changes=some(4),

@@ -188,7 +188,7 @@ class World:
         wire.cut()
 
     async def _stall(self) -> None:
-        device, seconds = self._somebody(), self.rng.uniform(1, 15)
+        device, seconds = self._somebody(), self.rng.uniform(1, 20)
         device.pause(True)
         self._fault("stall", seconds, device)
         await asyncio.sleep(seconds)
