@@ -221,7 +221,7 @@ async def embedded(quick: bool, figures: dict[str, float]) -> None:
         for n in range(100_000):
             rules.lookup("t1", f"/r{n % count}")
         figures[f"lookup_ns_among_{count}_rules"] = (time.perf_counter() - start) * 10_000
-    figures["bytes_per_idle_subject"] = await _bytes_per_subject(100_000 if quick else 1_000_000)
+    figures["bytes_per_idle_subject"] = await _bytes_per_subject(50_000 if quick else 1_000_000)
 
 
 async def _bytes_per_subject(subjects: int) -> float:
@@ -273,7 +273,7 @@ async def run(only: set[str], quick: bool) -> tuple[dict[str, float], dict[str, 
                 half = figures["exact_checks_per_s"] / 2
                 figures["exact_p99_ms"] = await latency(server.url, half, 2.0 if quick else 10.0)
             if "admission" in only:
-                figures["over_admission"] = await admission(server.url, 1.0 if quick else 4.0)
+                figures["over_admission"] = await admission(server.url, 0.6 if quick else 4.0)
         finally:
             server.stop()
     if "propagation" in only:
@@ -283,7 +283,7 @@ async def run(only: set[str], quick: bool) -> tuple[dict[str, float], dict[str, 
             say(f"propagation is left out: {error}")
             return figures, ratios
         try:
-            figures["propagation_p99_ms"] = await propagation(database.url, 30 if quick else 200)
+            figures["propagation_p99_ms"] = await propagation(database.url, 20 if quick else 200)
         finally:
             database.stop()
     return figures, ratios

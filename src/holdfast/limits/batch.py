@@ -45,6 +45,10 @@ class BatchSettings:
             raise ValueError(f"keys_per_call must be from 1 to {KEYS_PER_CALL_MAX}")
 
 
+new = tuple.__new__
+"""A NamedTuple without the call of its constructor; for what is made with every check."""
+
+
 class Answer(NamedTuple):
     """The readings of an entry. ``place`` is the asker's place among those who asked for the same."""
 
@@ -69,7 +73,7 @@ class _Waiting:
     def answer(self, readings: tuple[Reading, ...], sent_at: float, counted_at: float) -> None:
         for place, waiter in enumerate(self.waiters):
             if not waiter.done():
-                waiter.set_result(Answer(readings, place, sent_at, counted_at))
+                waiter.set_result(new(Answer, (readings, place, sent_at, counted_at)))
 
     def give_up(self) -> None:
         for waiter in self.waiters:

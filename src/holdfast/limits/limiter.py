@@ -22,7 +22,7 @@ from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError, InvalidMessage
 from holdfast.limits.algorithms import Reading, Terms, terms_of
-from holdfast.limits.batch import Answer, Batcher, BatchSettings
+from holdfast.limits.batch import Answer, Batcher, BatchSettings, new
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key, key_prefix
 from holdfast.limits.rules import Check, DecidedBy, Decision, Rule, RuleSet
 from holdfast.limits.share import LocalShare
@@ -155,7 +155,8 @@ class Limiter:
             found = self._now(plan, key, cost)
             if found is not None:
                 return found
-        ask = Ask(key, plan.terms, cost, 1, self._want(plan, key), self._ids.new("hld_") if plan.holds else "")
+        want, hold = self._want(plan, key) if plan.lease else 0, self._ids.new("hld_") if plan.holds else ""
+        ask = new(Ask, (key, plan.terms, cost, 1, want, hold))
         waiting = self._batcher.ask(ask)
         answer = await waiting if waiting is not None else None
         if answer is None:
@@ -293,8 +294,6 @@ class Limiter:
 
     def _want(self, plan: _Plan, key: Key) -> int:
         """A little for who asks for the first time, a whole lease for who asks again; never two at a time."""
-        if not plan.lease:
-            return 0
         seen, lease = self._seen.get(key), self._leases.get(key)
         if lease is not None and lease.tokens > 0:
             return 0
@@ -304,19 +303,20 @@ class Limiter:
 
     def _counted(self, plan: _Plan, ask: Ask, answer: Answer) -> Decision:
         """Remember what the counters said, once for all who asked together, and answer this one."""
-        reading, now = answer.readings[0], self._monotonic()
-        allowed = answer.place < reading.admitted
-        if answer.place in (0, reading.admitted):
-            self._learn(plan, ask, reading, answer)
-        if answer.place == 0 and reading.leased and ask.terms.stamp == reading.stamp:
-            until = answer.sent_at + self.settings.lease_seconds
-            self._leases.put(ask.key, Lease(ask.terms, reading, answer.counted_at, now, until))
+        readings, place, sent_at, counted_at = answer
+        reading = readings[0]
+        allowed = place < reading.admitted
+        if place == 0 or place == reading.admitted:
+            self._learn(plan, ask, reading, sent_at)
+        if place == 0 and reading.leased and ask.terms.stamp == reading.stamp:
+            until = sent_at + self.settings.lease_seconds
+            self._leases.put(ask.key, Lease(ask.terms, reading, counted_at, self._monotonic(), until))
         return self._decision(plan, reading, allowed, "counters", ask.hold if allowed else "")
 
-    def _learn(self, plan: _Plan, ask: Ask, reading: Reading, answer: Answer) -> None:
-        self._seen.put(ask.key, Seen(reading, answer.sent_at))
+    def _learn(self, plan: _Plan, ask: Ask, reading: Reading, sent_at: float) -> None:
+        self._seen.put(ask.key, new(Seen, (reading, sent_at)))
         if reading.wait_ms > 0 and not plan.holds:
-            until = answer.sent_at + reading.wait_ms / 1000
+            until = sent_at + reading.wait_ms / 1000
             self._denials.put(ask.key, Denial(reading.stamp, ask.cost, until, reading))
         if reading.stamp > plan.terms.stamp:
             self._on_behind()
@@ -338,7 +338,7 @@ class Limiter:
             decisions = self._local(plans, asks)
         else:
             for plan, ask, reading in zip(plans, asks, answer.readings, strict=True):
-                self._learn(plan, ask, reading, answer)
+                self._learn(plan, ask, reading, answer.sent_at)
             decisions = self._group_decisions(plans, asks, answer.readings, "counters")
         return dict(zip(merged, decisions, strict=True))
 

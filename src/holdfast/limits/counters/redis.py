@@ -179,5 +179,5 @@ def _readings(answer: list[Any]) -> list[Reading]:
         stamp = stamps.get(epoch_and_version)
         if stamp is None:
             stamp = stamps[epoch_and_version] = Stamp(*epoch_and_version)
-        readings.append(Reading._make((*answer[at : at + 6], stamp)))
+        readings.append(tuple.__new__(Reading, (*answer[at : at + 6], stamp)))
     return readings
