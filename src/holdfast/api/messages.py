@@ -9,14 +9,15 @@ from holdfast.api.bodies import DeliveryStatus, MessagePage, MessagesQuery, NewM
 from holdfast.api.call import Answer, Call
 from holdfast.api.chats import act_of, commit
 from holdfast.api.deps import Deps
-from holdfast.errors import Forbidden, InvalidContentType, InvalidMessage, MessageTooLarge, NotFound, OutcomeUnknown
+from holdfast.errors import Forbidden, InvalidMessage, NotFound, OutcomeUnknown
 from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, User, Watermark
+from holdfast.session.validation import refusal_of_send
+from holdfast.session.words import acknowledgement
 from holdfast.store.changes import Redact
-from holdfast.wire.frames import ContentType, MessageAck, SendBody
+from holdfast.wire.frames import SendBody
 
 ANSWER_GRACE_SECONDS = 0.5
 """Ingest answers by the deadline; this is for the case that it does not."""
-CONTENT_TYPES: tuple[str, ...] = ContentType.__args__  # type: ignore[attr-defined]
 
 
 async def list_messages(deps: Deps, call: Call) -> Answer:
@@ -67,21 +68,13 @@ def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> Mes
 async def send_message(deps: Deps, call: Call) -> Answer:
     """The Idempotency-Key is the client_message_id: a retry gets the first answer, marked deduplicated."""
     body: NewMessage = call.body
-    _check_content(body, deps.content_bytes_max)
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)
+    if refusal := refusal_of_send(send, deps.content_bytes_max):
+        raise refusal
     outcome = await _submit(deps, send, call.principal.user)
     if not isinstance(outcome, Acked):
         raise outcome
-    message = outcome.message
-    ack = MessageAck(
-        client_message_id=send.client_message_id,
-        message_id=message.message_id,
-        chat_id=message.chat_id,
-        sequence=message.sequence,
-        created_at=message.created_at,
-        deduplicated=outcome.deduplicated,
-    )
-    return Answer(ack, 200 if outcome.deduplicated else 201)
+    return Answer(acknowledgement(send.client_message_id, outcome), 200 if outcome.deduplicated else 201)
 
 
 async def _submit(deps: Deps, send: SendBody, sender: User) -> Outcome:
@@ -98,13 +91,6 @@ async def _submit(deps: Deps, send: SendBody, sender: User) -> Outcome:
             return await answered
     except TimeoutError:
         return OutcomeUnknown("no answer in time; send it again with the same Idempotency-Key")
-
-
-def _check_content(body: NewMessage, bytes_max: int) -> None:
-    if body.content_type not in CONTENT_TYPES:
-        raise InvalidContentType(f"content_type must be one of {', '.join(CONTENT_TYPES)}", allowed=CONTENT_TYPES)
-    if (size := len(body.content.encode())) > bytes_max:
-        raise MessageTooLarge(f"the content has {size} bytes; at most {bytes_max} are allowed", limit=bytes_max)
 
 
 def _sequence(call: Call) -> int:

@@ -28,10 +28,11 @@ from holdfast.session.deliveries import Deliveries
 from holdfast.session.effects import Effects
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
+from holdfast.session.words import farewell
 from holdfast.store.history import History
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, request_id_of
-from holdfast.wire.frames import Authenticate, ConnectionClosing
+from holdfast.wire.frames import Authenticate
 
 WRITE_BYTES = 64 * 1024
 """How much is taken from the lanes at a time: enough for one system call, little to be lost in a transport."""
@@ -259,17 +260,7 @@ class Connection:
         if self.session is not None:
             self.do(self.session.close(closing, self._plane.clock.monotonic(), delay_ms, message))
             return
-        self.write(
-            encode_frame(
-                ConnectionClosing(
-                    reason=closing.reason,
-                    message=message or closing.message,
-                    reconnect_allowed=closing.reconnect_allowed,
-                    reconnect_delay_ms=delay_ms,
-                    sync_from_sequence={},
-                )
-            )
-        )
+        self.write(encode_frame(farewell(closing, message, delay_ms, {})))
         self._close_socket(closing)
 
     def abort(self) -> None:

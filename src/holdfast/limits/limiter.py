@@ -28,7 +28,6 @@ from holdfast.limits.rules import Check, DecidedBy, Decision, Rule, RuleSet
 from holdfast.limits.share import LocalShare
 from holdfast.limits.shortcuts import Bounded, Denial, Lease, Seen
 
-COST_MAX = 1_000_000_000
 SUBJECT_LENGTH_MAX = 1024
 PLANS_MAX = 65_536
 FIRST_LEASE = 4

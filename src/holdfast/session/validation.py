@@ -35,7 +35,7 @@ def refusal_of(frame: AnyClientFrame, limits: SessionLimits) -> HoldfastError | 
     """What is wrong with the frame, or None."""
     match frame:
         case SendMessage(payload=body):
-            return _bad_send(body, limits.backpressure.inbound.max_message_size_bytes)
+            return refusal_of_send(body, limits.backpressure.inbound.max_message_size_bytes)
         case SyncRequest(payload=body):
             return _bad_id(body.chat_id, "chat_id") or _bad_limit(body.limit, limits.pages.max_messages)
         case Ack(payload=body) | Read(payload=body) | TypingStart(payload=body) | TypingStop(payload=body):
@@ -50,7 +50,8 @@ def refusal_of(frame: AnyClientFrame, limits: SessionLimits) -> HoldfastError | 
             assert_never(frame)
 
 
-def _bad_send(body: SendBody, bytes_max: int) -> HoldfastError | None:
+def refusal_of_send(body: SendBody, bytes_max: int) -> HoldfastError | None:
+    """What is wrong with a send, by whatever way it came."""
     if check_id(body.chat_id, "chat_id") or check_id(body.client_message_id, "client_message_id"):
         return _bad_id(body.chat_id, "chat_id") or _bad_id(body.client_message_id, "client_message_id")
     if body.content_type not in CONTENT_TYPES:
