@@ -55,7 +55,7 @@ async def node(settings: dict[str, Any]) -> None:
     """A whole Holdfast node on SQLite with synchronous=FULL, in a temporary state directory."""
     from holdfast.clock import timestamp
     from holdfast.message import Draft, User
-    from holdfast.node import running
+    from holdfast.node import running, settle_heap
     from holdfast.settings import load
     from holdfast.store.changes import Act, CreateChat
     from holdfast.telemetry import REGISTRY
@@ -78,6 +78,7 @@ async def node(settings: dict[str, Any]) -> None:
             parts = running_node
             sent = 0
             await open_wide(parts)
+            settle_heap()  # as `holdfast serve` does
 
             def act(user_id: str) -> Act:
                 return Act(User("default", user_id), timestamp(time.time()), parts._ids.new("msg_"), operator=True)

@@ -8,6 +8,7 @@ A node starts from the storage outwards and stops from the sockets inwards:
 from __future__ import annotations
 
 import asyncio
+import gc
 import getpass
 import os
 import random
@@ -77,6 +78,15 @@ def run_node(settings: Settings, announce: Callable[[str], None] = print) -> Non
     uvloop.run(_serve(settings, announce))
 
 
+def settle_heap() -> None:
+    """Once everything is built: what exists now stays until the process ends, so the collector need not look at it.
+
+    It would otherwise pass over all modules, tens of milliseconds each time, while everybody waits for an ack.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def restore_backup(state_dir: Path, backup: Path, overwrite: bool) -> int:
     """Put a backup in place of a stopped server's chats, under new epochs; how many chats it holds.
 
@@ -92,6 +102,7 @@ async def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as node:
+        settle_heap()
         for line in node.posture():
             announce(line)
         await stop.wait()

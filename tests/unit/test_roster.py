@@ -108,6 +108,21 @@ def test_a_delivery_goes_through_those_who_were_there_when_it_began() -> None:
     assert reached == sessions
 
 
+def test_who_is_missing_in_a_chat_is_looked_up_anew_when_anybody_came_or_left() -> None:
+    here, ann, bob = roster(), Here(ANN, chats={"chat_1"}), Here(BOB, chats={"chat_1"})
+    both = frozenset({ANN, BOB})
+    assert here.missing("chat_1", both) == both
+    for session in (ann, bob):
+        here.add(session)
+        here.established(session)
+        assert here.missing("chat_1", both) == ({BOB} if session is ann else set())
+    assert not here.missing("chat_1", both), "the same set again"
+    here.left(ANN, "chat_1")
+    assert here.missing("chat_1", both) == {ANN}
+    here.remove(bob)
+    assert here.missing("chat_1", both) == both
+
+
 def test_a_user_needs_at_least_one_connection() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Roster(connections_max=0)

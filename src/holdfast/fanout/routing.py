@@ -90,23 +90,25 @@ def _around(entry: Entry, before: frozenset[User]) -> tuple[frozenset[User], fro
 
 
 def recipients(cut: Sequence[Leg]) -> Set[User]:
-    """Everybody to be looked up."""
+    """Everybody to be looked up; of legs with the same members, that very set."""
     sets = {id(leg.members): leg.members for leg in cut}
     return next(iter(sets.values())) if len(sets) == 1 else set[User]().union(*sets.values())
 
 
 def envelopes(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> dict[str, Envelope]:
-    """One envelope for every gateway that holds somebody to whom something goes."""
-    made = {gateway: _stretches(cut, held) for gateway, held in online.items()}
+    """One envelope for every gateway that holds somebody to whom something goes. ``online`` answers ``recipients``:
+    where all legs have the same members, those a gateway holds are the same for each."""
+    shared = len({id(leg.members) for leg in cut}) == 1
+    made = {gateway: _stretches(cut, held, shared=shared) for gateway, held in online.items()}
     return {gateway: Envelope(stretches) for gateway, stretches in made.items() if stretches}
 
 
-def _stretches(cut: Sequence[Leg], held: Set[User]) -> list[Stretch]:
+def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Stretch]:
     """The legs that concern a gateway; those of a chat that follow each other become one stretch."""
     stretches: list[Stretch] = []
     last: dict[str, int] = {}
     for leg in cut:
-        users = leg.members & held
+        users = held if shared else leg.members & held
         if not users:
             continue
         first = leg.messages[0]

@@ -139,12 +139,11 @@ class Gateway:
         connections = self._roster.in_chat(run.chat_id)
         data = run.data
         for connection in connections:
-            deliveries = connection.deliveries
             try:
-                if alone and not connection.paused and deliveries.pass_through(run):
+                if alone and not connection.paused and connection.deliveries.pass_through(run):
                     connection.write(data)
                     continue
-                steps = deliveries.deliver(run, now)
+                steps = connection.deliveries.deliver(run, now)
                 if steps is WAKE:
                     self.wake(connection)
                 elif steps:
@@ -156,8 +155,7 @@ class Gateway:
     def _meet(self, stretch: Stretch, now: float) -> None:
         """Members of whom the roster does not know it: the chat was created after they connected."""
         first = stretch.messages[0]
-        here = {c.session.user for c in self._roster.in_chat(first.chat_id)}  # type: ignore[union-attr]
-        for user in stretch.users - here:
+        for user in self._roster.missing(first.chat_id, stretch.users):
             self._join(user, first.chat_id, first.sequence - 1, now)
 
     def _apply_event(self, tenant: str, message: Message, now: float) -> None:

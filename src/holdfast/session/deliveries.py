@@ -96,7 +96,7 @@ class Deliveries:
         lanes = self.lanes
         if place is None or place.expects != run.first or lanes.runs or lanes.mixed or self._closed:
             return False
-        place.expects = run.last + 1
+        place.expects = run.next
         return True
 
     def deliver(self, run: Run, now: float) -> Effects:
@@ -112,7 +112,7 @@ class Deliveries:
             or size > self._bytes_ceiling
         ):
             return self._deliver_with_care(place, run, now)
-        place.expects = run.last + 1
+        place.expects = run.next
         lanes.runs.append(run)
         lanes.messages = messages
         lanes.bytes = size

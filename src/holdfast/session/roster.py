@@ -7,7 +7,7 @@ change, so a delivery may go through it while sessions come and go.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import Generic, Protocol, TypeVar
 
 from holdfast.message import User
@@ -27,6 +27,17 @@ class Attached(Protocol):
 
 
 S = TypeVar("S", bound=Attached)
+NOBODY: Set[User] = frozenset()
+
+
+class _Present(Generic[S]):
+    """The sessions of a chat, and a set of users of whom it is known that all are among them."""
+
+    __slots__ = ("covered", "sessions")
+
+    def __init__(self, sessions: tuple[S, ...]) -> None:
+        self.sessions = sessions
+        self.covered = NOBODY
 
 
 class Roster(Generic[S]):
@@ -37,7 +48,7 @@ class Roster(Generic[S]):
             raise ValueError("connections_max must be at least 1")
         self._connections_max = connections_max
         self._devices: dict[User, dict[str, S]] = {}
-        self._in_chat: dict[str, tuple[S, ...]] = {}
+        self._in_chat: dict[str, _Present[S]] = {}
         self._chats: dict[S, list[str]] = {}
 
     def __len__(self) -> int:
@@ -58,7 +69,18 @@ class Roster(Generic[S]):
 
     def in_chat(self, chat_id: str) -> tuple[S, ...]:
         """The sessions that get this chat's messages."""
-        return self._in_chat.get(chat_id, ())
+        present = self._in_chat.get(chat_id)
+        return () if present is None else present.sessions
+
+    def missing(self, chat_id: str, users: Set[User]) -> Set[User]:
+        """Those of ``users`` without a session in the chat. Asked with the same set again, it need not look."""
+        present = self._in_chat.get(chat_id)
+        if present is None or present.covered is users:
+            return users if present is None else NOBODY
+        missing = users - {session.user for session in present.sessions}
+        if not missing:
+            present.covered = users
+        return missing
 
     def add(self, session: S) -> list[S]:
         """A session has arrived, in no chat yet; returns those it displaces, which are gone from here: close them."""
@@ -101,18 +123,18 @@ class Roster(Generic[S]):
                 self._leave(chat_id, session)
 
     def _join(self, chat_id: str, session: S) -> None:
-        here = self._in_chat.get(chat_id, ())
+        here = self.in_chat(chat_id)
         if session in self._chats and session not in here:
             self._chats[session].append(chat_id)
-            self._in_chat[chat_id] = (*here, session)
+            self._in_chat[chat_id] = _Present((*here, session))
 
     def _leave_all(self, session: S) -> None:
         for chat_id in self._chats.pop(session, ()):
             self._leave(chat_id, session)
 
     def _leave(self, chat_id: str, session: S) -> None:
-        rest = tuple(other for other in self._in_chat[chat_id] if other is not session)
+        rest = tuple(other for other in self.in_chat(chat_id) if other is not session)
         if rest:
-            self._in_chat[chat_id] = rest
+            self._in_chat[chat_id] = _Present(rest)
         else:
             del self._in_chat[chat_id]

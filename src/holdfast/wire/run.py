@@ -11,13 +11,14 @@ from holdfast.wire.codec import encode_frame
 class Run:
     """Messages ``first``..``last`` of a chat as WebSocket frames, ready to be written as they are."""
 
-    __slots__ = ("chat_id", "count", "data", "first", "last", "messages", "size")
+    __slots__ = ("chat_id", "count", "data", "first", "last", "messages", "next", "size")
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
         self.chat_id = messages[0].chat_id
         self.first = messages[0].sequence
         self.last = messages[-1].sequence
+        self.next = self.last + 1
         self.count = len(messages)
         self.data = b"".join([encode_frame(message) for message in messages])
         self.size = len(self.data)

@@ -7,21 +7,33 @@ from collections.abc import Iterable, Mapping, Set
 from holdfast import telemetry
 from holdfast.message import User
 
+ANSWERS_MAX = 1_024
+"""Answers kept until anybody comes or goes: a chat's members are the same set from message to message."""
+
 
 class MemoryRegistry:
     """See ``holdfast.fanout.contract.Registry``. A gateway is known from its first announcement on."""
 
     def __init__(self) -> None:
         self._users: dict[str, set[User]] = {}
+        self._answers: dict[frozenset[User], Mapping[str, Set[User]]] = {}
 
     async def announce(self, gateway: str, users: Iterable[User]) -> None:
         self._users.setdefault(gateway, set()).update(users)
+        self._answers.clear()
         telemetry.healthy_gateways(len(self._users))
 
     async def withdraw(self, gateway: str, users: Iterable[User]) -> None:
         self._users.get(gateway, set()).difference_update(users)
+        self._answers.clear()
 
     async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
-        asked = users if isinstance(users, Set) else frozenset(users)
-        found = {gateway: held & asked for gateway, held in self._users.items()}
-        return {gateway: held for gateway, held in found.items() if held}
+        asked = users if isinstance(users, frozenset) else frozenset(users)
+        if (known := self._answers.get(asked)) is not None:
+            return known
+        found = {gateway: asked & held for gateway, held in self._users.items()}
+        answer = {gateway: held for gateway, held in found.items() if held}
+        if len(self._answers) >= ANSWERS_MAX:
+            self._answers.clear()
+        self._answers[asked] = answer
+        return answer
