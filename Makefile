@@ -41,6 +41,8 @@ docs: $(VENV)/.dev ## Write the generated pages of docs/reference anew
 
 bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratios
 	$(BIN)/python bench/messaging.py $(ARGS)
+	$(BIN)/python bench/work.py $(ARGS)
+	$(BIN)/python bench/limits.py $(ARGS)
 
 dev-engines: $(VENV)/.dev ## Start the engines the tests use and leave them running until Ctrl-C
 	cd tests && ../$(BIN)/python -m engines $(ARGS)
@@ -54,7 +56,7 @@ lock: ## Resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command 'make lock' -p 3.11 pyproject.toml requirements/build.in -o requirements/run.lock
 	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
-	  --custom-compile-command 'make lock' -p 3.11 --group dev -c requirements/run.lock -o requirements/dev.lock pyproject.toml
+	  --custom-compile-command 'make lock' -p 3.11 --group dev --group bench -c requirements/run.lock -o requirements/dev.lock pyproject.toml
 
 clean: ## Remove what was installed and cached here; a state directory is never touched
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .results dist build
