@@ -11,9 +11,11 @@ from rest import Rest, error_of, with_rest
 from holdfast.access import KeyRing, load_keys, save_keys
 from holdfast.api import Backup, PresenceView
 from holdfast.errors import StateDirectory, Unavailable
-from holdfast.message import User
-from holdfast.store.changes import Act
+from holdfast.message import Draft, User
+from holdfast.store.changes import RETAIN_AT_ONCE, Act
 from holdfast.store.memory import MemoryStore
+
+AT = "2026-01-01T00:00:00.000Z"
 
 
 async def actions(rest: Rest) -> list[tuple[str, str]]:
@@ -64,6 +66,25 @@ def test_an_operator_redacts_a_message_by_a_recorded_act() -> None:
         page = await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))
         assert "a secret" not in page.text
         assert await actions(rest) == [("message.redact", "ticket 42")]
+
+    with_rest(scenario)
+
+
+def test_an_operator_deletes_the_oldest_messages_in_bounded_recorded_steps() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat = await rest.chat()
+        user, many = User("acme", "alice"), RETAIN_AT_ONCE + 10
+        for start in range(0, many, 500):
+            sends = [Draft(user, chat, f"k{n}", "x", "text/plain", f"msg_{n}", AT) for n in range(start, start + 500)]
+            await rest.store.append(sends)
+        path, body = f"/admin/chats/{chat}/retain", {"first_sequence": many, "reason": "90 days"}
+        answer = await rest.ask("POST", path, rest.admin_key(), body)
+        assert answer.json()["chat"]["first_sequence"] == many
+        page = await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0&limit=1", rest.token("alice"))
+        assert page.json()["messages"][0]["sequence"] == many
+        assert await actions(rest) == [("chat.retain", "90 days")] * 2
+        too_far = await rest.ask("POST", path, rest.admin_key(), {"first_sequence": 10**6, "reason": "all"})
+        assert error_of(too_far) == (400, "INVALID_MESSAGE")
 
     with_rest(scenario)
 

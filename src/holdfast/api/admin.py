@@ -13,11 +13,13 @@ from holdfast.access import ApiKey
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
+    ChangeAnswer,
     IssuedKey,
     KeyList,
     KeyView,
     NewKey,
     RedactOne,
+    RetainFrom,
     Why,
 )
 from holdfast.api.call import Answer, Call
@@ -26,7 +28,7 @@ from holdfast.api.deps import Deps
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown
 from holdfast.message import User
-from holdfast.store.changes import Act, HaltChat, RecoverChat, Redact
+from holdfast.store.changes import Act, HaltChat, RecoverChat, Redact, Retain
 
 
 def _act(deps: Deps, call: Call, reason: str, tenant: str = "") -> Act:
@@ -72,6 +74,18 @@ async def redact_any(deps: Deps, call: Call) -> Answer:
     body: RedactOne = call.body
     act = await _act_on_chat(deps, call, body.reason)
     return await commit(deps, Redact(act, call.path["chat_id"], body.sequence))
+
+
+async def retain_from(deps: Deps, call: Call) -> Answer:
+    """In bounded steps, each a commit and a record of its own, so that sends never wait long; as far as time allows."""
+    body: RetainFrom = call.body
+    deadline = deps.deadline()
+    while True:
+        act = await _act_on_chat(deps, call, body.reason)
+        answer = await commit(deps, Retain(act, call.path["chat_id"], body.first_sequence))
+        assert isinstance(answer.body, ChangeAnswer)
+        if answer.body.chat.first_sequence >= body.first_sequence or deps.clock.monotonic() >= deadline:
+            return answer
 
 
 async def read_audit(deps: Deps, call: Call) -> Answer:

@@ -77,6 +77,13 @@ class RedactOne(Body, frozen=True):
     reason: Reason
 
 
+class RetainFrom(Body, frozen=True):
+    """Messages before ``first_sequence`` are deleted."""
+
+    first_sequence: SequenceNumber
+    reason: Reason
+
+
 class ChatsQuery(Body, frozen=True):
     """``after`` is the ``next`` of the page before."""
 

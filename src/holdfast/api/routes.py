@@ -30,6 +30,7 @@ from holdfast.api.bodies import (
     NewToken,
     RedactOne,
     Renamed,
+    RetainFrom,
     TokenAnswer,
     Why,
 )
@@ -130,6 +131,12 @@ ADMIN: Sequence[Endpoint] = (
     Endpoint(
         "POST", OPERATED + "/redact", admin.redact_any, "Redact any message", "operator", "chats:write",
         body=RedactOne, answer=ChangeAnswer, key="optional",
+    ),
+    Endpoint(
+        "POST", OPERATED + "/retain", admin.retain_from, "Delete a chat's oldest messages", "operator",
+        "chats:write", body=RetainFrom, answer=ChangeAnswer,
+        note="Those before `first_sequence`, for ever; numbering goes on. `chat.first_sequence` in the answer "
+        "tells how far it came in its time: repeat until it is there.",
     ),
     Endpoint(
         "GET", "/admin/audit", admin.read_audit, "The audit log, oldest first", "operator", "audit:read",

@@ -204,6 +204,8 @@ def history(
         return
     if page["has_older"]:
         show.line(f"… more before {page['messages'][0]['sequence']}" if page["messages"] else "… more before")
+    if not page["messages"]:
+        show.line("No messages here yet.")
     for message in page["messages"]:
         show.line(f"{message['sequence']:>6}  {show.message_line(message)}")
     if page["has_newer"] and page["messages"]:
