@@ -63,6 +63,7 @@ class Streams:
         self._bytes = 0
         self._held: list[int] = []
         self._closed: set[int] = set()
+        self._unreported: dict[int, Block] = {}
 
     @property
     def waiting(self) -> int:
@@ -206,6 +207,7 @@ class Streams:
             return
         stream.blocks = [other for other in stream.blocks if other.head != job.seq]
         stream.blocks.append(block)
+        self._unreported[job.seq] = block
         stream.backlog = None  # it is read from its start when the block is lifted
         self._backlogs.discard(job.stream)
         for follower in [other for other in stream.queue if block.holds(other.seq, other.type)]:
@@ -219,6 +221,7 @@ class Streams:
         """The store has taken the report on these; they are forgotten."""
         for seq in seqs:
             job = self._ended.pop(seq, None)
+            self._unreported.pop(seq, None)
             if job is not None:
                 self._bytes -= len(job.payload)
 
@@ -228,7 +231,11 @@ class Streams:
         return held
 
     def rewound(self, blocks: Iterable[Block]) -> None:
-        """Everything is read again: drop what has not started, take the blocks as they are now."""
+        """Everything is read again: drop what has not started, take the blocks as they are now.
+
+        The store does not know yet what has ended without being reported: blocks made by such failures stay, and a
+        block whose head has been done is lifted.
+        """
         for job in list(self._waiting.values()):
             self._drop(job)
         self._ready.clear()
@@ -239,10 +246,14 @@ class Streams:
             stream.queue.clear()
             stream.blocks, stream.backlog, stream.has_held, stream.listed = [], None, False, False
             self._forget(key, stream)
-        for block in blocks:
+        known = {block.head: block for block in blocks} | self._unreported
+        for block in known.values():
             stream = self._stream(block.stream)
-            stream.blocks.append(block)
             stream.has_held = True
+            if block.head in self._ended and block.head not in self._unreported:
+                self._want_backlog(block.stream, stream, 0)
+            else:
+                stream.blocks.append(block)
 
     def close(self, partitions: Iterable[int]) -> None:
         """Start nothing more of these partitions, and drop what has not started."""

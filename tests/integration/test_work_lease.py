@@ -1,0 +1,121 @@
+"""Leases on a real PostgreSQL: who sleeps is woken, who is unsure starts nothing, who is gone is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import asyncpg
+from work_stores import Hand, draft, postgres_work, run
+
+from engines import Server
+from holdfast.work.contract import Report, Want
+from holdfast.work.job import PARTITIONS, Draft
+from holdfast.work.outbox import enqueue
+
+
+def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            heard: list[str] = []
+            connection = await asyncpg.connect(postgres_server.url)
+            await connection.add_listener("holdfast_work", lambda *words: heard.append(words[-1]))
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            await o.store.enqueue([draft()])
+            await connection.fetchval("SELECT 1")
+            assert heard == [], "it said that it is awake"
+            await hand.seat.process(Report(), Want(jobs=10, sleeping=True))
+            await o.store.enqueue([draft()])
+            await connection.fetchval("SELECT 1")
+            assert heard == [str(hand.seat.instance)]
+            await connection.close()
+
+    run(main())
+
+
+def test_a_sleeping_worker_wakes_at_the_commit(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            hand = await Hand.sit(o.store)
+            await hand.seat.process(Report(), Want(jobs=10, sleeping=True))
+            waiting = asyncio.create_task(hand.seat.wait(20))
+            await asyncio.sleep(0.2)
+            started = time.monotonic()
+            await o.store.enqueue([draft()])
+            assert await waiting
+            assert time.monotonic() - started < 2
+
+    run(main())
+
+
+def test_a_seat_whose_beats_are_not_confirmed_starts_nothing(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            hand = await Hand.sit(o.store)
+            seat: Any = hand.seat
+            assert seat.may_start
+            await seat._stack.aclose()
+            async with asyncio.timeout(10):
+                while seat.may_start:  # noqa: ASYNC110 - time must pass
+                    await asyncio.sleep(0.05)
+            await hand.turn()
+            assert seat.may_start, "a call that succeeded is as good as a beat"
+
+    run(main())
+
+
+def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            first, second = await Hand.sit(o.store, "first"), await Hand.sit(o.store, "second")
+            (seq,) = await o.store.enqueue([draft()])
+            await first.seat.give(range(PARTITIONS))
+            assert await first.turn() == []
+            fences = await second.seat.take(range(PARTITIONS))
+            assert len(fences) == PARTITIONS
+            await second.seat.rewind()
+            assert await second.turn() == [seq]
+
+    run(main())
+
+
+def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            shop = Draft("Order", b"{}", source="shop", source_id="1")
+            assert (await o.store.enqueue([shop]))[0] > 0
+            hand = await Hand.sit(o.store)
+            await o.pass_time(6 * 86400)
+            await hand.seat.roster()
+            assert await o.store.enqueue([shop]) == [0]
+            await o.pass_time(2 * 86400)
+            await hand.seat.roster()
+            assert (await o.store.enqueue([shop]))[0] > 0
+
+    run(main())
+
+
+def test_children_of_a_busy_lane_wait_without_holding_up_the_worker(postgres_server: Server) -> None:
+    async def main() -> None:
+        from holdfast.work.contract import Child
+
+        async with postgres_work(postgres_server.url) as o:
+            (parent,) = await o.store.enqueue([draft("a")])
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            connection = await asyncpg.connect(postgres_server.url)
+            transaction = connection.transaction()
+            await transaction.start()
+            await enqueue(connection, draft("busy"))
+            child = Child(parent, draft("busy", "mail"))
+            claimed = await hand.call(completed=[parent], children=[child])
+            assert claimed.busy == [parent], "both are reported again"
+            await transaction.commit()
+            claimed = await hand.call(completed=[parent], children=[child])
+            assert claimed.busy == []
+            assert [job.type for job in claimed.jobs] == ["order", "mail"]
+            await connection.close()
+
+    run(main())

@@ -1,0 +1,100 @@
+"""Signs of life: a busy loop is alive, a stuck one is not, and nobody starts a job on an old lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from holdfast.clock import SystemClock
+from holdfast.work.heartbeat import Beat, Heartbeat
+
+
+class Store:
+    """Counts beats; ``alive`` False: it says that we are dead; ``away``: it cannot be reached."""
+
+    def __init__(self) -> None:
+        self.beats: list[float] = []
+        self.alive, self.away = True, False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Beat]:
+        if self.away:
+            raise OSError("away")
+        yield self._beat
+
+    async def _beat(self) -> bool:
+        if self.away:
+            raise OSError("away")
+        self.beats.append(time.monotonic())
+        return self.alive
+
+
+def heartbeat(store: Store, stuck_after: float = 0.25) -> Heartbeat:
+    return Heartbeat(store.connect, SystemClock(), interval_seconds=0.02, stuck_after_seconds=stuck_after)
+
+
+async def until(condition: object, seconds: float = 10) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(seconds):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+def test_it_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
+    async def main() -> None:
+        store = Store()
+        async with heartbeat(store).beating():
+            await until(lambda: len(store.beats) > 5)
+        count = len(store.beats)
+        await asyncio.sleep(0.1)
+        assert len(store.beats) == count
+
+    asyncio.run(main())
+
+
+def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
+    async def main() -> None:
+        store = Store()
+        async with heartbeat(store).beating():
+            await until(lambda: len(store.beats) > 2)
+            started = time.monotonic()
+            time.sleep(1.0)  # noqa: ASYNC251 - the loop is stuck, which is what is tested
+            during = [at for at in store.beats if at > started]
+            assert during, "a loop that is busy for less than the bound is alive"
+            assert max(during) - started < 0.6, "a loop that is stuck longer is not"
+            await until(lambda: store.beats[-1] > started + 1.0)
+
+    asyncio.run(main())
+
+
+def test_the_age_of_the_last_confirmed_beat_grows_while_the_store_is_away_and_falls_after() -> None:
+    async def main() -> None:
+        store = Store()
+        beating = heartbeat(store)
+        async with beating.beating():
+            await until(lambda: len(store.beats) > 2)
+            store.away = True
+            await until(lambda: beating.confirmed_age() > 0.2)
+            store.away = False
+            await until(lambda: beating.confirmed_age() < 0.1)
+
+    asyncio.run(main())
+
+
+def test_a_store_that_says_we_are_dead_is_believed() -> None:
+    async def main() -> None:
+        store = Store()
+        beating = heartbeat(store)
+        async with beating.beating():
+            await until(lambda: bool(store.beats))
+            store.alive = False
+            await until(lambda: beating.lost)
+            count = len(store.beats)
+            await asyncio.sleep(0.1)
+            assert len(store.beats) == count
+
+    asyncio.run(main())
