@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import apsw
@@ -18,6 +19,9 @@ from holdfast.store.plan import halted_chat
 from holdfast.store.sqlite.database import SQL, Handle
 
 T = TypeVar("T")
+
+KEYS_REMEMBERED = 1_024
+"""A send's key is wanted twice in its commit, to look for it and to write it: more than a group has."""
 
 _known = Decoder(list[tuple[str, str, int, str, str | None, int | None, bool | int]])
 _keys = Decoder(list[tuple[str, Message]])
@@ -94,6 +98,7 @@ def _key_of(draft: Draft) -> tuple[str, int, str, str]:
     return chat_id, send_key(sender_id, client_message_id), sender_id, client_message_id
 
 
+@lru_cache(KEYS_REMEMBERED)
 def send_key(sender_id: str, client_message_id: str) -> int:
     """What stands for a key in the index, as SQLite's integers go."""
     digest = hashlib.blake2b(f"{sender_id}\0{client_message_id}".encode(), digest_size=8).digest()
