@@ -1,0 +1,68 @@
+"""Real WebSocket clients of a whole node, for tests that look at the protocol itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvloop
+import websockets
+
+from holdfast.message import User
+from holdfast.node import Node, running
+from holdfast.settings import load
+
+Story = Callable[[Node], Awaitable[None]]
+
+
+def serve(tmp_path: Path, story: Story, **settings: Any) -> None:
+    """Run a story against a whole node on SQLite and a free port."""
+    paths = {name.replace("__", "."): value for name, value in settings.items()}
+    loaded = load(None, {}, {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths})
+
+    async def run() -> None:
+        async with asyncio.timeout(60), running(loaded) as node:
+            await story(node)
+
+    uvloop.run(run())
+
+
+def token(node: Node, user_id: str, seconds: float = 3600) -> str:
+    return node.tokens.mint(User("default", user_id), seconds)
+
+
+def ws_url(node: Node) -> str:
+    return node.url.replace("http", "ws") + "/v1/ws"
+
+
+@asynccontextmanager
+async def connected(node: Node, user_id: str, seconds: float = 3600) -> AsyncIterator[websockets.ClientConnection]:
+    """A client with a token of so many seconds, greeted."""
+    headers = {"Authorization": f"Bearer {token(node, user_id, seconds)}"}
+    async with websockets.connect(ws_url(node), additional_headers=headers, compression=None) as client:
+        hello = json.loads(await client.recv())
+        assert hello["type"] == "connection_established"
+        yield client
+
+
+async def ask(client: websockets.ClientConnection, kind: str, **payload: Any) -> dict[str, Any]:
+    """Send a request and return its answer; pushes in between are passed over."""
+    await client.send(json.dumps({"type": kind, "request_id": "q", "payload": payload}))
+    while True:
+        frame: dict[str, Any] = json.loads(await client.recv())
+        if frame.get("request_id") == "q":
+            return frame
+
+
+async def create_chat(node: Node, owner: str, *members: str) -> str:
+    async with httpx.AsyncClient(base_url=node.url) as http:
+        body = {"kind": "group", "name": "lobby", "members": list(members)}
+        headers = {"Authorization": f"Bearer {token(node, owner)}"}
+        answer = await http.post("/v1/chats", json=body, headers=headers)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["chat"]["chat_id"])
