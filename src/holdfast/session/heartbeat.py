@@ -45,7 +45,9 @@ class Heartbeat:
             if lagging is not None:
                 lagging.pop(chat_id, None)
         elif lagging is None or chat_id not in lagging:
-            self._lagging_since = {**(lagging or {}), chat_id: now}
+            if lagging is None:
+                lagging = self._lagging_since = {}
+            lagging[chat_id] = now
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
     def ask(self, places: Places, now: float) -> dict[str, tuple[int, int]]:
