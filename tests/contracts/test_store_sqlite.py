@@ -231,7 +231,7 @@ class Gate:
         self._open.set()
 
     def _reached(self, name: str) -> None:
-        if name == "commit.before":
+        if name == "chats.commit.before":
             self._arrived.set()
             self._open.wait(10)
 
@@ -314,7 +314,7 @@ def test_the_named_points_frame_the_commit(tmp_path: Path) -> None:
         with_store(tmp_path, scenario)
     finally:
         points.install(None)
-    assert seen == ["commit.before", "commit.after"]
+    assert seen == ["chats.commit.before", "chats.commit.after"]
 
 
 class Runaway(ManualClock):

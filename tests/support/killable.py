@@ -1,7 +1,7 @@
 """The server's own command line with two additions for tests; the product knows nothing of either.
 
-``HOLDFAST_TEST_KILL_AT=commit.after:17`` kills the process with SIGKILL behind the 17th commit that reached
-``commit.after`` (``holdfast.sqlite.points`` offers the places).
+``HOLDFAST_TEST_KILL_AT=commit.after:17`` kills the process with SIGKILL behind the 17th commit to ``chats.db`` that
+reached ``commit.after`` (``holdfast.sqlite.points`` offers the places).
 
 ``python -m killable fork`` imports the server once and then forks one child per line of JSON on its input
 (``{"settings": {…}, "kill_at": "…", "log": "…"}``), so that a hundred kills do not pay for a hundred imports. A
@@ -25,7 +25,7 @@ def install(where: str) -> None:
 
     def reached(point: str) -> None:
         nonlocal left
-        if point == name:
+        if point == f"chats.{name}":
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

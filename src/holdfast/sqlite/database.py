@@ -215,12 +215,12 @@ class Handle:
         except BaseException:
             self._roll_back(connection)
             raise
-        points.checkpoint("commit.before")
+        points.checkpoint(f"{self.path.stem}.commit.before")
         try:
             connection.execute("COMMIT")
         except apsw.Error as error:
             raise self.failed(error, Doing.COMMITTING) from error
-        points.checkpoint("commit.after")
+        points.checkpoint(f"{self.path.stem}.commit.after")
 
     @contextmanager
     def snapshot(self) -> Iterator[apsw.Connection]:

@@ -1,9 +1,9 @@
 """Named points of a commit at which a test may end the process.
 
-``commit.before``  everything is written, nothing is durable: a kill here must lose the group and its answer
-``commit.after``   the group is durable, nobody knows yet: a kill here must lose only the answer
+``chats.commit.before``  everything is written, nothing is durable: a kill here must lose the group and its answer
+``chats.commit.after``   the group is durable, nobody knows yet: a kill here must lose only the answer
 
-They cost one call each. Nothing but a test harness installs anything.
+The first part is the file's name, for a node has several. They cost one call each. Nothing but a test harness installs anything.
 """
 
 from __future__ import annotations
