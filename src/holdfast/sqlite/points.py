@@ -3,7 +3,8 @@
 ``chats.commit.before``  everything is written, nothing is durable: a kill here must lose the group and its answer
 ``chats.commit.after``   the group is durable, nobody knows yet: a kill here must lose only the answer
 
-The first part is the file's name, for a node has several. They cost one call each. Nothing but a test harness installs anything.
+The first part is the file's name, for a node has several. They cost one call each.
+Nothing but a test harness installs anything.
 """
 
 from __future__ import annotations
