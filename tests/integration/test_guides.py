@@ -19,10 +19,14 @@ import pytest
 from program import PATIENCE_SECONDS, ROOT, Program
 
 GUIDES = ROOT / "docs" / "guides"
-PAGES = ["getting-started.md", "rest-quickstart.md", "operating.md", *sorted(
+PAGES = ["getting-started.md", "rest-quickstart.md", "operating.md", "limits.md", *sorted(
     f"runbooks/{page.name}" for page in (GUIDES / "runbooks").glob("*.md") if page.name != "README.md"
 )]  # fmt: skip
-TOLD = {"rest-quickstart.md": ['"deduplicated":true'], "runbooks/counter-corruption.md": ["goes on in epoch 2"]}
+TOLD = {
+    "limits.md": ['"decided_by":"counters"'],
+    "rest-quickstart.md": ['"deduplicated":true'],
+    "runbooks/counter-corruption.md": ["goes on in epoch 2"],
+}
 """What the pages say will come out."""
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
