@@ -319,6 +319,36 @@ def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -
     check(opened, body)
 
 
+def test_a_defect_ends_the_seat_and_not_the_worker(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, done = Handlers(), list[int]()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            done.append(order.number)
+
+        join, seats = o.store.join, list[Any]()
+
+        async def broken_once(name: str) -> Any:
+            seat = await join(name)
+            seats.append(seat)
+            if len(seats) == 1:
+
+                async def process(*_: Any) -> Any:
+                    raise ZeroDivisionError
+
+                seat.process = process
+            return seat
+
+        o.store.join = broken_once
+        await o.store.enqueue([handlers.draft(Order("a", 1))])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: done == [1])
+        assert len(seats) == 2
+
+    check(opened, body)
+
+
 def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -> None:
     async def body(o: Opened) -> None:
         handlers, done = Handlers(), defaultdict(list)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from virtual import LoopClock, run
 
-from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.errors import InternalError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.verify.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.work.contract import Claimed, Query, Report, Want
 from holdfast.work.coordinator import Worker, WorkerSettings
@@ -45,10 +45,10 @@ class FaultyWork(MemoryWork):
             await asyncio.sleep(self._chance.uniform(0, 0.01))
             fate = self._chance.random()
             if fate < self._rate:
-                raise Unavailable("before")
+                raise self._chance.choice([Unavailable, ServerBusy])("before")
             claimed = await plain(report, want)
             if fate < 2 * self._rate:
-                raise OutcomeUnknown("after")
+                raise self._chance.choice([OutcomeUnknown, InternalError])("after")
             await asyncio.sleep(self._chance.uniform(0, 0.01))
             return claimed
 

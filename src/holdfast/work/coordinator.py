@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff, BreakerSettings
 from holdfast.work.balance import share_of
 from holdfast.work.breakers import Breakers
@@ -89,13 +89,17 @@ class Worker:
         while not self._stopping.is_set():
             try:
                 seat = await self._store.join(self._name)
-            except (Unavailable, OutcomeUnknown) as error:
+                await self._serve(seat)
+                failures = 0
+            except HoldfastError as error:
                 failures += 1
                 telemetry.log.warning("work_store_unavailable", error=str(error))
                 await self._pause(backoff.delay(failures, self._rng))
-                continue
-            failures = 0
-            await self._serve(seat)
+            except Exception as error:
+                # A defect of ours ends this seat, not the worker: its jobs are read again by the next one.
+                failures += 1
+                telemetry.defect("work", error)
+                await self._pause(backoff.delay(failures, self._rng))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Worker]:
@@ -143,7 +147,7 @@ class _Shift:
         self._recently_ended: deque[int] = deque(maxlen=8)
         self._poll = settings.poll_min_seconds
         self._balance_at = float("-inf")
-        self._lost: LeaseLost | None = None
+        self._ended_by: Exception | None = None
         self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
 
     def stop(self) -> None:
@@ -164,7 +168,7 @@ class _Shift:
     async def _talk(self) -> None:
         drained_by: float | None = None
         failures, backoff = 0, Backoff(0.05, 2.0)
-        while self._lost is None:
+        while self._ended_by is None:
             if self._stopping:
                 drained_by = drained_by or self._clock.monotonic() + self._settings.drain_seconds
                 if self._drained or self._clock.monotonic() > drained_by:
@@ -178,7 +182,9 @@ class _Shift:
                 if claimed.notice:
                     await self._rewind()
                 failures = 0
-            except (Unavailable, OutcomeUnknown) as error:
+            except LeaseLost:
+                raise
+            except HoldfastError as error:
                 failures += 1
                 telemetry.log.warning("work_store_unavailable", error=str(error))
                 self._give_back(report)
@@ -190,7 +196,7 @@ class _Shift:
                 await asyncio.sleep(0)
             else:
                 await self._rest(claimed)
-        raise self._lost
+        raise self._ended_by
 
     async def _rewind(self) -> None:
         self._streams.rewound(await self._seat.rewind())
@@ -315,8 +321,8 @@ class _Shift:
                 continue
             try:
                 self._record(job, await self._runner.run(job, self._seat))
-            except LeaseLost as error:
-                self._lost = error
+            except Exception as error:
+                self._ended_by = error  # the lease is lost, or a defect: either ends the shift
             self._seat.wake()
 
     def _record(self, job: Job, outcome: Outcome) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncpg
 
+from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.work.contract import Claimed, LeaseLost, Report, Roster, Want
@@ -162,10 +163,10 @@ class PostgresSeat:
             await connection.execute(_SEAT["give"], self.instance, list(partitions))
 
     async def wait(self, timeout_seconds: float) -> bool:
-        if self._listener is None or self._listener.is_closed():
-            await self._listen()
         try:
             async with asyncio.timeout(timeout_seconds):
+                if self._listener is None or self._listener.is_closed():
+                    await self._listen()
                 await self._woken.wait()
         except TimeoutError:
             return False
@@ -229,11 +230,13 @@ class PostgresSeat:
             raise
 
     async def _listen(self) -> None:
+        """Without a listener the poll is all there is, and it is enough."""
         try:
-            self._listener = await asyncpg.connect(self._url)
-            await self._listener.add_listener(_CHANNEL, self._heard)
+            listener = await asyncpg.connect(self._url)
+            self._listener = listener
+            await listener.add_listener(_CHANNEL, self._heard)
         except FOREIGN as error:
-            raise Unavailable(f"cannot listen to PostgreSQL: {error}") from error
+            telemetry.log.warning("work_listener_interrupted", error=str(error) or type(error).__name__)
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
         if payload == str(self.instance):
