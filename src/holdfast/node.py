@@ -33,7 +33,7 @@ from holdfast.access import ConnectionCounts, HandshakeLimiter, KeyRing, Secrets
 from holdfast.api.app import make_app
 from holdfast.api.deps import Backup, Deps, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
-from holdfast.errors import BadSetting, HoldfastError
+from holdfast.errors import BadSetting, HoldfastError, InternalError
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.attendance import Attendance
 from holdfast.fanout.dead_letters import RecentDeadLetters
@@ -105,8 +105,11 @@ async def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
         settle_heap()
         for line in node.posture():
             announce(line)
-        await stop.wait()
+        waits = [asyncio.create_task(event.wait()) for event in (stop, node.broken)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         announce("Stopping: answering what is open, sending clients away.")
+    if node.broken.is_set():
+        raise InternalError("a part of the server ended by a defect, which its log tells; start it again")
 
 
 @asynccontextmanager
@@ -146,6 +149,8 @@ class Node:
         self.settings = settings
         self.secrets = secrets
         self.started_at = timestamp(clock.now())
+        self.broken = asyncio.Event()
+        """A part ended without which serving on would be a pretence."""
         self._clock = clock
         self._ids = Ids(clock)
         self._keys = keys
@@ -234,6 +239,8 @@ class Node:
     async def roles(self) -> AsyncIterator[None]:
         """Everything that runs beside the sockets. Ingest ends only when what it took is answered."""
         ended = [asyncio.create_task(self._intake.run()), asyncio.create_task(self._watermarks.run())]
+        for task in ended:
+            task.add_done_callback(self._ended_by_itself)
         cancelled = [
             asyncio.create_task(_supervised("fanout", self._fanout_again)),
             asyncio.create_task(_supervised("ephemeral", self._ephemeral.run)),
@@ -243,12 +250,19 @@ class Node:
         try:
             yield
         finally:
+            for task in ended:
+                task.remove_done_callback(self._ended_by_itself)
             self._intake.stop()
             self._watermarks.stop()
             await asyncio.gather(*ended, return_exceptions=True)
             for task in cancelled:
                 task.cancel()
             await asyncio.gather(*cancelled, return_exceptions=True)
+
+    def _ended_by_itself(self, task: asyncio.Task[None]) -> None:
+        """Ingest cannot be started again in the middle; a supervisor of the process can do it from the beginning."""
+        telemetry.defect("ingest", task.exception() or RuntimeError("it ended"))
+        self.broken.set()
 
     async def _fanout_again(self) -> None:
         """From the log's end the first time, then from where it ended: nothing is passed over by a restart."""

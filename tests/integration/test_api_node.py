@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from holdfast.cli.app import app
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
+from holdfast.ingest.hot import HotChats
 from holdfast.message import User
 from holdfast.node import Node, running
 from holdfast.settings import Server, Settings
@@ -159,5 +160,22 @@ def test_the_status_is_told_also_while_the_log_cannot_be_read(tmp_path: Path, mo
         monkeypatch.setattr(SqliteEventLog, "end", away)
         answer = await client.get("/admin/status", headers=bearer(node.secrets.admin_key))
         assert (answer.status_code, answer.json()["fanout_lag"]) == (200, None)
+
+    with_node(tmp_path / "state", scenario)
+
+
+def test_a_node_whose_ingest_ended_by_a_defect_says_so_instead_of_refusing_every_send_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(self: HotChats, chat_ids: Iterable[str], now: float) -> None:
+        raise RuntimeError("a defect")
+
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        token = node.tokens.mint(User("default", "alice"), 60)
+        made = await client.post("/v1/chats", json={"name": "lobby"}, headers=bearer(token))
+        monkeypatch.setattr(HotChats, "count", count)
+        sent = client.post(f"/v1/chats/{made.json()['chat']['chat_id']}/messages", json={"content": "x"},
+                           headers=bearer(token, Idempotency_Key="k"))  # fmt: skip
+        await asyncio.gather(asyncio.wait_for(node.broken.wait(), 5), sent)
 
     with_node(tmp_path / "state", scenario)
