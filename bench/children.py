@@ -2,7 +2,7 @@
 
 A child prints one line of JSON when it serves, then obeys one order per line: `used` (processor seconds, resident
 memory, sends and groups so far), `send` (so many messages at once to everybody in a chat), and for a node `mint`,
-`create`, `elsewhere` and `store` (tokens, a chat, other chats, messages in a chat).
+`create`, `own_chats`, `elsewhere` and `store` (tokens, a chat, one each, other chats, messages in a chat).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ async def obey(orders: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]], he
 
 
 async def used(order: dict[str, Any]) -> dict[str, float]:
-    return {"cpu": time.process_time(), "rss": psutil.Process(os.getpid()).memory_info().rss}
+    """Asked on the loop's own thread, so ``loop_cpu`` is what the loop has used, without writer and readers."""
+    rss = psutil.Process(os.getpid()).memory_info().rss
+    return {"cpu": time.process_time(), "loop_cpu": time.thread_time(), "rss": rss}
 
 
 async def open_wide(node: Any) -> None:
@@ -100,6 +102,11 @@ async def node(settings: dict[str, Any]) -> None:
                 drafts = [draft(order["chat_id"]) for _ in range(order["together"])]
                 await parts._durability.persist(drafts, time.monotonic() + 5)
 
+            async def own_chats(order: dict[str, Any]) -> dict[str, Any]:
+                """A chat for each of so many users, who are alone in it."""
+                chats = [await create({"first": n, "count": 1}) for n in range(order["count"])]
+                return {"chat_ids": [chat["chat_id"] for chat in chats]}
+
             async def elsewhere(order: dict[str, Any]) -> None:
                 """So many chats of so many members, of whom nobody connects."""
                 for number in range(order["chats"]):
@@ -123,7 +130,7 @@ async def node(settings: dict[str, Any]) -> None:
                 return {"tokens": [parts.tokens.mint(user, 86_400) for user in users]}
 
             orders = {"used": used_by_node, "create": create, "send": send, "mint": mint}
-            orders |= {"elsewhere": elsewhere, "store": store}
+            orders |= {"own_chats": own_chats, "elsewhere": elsewhere, "store": store}
             await obey(orders, {"url": parts.url.replace("http", "ws") + "/v1/ws"})
 
 

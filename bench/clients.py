@@ -103,7 +103,7 @@ async def disconnect(clients: Sequence[Client]) -> None:
 class Senders:
     """Connections of people who write, each in a chat of its own, live in it, with a few sends open."""
 
-    def __init__(self, child: Child, clients: list[Client], in_flight: int) -> None:
+    def __init__(self, child: Child, clients: Sequence[Client], in_flight: int) -> None:
         self._child = child
         self._clients = clients
         self._in_flight = in_flight
@@ -112,13 +112,13 @@ class Senders:
     async def gather(cls, child: Child, url: str, connections: int, in_flight: int, stored: int = 0) -> Senders:
         """The first one's chat holds ``stored`` messages already."""
         tokens = tell(child, do="mint", count=connections)["tokens"]
-        clients = []
-        for number, token in enumerate(tokens):
-            chat_id = tell(child, do="create", first=number, count=1)["chat_id"]
-            head = 0 if number else stored
-            tell(child, do="store", chat_id=chat_id, count=head)
-            clients.append(await connect(url, token, {chat_id: (1, head)}))
-            clients[-1].chat_id = chat_id
+        chat_ids = tell(child, do="own_chats", count=connections)["chat_ids"]
+        tell(child, do="store", chat_id=chat_ids[0], count=stored)
+        heads = {chat_ids[0]: stored}
+        cursors = [{chat_id: (1, heads.get(chat_id, 0))} for chat_id in chat_ids]
+        clients = await asyncio.gather(*(connect(url, *pair) for pair in zip(tokens, cursors, strict=True)))
+        for client, chat_id in zip(clients, chat_ids, strict=True):
+            client.chat_id = chat_id
         return cls(child, clients, in_flight)
 
     async def load(self, seconds: float) -> dict[str, float]:
@@ -158,10 +158,10 @@ class Audience:
         self._order = order
 
     async def per_delivery(self, messages: int, together: int) -> float:
-        """Microseconds of the server's processor for each message that reached each connection."""
+        """Microseconds of the server's loop for each message that reached each connection."""
         loop = asyncio.get_running_loop()
         total = len(self._clients)
-        before = tell(self._child, do="used")["cpu"]
+        before = tell(self._child, do="used")["loop_cpu"]
         for _ in range(messages // together):
             missing = total * together
             everybody = loop.create_future()
@@ -176,5 +176,5 @@ class Audience:
                 client.on_frame = got
             tell(self._child, do="send", together=together, **self._order)
             await asyncio.wait_for(everybody, 30)
-        used = tell(self._child, do="used")["cpu"] - before
+        used = tell(self._child, do="used")["loop_cpu"] - before
         return used / (messages * total) * 1e6
