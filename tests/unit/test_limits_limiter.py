@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +13,10 @@ import virtual
 from limitworld import Shared
 from msgspec import structs
 
+from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage
 from holdfast.limits.batch import BatchSettings
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Taken
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter, LimiterSettings
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
@@ -422,3 +426,24 @@ def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_
         assert limits.healthy
 
     virtual.run(main())
+
+
+def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
+    """The answer is there in time, the loop is not: a pause of this process is no failure of the counters."""
+
+    async def main() -> None:
+        class Quick(Shared):
+            async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+                taken = await MemoryCounters.take(self, entries)
+                answered = asyncio.get_running_loop().create_future()
+                thread = threading.Timer(0.02, lambda: loop.call_soon_threadsafe(answered.set_result, taken))
+                thread.start()
+                loop.call_later(0.01, time.sleep, 0.1)
+                return await answered
+
+        loop = asyncio.get_running_loop()
+        counters = Quick()
+        limits = Limiter(counters, SystemClock(), rules=RuleSet.of([rule(10)]))
+        assert (await limits.check("acme", "send", "ann")).decided_by == "counters"
+
+    asyncio.run(main())

@@ -49,6 +49,10 @@ new = tuple.__new__
 """A NamedTuple without the call of its constructor; for what is made with every check."""
 
 
+TURNS_OF_GRACE = 4
+"""Turns of the event loop between the deadline and giving up: a loop that was held up reads what has arrived first."""
+
+
 class Answer(NamedTuple):
     """The readings of an entry. ``place`` is the asker's place among those who asked for the same."""
 
@@ -82,21 +86,21 @@ class _Waiting:
 
 
 class _Batch:
-    """What one call asks, since when, and whether its askers went away without an answer."""
+    """What one call asks, since when, and whether its askers are gone, with an answer or without."""
 
-    __slots__ = ("entries", "given_up", "sent_at")
+    __slots__ = ("entries", "gone", "sent_at")
 
     def __init__(self, entries: list[_Waiting], sent_at: float) -> None:
         self.entries = entries
         self.sent_at = sent_at
-        self.given_up = False
+        self.gone = False
 
     def answer(self, taken: Taken) -> None:
         for waiting, readings in zip(self.entries, taken.readings, strict=True):
             waiting.answer(readings, self.sent_at, taken.now)
 
     def give_up(self) -> None:
-        self.given_up = True
+        self.gone = True
         for waiting in self.entries:
             waiting.give_up()
 
@@ -223,7 +227,7 @@ class Batcher:
             each.give_up()
 
     async def _call(self, batch: _Batch) -> None:
-        timer = asyncio.get_running_loop().call_later(self._settings.deadline_seconds, self._overdue, batch)
+        timer = asyncio.get_running_loop().call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
         try:
             taken = await self._counters.take([waiting.entry() for waiting in batch.entries])
         except HoldfastError:
@@ -234,12 +238,20 @@ class Batcher:
             raise
         finally:
             timer.cancel()
-        if not batch.given_up:
+        if not batch.gone:
+            batch.gone = True
             self.breaker.success(self._monotonic())
             batch.answer(taken)
             self._on_success()
 
+    def _due(self, batch: _Batch, turns: int) -> None:
+        """The deadline came; if we were the slow ones, the answer may be on its way through this very loop."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._due, batch, turns - 1)
+        else:
+            self._overdue(batch)
+
     def _overdue(self, batch: _Batch) -> None:
-        if not batch.given_up:
+        if not batch.gone:
             self.breaker.failure(self._monotonic())
             batch.give_up()
