@@ -92,8 +92,8 @@ def measure_sends(report: Report, options: Options) -> None:
 def measure_fanout(report: Report, options: Options) -> None:
     rounds, messages, size = (5, 16, 1000) if options.quick else (5, 160, 1000)
     loops = ("uvloop",) if options.quick else ("uvloop", "asyncio")
-    # The same bytes that our clients get.
-    text = json.dumps({"type": "message", "payload": {"padding": "x" * 370}}, separators=(",", ":"))
+    # As many bytes as our clients get.
+    text = json.dumps({"type": "message", "payload": {"padding": "x" * 333}}, separators=(",", ":"))
 
     async def measure(node: tuple[Child, Any], peers: list[tuple[Child, Any]]) -> dict[str, list[float]]:
         tokens = tell(node[0], do="mint", count=size)["tokens"]
