@@ -105,9 +105,15 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
 
             status = 200
             calls.clear()
-            assert await command("jobs", "retry", str(head["seq"]), "--now", "--reset") == {"count": 1}
+            seq, name = str(head["seq"]), stream["stream"]
+            assert await command("jobs", "park", seq, "--reason", "look first") == {"count": 1}
+            follower = str((await command("jobs", "ls", "--stream", name))[1]["seq"])
+            assert await command("jobs", "release", name, "--job", follower) == {"count": 1}
+            await until(lambda: len(calls) == 1)
+            assert await command("jobs", "release", name, "--type", "webhook", "--through", follower) == {"count": 1}
+            assert await command("jobs", "retry", seq, "--now", "--reset") == {"count": 1}
             await until(lambda: len(calls) == 2)
-            assert [json.loads(body)["data"]["content"] for _, body in calls] == ["first", "second"]
+            assert [json.loads(body)["data"]["content"] for _, body in calls] == ["second", "first"]
 
             async def nothing_left() -> bool:
                 return not await command("jobs", "ls")

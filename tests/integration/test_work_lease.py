@@ -119,3 +119,28 @@ def test_children_of_a_busy_lane_wait_without_holding_up_the_worker(postgres_ser
             await connection.close()
 
     run(main())
+
+
+def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pieces(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            connection = await asyncpg.connect(postgres_server.url)
+            transaction = connection.transaction()
+            await transaction.start()
+            late = await enqueue(connection, *(draft(None) for _ in range(900)))
+            await o.store.enqueue([draft(None)])
+            hand = await Hand.sit(o.store)
+            assert len(await hand.turn(10)) == 1
+            for _ in range(3):
+                assert await hand.turn(10) == []
+            await transaction.commit()
+            claimed = await hand.call(10)
+            assert claimed.notice and not claimed.jobs, "too many at once: rewind"
+            await hand.seat.rewind()
+            got = set[int]()
+            for _ in range(95):
+                got.update(await hand.turn(10))
+            assert set(late) <= got
+            await connection.close()
+
+    run(main())

@@ -54,6 +54,9 @@ $$;
 -- settled, through, seen, seen_by, late: where the worker's sweep stands, see work/sweep.py.
 -- b_stream, b_after, b_limit: streams whose held jobs are wanted, after which sequence, how many of each.
 --
+-- overflow: a transaction that ended late has more jobs than there is room for: nothing is handed out of turn, the
+-- worker rewinds and reads them in order, in its own pieces.
+--
 -- The read is one statement, hence one snapshot: of a stream, a later job is never seen without an earlier one.
 CREATE FUNCTION holdfast_work.process(
     me bigint, completed bigint[],
@@ -147,11 +150,11 @@ BEGIN
         WITH overdue AS (
             (SELECT j.* FROM holdfast_work.job AS j
               WHERE j.seq > settled AND j.seq <= through AND NOT pg_visible_in_snapshot(j.xid, seen) AND j.xid <> seen_by
-                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 1)
+                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 257)
             UNION ALL
             (SELECT j.* FROM holdfast_work.job AS j
               WHERE j.xid = ANY (late) AND j.seq <= settled
-                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 1)
+                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 257)
         ), forward AS (
             SELECT j.* FROM holdfast_work.job AS j
              WHERE j.seq > through AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
@@ -185,7 +188,7 @@ BEGIN
         ), listed AS (
             SELECT DISTINCT ON (kind, seq) * FROM found ORDER BY kind, seq
         )
-        SELECT pg_current_snapshot()::text, (SELECT count(*) FROM overdue) > want,
+        SELECT pg_current_snapshot()::text, (SELECT count(*) FROM overdue) > want + 256,
                CASE WHEN (SELECT count(*) FROM fitting) = want OR (SELECT count(*) FROM fitting) < (SELECT count(*) FROM forward)
                     THEN (SELECT max(seq) FROM fitting)
                     -- Drawn before the next call takes its id, so it may be a checkpoint like a row that was seen.
