@@ -11,7 +11,7 @@
   commit before it is a send's, and the peer has none.) Both run on uvloop, which is the stronger peer; without
   --quick the same broadcast on asyncio's loop is printed beside it;
 - idle: the server's memory per idle authenticated connection, at 5,000;
-- latency: send → ack at 1,000 sends a second;
+- latency: send → ack at 1,000 sends a second, and what one sync of the disk takes at that time;
 - flat (with --quick only when named): processor time per send and per delivery with 10 × the chats, the members
   elsewhere and the messages stored in the chat (100 × without --quick), as a ratio to a server with less of it,
   measured in turn;
@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -158,6 +160,19 @@ async def paced(clients: list[Client], seconds: float, per_second: int, *, timed
         clients[n % len(clients)].send(timed=timed)
 
 
+def sync_seconds(count: int) -> list[float]:
+    """How long the disk itself takes to make a page durable, right now: no ack can come before that."""
+    took = []
+    with tempfile.TemporaryFile() as file:
+        for _ in range(count):
+            file.write(b"x" * 4096)
+            file.flush()
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - began)
+    return took
+
+
 def measure_latency(report: Report, options: Options) -> None:
     seconds, connections = (3.0 if options.quick else 20.0), 100
 
@@ -175,6 +190,9 @@ def measure_latency(report: Report, options: Options) -> None:
 
     with process(CHILDREN, "node") as (child, hello):
         latencies = uvloop.run(load(child, hello["url"]))
+    syncs = sync_seconds(200)
+    report.figures["disk_sync_p50_ms"] = percentile(syncs, 50) * 1000
+    report.figures["disk_sync_p99_ms"] = percentile(syncs, 99) * 1000
     report.figures["send_ack_p50_ms"] = percentile(latencies, 50) * 1000
     report.figures["send_ack_p99_ms"] = percentile(latencies, 99) * 1000
 
