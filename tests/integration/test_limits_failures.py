@@ -458,6 +458,32 @@ def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> No
     play(engines_, scenario)
 
 
+@pytest.mark.parametrize("kind", ["notify", "redis"])
+def test_a_doorbell_behind_a_network_that_swallows_everything_is_given_up(engines_: Engines, kind: str) -> None:
+    async def scenario(w: World) -> None:
+        port = engines_.primary.port if kind == "notify" else engines_.redis.port
+        async with Proxy("127.0.0.1", port) as wire:
+            bell: Doorbell
+            if kind == "notify":
+                url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+                bell = PostgresBell(PostgresSettings(url, connect_timeout_seconds=1.0), quiet_seconds=0.2)
+            else:
+                bell = RedisBell(f"redis://127.0.0.1:{wire.port}/0", quiet_seconds=0.2)
+                w.stack.push_async_callback(bell.aclose)
+            rings = bell.rings()
+            assert (await anext(rings)).seq == 0
+            listening = asyncio.ensure_future(anext(rings, None))
+            await asyncio.sleep(1.0)
+            assert not listening.done(), "a quiet doorbell that answers is kept"
+            wire.set(blackhole=True)
+            try:
+                assert await asyncio.wait_for(listening, 5) is None
+            except Unavailable:
+                pass
+
+    play(engines_, scenario)
+
+
 def test_a_stopped_redis_costs_one_deadline_and_never_more(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node(bells=("notify",))

@@ -1,11 +1,11 @@
 """The Redis channel ``rule_changes`` as a doorbell, and the publishing side of it.
 
+A network that swallows everything is noticed: a doorbell that has been quiet is asked whether it is still there.
 PUBLISH to a replica succeeds with 0 receivers, so a count of receivers proves nothing and is not looked at.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -25,10 +25,13 @@ _ring = msgspec.json.Decoder(Ring)
 class RedisBell:
     """``contract.Doorbell`` by SUBSCRIBE, and ``publish`` for whoever follows the log."""
 
-    def __init__(self, url: str, channel: str = CHANNEL, connect_timeout_seconds: float = 2.0) -> None:
+    def __init__(
+        self, url: str, channel: str = CHANNEL, connect_timeout_seconds: float = 2.0, quiet_seconds: float = 5.0
+    ) -> None:
         self._channel = channel
+        self._quiet_seconds = quiet_seconds
         self._redis: Redis = Redis.from_url(
-            url, socket_connect_timeout=connect_timeout_seconds, retry=Retry(NoBackoff(), 0), health_check_interval=5
+            url, socket_connect_timeout=connect_timeout_seconds, retry=Retry(NoBackoff(), 0)
         )
 
     async def publish(self, payload: str) -> None:
@@ -41,8 +44,14 @@ class RedisBell:
         subscription = self._redis.pubsub()
         try:
             await subscription.subscribe(self._channel)
+            asked = False
             while True:
-                message = await subscription.get_message(timeout=math.inf)
+                message = await subscription.get_message(timeout=self._quiet_seconds)
+                if message is None:
+                    if asked:
+                        raise Unavailable("the doorbell does not answer")
+                    await subscription.ping()
+                asked = message is None
                 if message is None:
                     continue
                 if message["type"] == "subscribe":

@@ -1,8 +1,13 @@
-"""LISTEN on the primary; a standby refuses to listen."""
+"""LISTEN on the primary; a standby refuses to listen.
+
+A network that swallows everything is noticed: the connection is asked now and then whether it is still there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -18,8 +23,9 @@ _ring = msgspec.json.Decoder(Ring)
 class PostgresBell:
     """``contract.Doorbell`` on a connection of its own, for as long as somebody iterates."""
 
-    def __init__(self, settings: PostgresSettings) -> None:
+    def __init__(self, settings: PostgresSettings, quiet_seconds: float = 5.0) -> None:
         self._settings = settings
+        self._quiet_seconds = quiet_seconds
 
     async def rings(self) -> AsyncIterator[Ring]:
         bell = Bell()
@@ -31,6 +37,7 @@ class PostgresBell:
         def heard(_connection: object, _pid: int, _channel: str, payload: str) -> None:
             bell.ring(_ring.decode(payload))
 
+        watch = asyncio.create_task(self._watch(connection, bell))
         try:
             connection.add_termination_listener(lambda _: bell.close())
             rings = bell.rings()
@@ -42,4 +49,13 @@ class PostgresBell:
         except FOREIGN as error:
             raise unavailable(error, "be listened to") from error
         finally:
+            watch.cancel()
             connection.terminate()
+
+    async def _watch(self, connection: Any, bell: Bell) -> None:
+        try:
+            while True:
+                await asyncio.sleep(self._quiet_seconds)
+                await connection.fetchval("SELECT 1", timeout=self._quiet_seconds)
+        except FOREIGN:
+            bell.close()
