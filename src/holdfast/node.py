@@ -66,6 +66,8 @@ from holdfast.webhooks.plane import WorkPlane
 from holdfast.wire.frames import Presence
 
 BACKUPS = "backups"
+HTTP_STOP_SECONDS = 5
+"""How long requests that are open after the drain may still take."""
 RESTART_SECONDS = 1.0
 """How long a role that ended by an error rests before it is started again."""
 BACKLOG = 2048
@@ -131,7 +133,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         await stack.enter_async_context(node.roles())
         work = await stack.enter_async_context(working(settings.work, settings.server.node_id, state, clock, node.log))
         await stack.enter_async_context(node.gateway)
-        await stack.enter_async_context(_http(make_app(node.deps(state, work)), node.port(), settings, listening))
+        await stack.enter_async_context(_http(make_app(node.deps(state, work)), node.port(), listening, node.broken))
         try:
             yield node
         finally:
@@ -242,7 +244,7 @@ class Node:
         for task in ended:
             task.add_done_callback(self._ended_by_itself)
         cancelled = [
-            asyncio.create_task(_supervised("fanout", self._fanout_again)),
+            asyncio.create_task(_supervised("fanout", self._fanout.run)),
             asyncio.create_task(_supervised("ephemeral", self._ephemeral.run)),
             asyncio.create_task(_supervised("attendance", self._attendance.run)),
             asyncio.create_task(_supervised("gauges", self._keep_gauges)),
@@ -263,10 +265,6 @@ class Node:
         """Ingest cannot be started again in the middle; a supervisor of the process can do it from the beginning."""
         telemetry.defect("ingest", task.exception() or RuntimeError("it ended"))
         self.broken.set()
-
-    async def _fanout_again(self) -> None:
-        """From the log's end the first time, then from where it ended: nothing is passed over by a restart."""
-        await self._fanout.run(self._fanout.position or None)
 
     async def _keep_gauges(self) -> None:
         """Gauges that must move also while the part they are about stands still."""
@@ -441,7 +439,8 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _http(app: ASGIApp, port: Port, settings: Settings, listening: socket.socket) -> AsyncIterator[None]:
+async def _http(app: ASGIApp, port: Port, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
+    """Serve HTTP, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -452,13 +451,16 @@ async def _http(app: ASGIApp, port: Port, settings: Settings, listening: socket.
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=int(settings.gateway.shutdown.drain_timeout_seconds),
+        timeout_graceful_shutdown=HTTP_STOP_SECONDS,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
+    serving.add_done_callback(lambda ended: None if server.should_exit else broken.set())
+    ready = asyncio.create_task(server.ready.wait())
     try:
-        await server.ready.wait()
+        await asyncio.wait([ready, serving], return_when=asyncio.FIRST_COMPLETED)
         yield
     finally:
+        ready.cancel()
         server.should_exit = True
         await serving

@@ -289,6 +289,26 @@ def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
     run(main())
 
 
+def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_beginning_of_the_log() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await create_chat(bench.store, ANNA)
+        await bench.registry.announce("east", [ANNA])
+        bench.link.fail["east"] = Unauthorized("the credentials were revoked")
+        first = asyncio.create_task(bench.fanout.run())
+        await asyncio.sleep(1)
+        await bench.send("a")
+        with pytest.raises(Unauthorized):
+            await first
+        bench.link.fail.clear()
+        again = asyncio.create_task(bench.fanout.run())
+        await asyncio.sleep(1)
+        assert bench.got["east"] == [(CHAT, 1)]
+        again.cancel()
+
+    run(main())
+
+
 def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None:
     async def test(bench: Bench) -> None:
         gateways_of = bench.registry.gateways_of

@@ -92,16 +92,20 @@ class Fanout:
         self._watch = watch
         self._load_again_at = 0.0
         self._gaps = Gaps()
+        self._begun = False
         self.position = 0
         """Everything up to here has been attempted."""
 
     async def run(self, after: int | None = None) -> None:
         """Spread what follows ``after``; from the log's end if None: who is not connected yet will sync.
 
-        Runs until cancelled. A fatal error is counted and raised, for a supervisor to start the role again.
+        Runs until cancelled. A fatal error is counted and raised, for a supervisor to start the role again: it then
+        goes on where it ended, so that a restart passes nothing over.
         """
         try:
-            self.position = await self._patiently(self._around.log.end) if after is None else after
+            if not self._begun:
+                self.position = await self._patiently(self._around.log.end) if after is None else after
+                self._begun = True
             while True:
                 await self._batch()
         except Exception as error:
