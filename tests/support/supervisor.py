@@ -115,6 +115,7 @@ class Supervisor:
         self.log_path = directory / "server.log"
         self.serving_again: list[float] = []
         self.kills = 0
+        self.named = 0
         self.chats: dict[str, list[str]] = {}
         self._start = start
         self._life: Life | None = None

@@ -8,7 +8,9 @@ import pytest
 
 from holdfast.verify.results import Row, main, read, render, summary, write
 
-KILLS = Row("kills", "kill -9", 100, 0, "0 lost", seed="1..100", seconds=88.04, figures={"restart p99": "1.2 s"})
+KILLS = Row(
+    "kills", "kill -9", 100, 0, "0 lost", seed="1..100", commit="abc", seconds=88.04, figures={"restart p99": "1.2 s"}
+)
 
 
 def test_a_row_is_kept_by_name_and_the_later_one_wins(tmp_path: Path) -> None:
@@ -18,14 +20,14 @@ def test_a_row_is_kept_by_name_and_the_later_one_wins(tmp_path: Path) -> None:
     assert [(row.name, row.runs) for row in read(tmp_path)] == [("kills", 7), ("power cuts", 200)]
 
 
-def test_the_page_has_commit_machine_and_the_bound() -> None:
-    page = render([KILLS], "abc", "2 × x86_64")
-    assert "| kills | kill -9 | 100 | 0 | < 0.03 | 0 lost | 1..100 | 88.0 | restart p99 1.2 s |" in page
+def test_the_page_has_the_machine_and_for_each_row_its_commit_and_bound() -> None:
+    page = render([KILLS], "2 × x86_64")
+    assert "| kills | kill -9 | 100 | 0 | < 0.03 | 0 lost | 1..100 | `abc` | 88.0 | restart p99 1.2 s |" in page
     assert "`abc`" in page and "2 × x86_64" in page
 
 
 def test_a_failure_has_no_bound() -> None:
-    assert "| 1 | – |" in render([Row("power cuts", "vfs", 200, 1, "0 lost")], "abc", "m")
+    assert "| 1 | – |" in render([Row("power cuts", "vfs", 200, 1, "0 lost")], "m")
 
 
 def test_the_summary_is_one_line_a_row() -> None:
