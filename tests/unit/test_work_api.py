@@ -124,6 +124,14 @@ def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
         assert (await rest.ask("POST", where + "/enable", key, {"reason": "try"})).json()["disabled"] == ""
         assert (await rest.ask("DELETE", where + "?reason=done", key)).status_code == 200
         assert error_of(await rest.ask("GET", where + "/deliveries", key)) == (404, "NOT_FOUND")
+        audit = (await rest.ask("GET", "/admin/audit", rest.admin_key("audit:read"))).json()["records"]
+        acts = [(record["action"], record["reason"]) for record in audit]
+        assert acts == [
+            ("webhook.add", "the shop wants it"),
+            ("webhook.test", "try"),
+            ("webhook.enable", "try"),
+            ("webhook.remove", "done"),
+        ]
         inside = await rest.ask("POST", "/admin/webhooks", key, {**new, "url": "https://10.0.0.1/"})
         assert error_of(inside) == (400, "INVALID_MESSAGE")
 

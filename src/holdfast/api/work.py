@@ -1,6 +1,7 @@
 """Jobs for operators: what waits, why, and the acts that repair it; and the endpoints of webhooks.
 
-Every act carries its reason; it is recorded with the jobs themselves (``GET /admin/jobs/acts``).
+Every act carries its reason: on jobs it is recorded with the jobs themselves (``GET /admin/jobs/acts``), on endpoints
+in the audit log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotFound
-from holdfast.message import SEQUENCE_MAX
+from holdfast.message import SEQUENCE_MAX, User
+from holdfast.store.changes import Act
 from holdfast.webhooks.contract import Delivery
 from holdfast.webhooks.contract import Endpoint as Hook
 from holdfast.webhooks.delivery import Notice, draft_of
@@ -363,6 +365,18 @@ def _hook_view(hook: Hook, secret: str | None = None) -> HookView:
     return HookView(hook.endpoint_id, hook.tenant, hook.url, hook.description, hook.created_at, hook.disabled, secret)
 
 
+async def _record(deps: Deps, call: Call, action: str, target: str, reason: str) -> None:
+    """Into the audit log, before it is done: there is no change of an endpoint without its record."""
+    act = Act(
+        actor=User("", call.principal.user_id),
+        at=timestamp(deps.clock.now()),
+        message_id=deps.ids.new("msg_"),
+        operator=True,
+        reason=reason,
+    )
+    await deps.in_time(deps.audit_log.record(act, action, target))
+
+
 async def list_webhooks(deps: Deps, call: Call) -> Answer:
     return Answer(HookList([_hook_view(hook) for hook in await deps.in_time(_hooks(deps).endpoints.all())]))
 
@@ -373,6 +387,7 @@ async def create_webhook(deps: Deps, call: Call) -> Answer:
     check_url(body.url, private_allowed=plane.private_allowed)
     secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
     hook = Hook(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
+    await _record(deps, call, "webhook.add", f"{hook.endpoint_id} {hook.tenant} {hook.url}", body.reason)
     await plane.endpoints.add(hook)
     return Answer(_hook_view(hook, secret))
 
@@ -380,19 +395,23 @@ async def create_webhook(deps: Deps, call: Call) -> Answer:
 async def delete_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
     hook = await plane.endpoints.get(call.path["endpoint_id"])
+    await _record(deps, call, "webhook.remove", f"{hook.endpoint_id} {hook.url}", call.query.reason)
     await plane.endpoints.remove(hook.endpoint_id)
     return Answer(_hook_view(hook))
 
 
 async def enable_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    await plane.endpoints.disable(call.path["endpoint_id"], "")
-    return Answer(_hook_view(await plane.endpoints.get(call.path["endpoint_id"])))
+    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    await _record(deps, call, "webhook.enable", hook.endpoint_id, call.body.reason)
+    await plane.endpoints.disable(hook.endpoint_id, "")
+    return Answer(_hook_view(await plane.endpoints.get(hook.endpoint_id)))
 
 
 async def check_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
     hook = await plane.endpoints.get(call.path["endpoint_id"])
+    await _record(deps, call, "webhook.test", hook.endpoint_id, call.body.reason)
     at = timestamp(deps.clock.now())
     return Answer(Count(len(await _jobs(deps).enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))]))))
 
