@@ -470,6 +470,22 @@ def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Open) -> No
     check(opened, body)
 
 
+def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
+    opened: Open,
+) -> None:
+    async def body(o: Opened) -> None:
+        fails, succeeds = await o.store.enqueue([draft("a"), draft("b")])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await o.store.park([fails, succeeds], by="ann", why="look first")
+        await hand.turn(failed=[hand.failure(fails)], completed=[succeeds])
+        (entry,) = await o.store.find(Query())
+        assert (entry.seq, entry.state, entry.due_at, entry.attempt) == (fails, State.PARKED, None, 1)
+        assert [blocked.block.head for blocked in await o.store.streams()] == [fails]
+
+    check(opened, body)
+
+
 def test_the_numbers_people_look_at(opened: Open) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, _ = await o.store.enqueue([draft(), draft(), draft(None), draft(None)])

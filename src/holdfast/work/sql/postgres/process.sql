@@ -15,8 +15,8 @@ LANGUAGE sql AS $$
            SET attempt = j.attempt + CASE WHEN g.action = 4 THEN 0 ELSE 1 END,
                strikes = j.strikes + g.strike::integer,
                stages = j.stages | g.stages,
-               state = CASE WHEN g.action = 2 THEN 3 ELSE 1 END,
-               due_at = CASE WHEN g.action = 2 THEN NULL ELSE clock_timestamp() + g.delay * interval '1 second' END,
+               state = CASE WHEN g.action = 2 OR j.state = 3 THEN 3 ELSE 1 END,  -- parked while it ran: it stays so
+               due_at = CASE WHEN g.action = 2 OR j.state = 3 THEN NULL ELSE clock_timestamp() + g.delay * interval '1 second' END,
                reason = g.reason, error_type = g.error_type, error = g.error, trace = g.trace,
                fingerprint = g.fingerprint, failed_at = clock_timestamp()
           FROM given AS g

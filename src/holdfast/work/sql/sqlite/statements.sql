@@ -17,8 +17,8 @@ DELETE FROM block WHERE head = ?1
 
 -- name: keep_failed
 -- A failed job that is tried again or parked; counts once because it names the attempt.
-UPDATE job SET attempt = attempt + :counted, strikes = strikes + :strike, stages = stages | :stages, state = :state,
-       due_at = :due_at, reason = :reason, error_type = :error_type, error = :error, trace = :trace,
+UPDATE job SET attempt = attempt + :counted, strikes = strikes + :strike, stages = stages | :stages,
+       state = CASE WHEN state = 3 THEN 3 ELSE :state END, due_at = CASE WHEN state = 3 THEN NULL ELSE :due_at END, reason = :reason, error_type = :error_type, error = :error, trace = :trace,
        fingerprint = :fingerprint
  WHERE seq = :seq AND attempt = :attempt - 1
 
