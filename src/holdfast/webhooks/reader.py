@@ -1,6 +1,7 @@
 """From the event log to jobs: one per (endpoint, chat, sequence).
 
-The position is stored in the same transaction as the jobs, so a crash repeats nothing and leaves nothing out.
+The position is stored in the same transaction as the jobs, so a crash repeats nothing and leaves nothing out. Where a
+batch makes no jobs it is stored only now and then: a server without webhooks must not pay a commit for every batch.
 An endpoint gets what is committed after it was added; a first start begins at the log's end.
 """
 
@@ -19,6 +20,8 @@ from holdfast.work.job import Draft
 
 NAME = "webhooks"
 BATCH = 500
+UNMARKED_MAX = 10_000
+"""How many entries that made no jobs may be read again after a crash."""
 
 
 class Reader:
@@ -27,12 +30,16 @@ class Reader:
     def __init__(self, log: EventLog, endpoints: Endpoints, jobs: WorkStore, clock: Clock) -> None:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
         self._known: tuple[int, dict[str, list[Endpoint]]] = (0, {})
+        self._marked = 0
+        self._started_at = 0
 
     async def run(self) -> None:
         position = await self._jobs.position(NAME)
         if position is None:
             position = await self._log.end()
-            await self._jobs.enqueue([], Mark(NAME, position))
+            await self._mark(position)
+        self._marked = position
+        self._started_at = await self._log.end()
         while True:
             await self._log.wait(position)
             position = await self.advance(position)
@@ -43,20 +50,28 @@ class Reader:
             entries = await self._log.read(position, BATCH)
         except UnreadableEvent:
             # The fanout reports it; a message that cannot be read cannot be sent.
-            await self._jobs.enqueue([], Mark(NAME, position + 1))
+            await self._mark(position + 1)
             return position + 1
         if not entries:
             return position
-        by_tenant = await self._by_tenant()
+        by_tenant = await self._by_tenant(position)
         at = timestamp(self._clock.now())
-        drafts = [draft for entry in entries for draft in _drafts(entry, by_tenant.get(entry.tenant, ()), at)]
+        drafts = [draft for entry in entries for draft in self._drafts(entry, by_tenant.get(entry.tenant, ()), at)]
         reached = entries[-1].position
-        await self._jobs.enqueue(drafts, Mark(NAME, reached))
+        if drafts or reached - self._marked >= UNMARKED_MAX:
+            await self._mark(reached, drafts)
         return reached
 
-    async def _by_tenant(self) -> dict[str, list[Endpoint]]:
+    async def _mark(self, position: int, drafts: Sequence[Draft] = ()) -> None:
+        await self._jobs.enqueue(drafts, Mark(NAME, position))
+        self._marked = position
+
+    async def _by_tenant(self, position: int) -> dict[str, list[Endpoint]]:
+        """Who is told; before a change of endpoints takes effect, the position it takes effect from is stored."""
         version, known = self._known
         if version != self._endpoints.version:
+            if position > self._marked:
+                await self._mark(position)
             version, known = self._endpoints.version, {}
             for endpoint in await self._endpoints.all():
                 if not endpoint.disabled:
@@ -64,6 +79,8 @@ class Reader:
             self._known = (version, known)
         return known
 
-
-def _drafts(entry: Entry, endpoints: Sequence[Endpoint], at: str) -> list[Draft]:
-    return [draft_of(Notice(endpoint.endpoint_id, entry.tenant, at, entry.message)) for endpoint in endpoints]
+    def _drafts(self, entry: Entry, endpoints: Sequence[Endpoint], at: str) -> list[Draft]:
+        """What an endpoint is told. Of what may be read again after a crash, nothing from before it was added."""
+        if entry.position <= self._started_at:
+            endpoints = [each for each in endpoints if each.created_at <= entry.message.created_at]
+        return [draft_of(Notice(each.endpoint_id, entry.tenant, at, entry.message)) for each in endpoints]
