@@ -23,7 +23,7 @@ from holdfast.webhooks.guard import GuardedResolver, RefusedAddress, check_url, 
 from holdfast.webhooks.reader import NAME, Reader
 from holdfast.webhooks.signing import headers, new_secret, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Query
+from holdfast.work.contract import Mark, Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies, Reason
@@ -328,6 +328,23 @@ def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: P
             await endpoints.get("ep_1")
         with pytest.raises(NotFound):
             await endpoints.disable("ep_1", "?")
+        await endpoints.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_gets_nothing_older(tmp_path: Path) -> None:
+    async def main() -> None:
+        endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1), entry(2)])
+        await jobs.enqueue([], Mark("webhooks", 0))
+        reader = Reader(log, endpoints, jobs, SystemClock())
+        assert await reader.advance(0) == 2
+        assert await jobs.position("webhooks") == 0, "nothing was made, so nothing was stored"
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "9999-01-01"))
+        log.entries.append(entry(3))
+        assert await reader.advance(2) == 3
+        assert len(await jobs.find(Query())) == 1, "what comes after it was added"
+        assert await jobs.position("webhooks") == 3
         await endpoints.close()
 
     asyncio.run(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from scripted import ANNA, BELA, CHAT, Answers, ScriptedStore, acks, body, create_chat
@@ -15,8 +15,10 @@ from holdfast.errors import ChatHalted, NotAMember, OutcomeUnknown, Unavailable
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.waiting import IntakeSettings
-from holdfast.message import Acked
+from holdfast.message import Acked, Draft, Outcome, User, Watermark
+from holdfast.store.changes import Changed, Command
 from holdfast.store.memory import MemoryStore
+from holdfast.wire.frames import SendBody
 
 
 class Bench:
@@ -312,3 +314,46 @@ def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
         assert bench.intake.hot_chats() == {}
 
     on_virtual_time(test)
+
+
+def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
+    class Slow:
+        """Commits one group after another, each when it is let go."""
+
+        def __init__(self) -> None:
+            self.begun: list[int] = []
+            self.go = [asyncio.Event() for _ in range(3)]
+
+        async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
+            number = len(self.begun)
+            self.begun.append(len(drafts))
+            await self.go[number].wait()
+            return [OutcomeUnknown(f"group {number}")] * len(drafts)
+
+        async def change(self, command: Command, deadline: float) -> Changed:
+            raise AssertionError
+
+        async def mark(self, watermarks: Sequence[Watermark]) -> bool:
+            raise AssertionError
+
+    async def story() -> None:
+        clock, slow, answers = LoopClock(), Slow(), list[str]()
+        intake = Intake(slow, clock, Ids(clock, random.Random(1)))
+        running = asyncio.create_task(intake.run())
+
+        def send(chat_id: str) -> None:
+            body = SendBody(f"c-{chat_id}", chat_id, "hello")
+            intake.submit(body, User("t", "u"), chat_id, clock.monotonic() + 5, lambda o: answers.append(str(o)))
+
+        send("a")
+        await asyncio.sleep(0.1)
+        send("b")
+        slow.go[0].set()
+        await asyncio.sleep(0.1)
+        assert slow.begun == [1, 1], "the next group is with the store"
+        assert answers == ["group 0"], "and the one before it is answered meanwhile"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert len(answers) == 2, "nobody is left without an answer"
+
+    run(story())

@@ -1,7 +1,8 @@
 """Sends in, answers out: gathers what waits while a commit is in flight and commits it as the next group.
 
 There is no artificial delay: a send that finds nothing in flight leaves at once, alone; under load the groups
-grow by themselves. One group is in flight at a time. Decisions are in ``waiting``; this is the loop around them.
+grow by themselves. One group is in flight at a time, and the one before it is answered meanwhile. Decisions are in
+``waiting``; this is the loop around them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from holdfast.ingest.hot import HotChats
 from holdfast.ingest.waiting import IntakeSettings, Refusals, Send, Waiting
 from holdfast.message import Acked, Draft, Outcome, User
 from holdfast.wire.frames import SendBody
+
+TURNS_TO_THE_STORE = 3
+"""Turns of the loop after which a group that was started is with the store's own thread: only then is there something
+to do meanwhile. Too few would answer first and leave the store idle; more would keep acks waiting."""
 
 
 class Intake:
@@ -34,6 +39,8 @@ class Intake:
         self._settings = settings or IntakeSettings()
         self._waiting = Waiting(self._settings)
         self._in_flight: Sequence[Send] = ()
+        self._settled: list[tuple[Send, Outcome]] = []
+        """What is known and not yet answered."""
         self._stopping = False
         self._sleeper: asyncio.Future[None] | None = None
         self._hot = HotChats()
@@ -73,28 +80,46 @@ class Intake:
         return self._hot.hot(self._clock.monotonic())
 
     async def run(self) -> None:
-        """Commit group after group."""
+        """Commit group after group; a group is answered while the next one is being committed."""
         try:
-            while self._waiting or not self._stopping:
-                if not self._waiting:
+            while self._waiting or self._settled or not self._stopping:
+                if not self._waiting and not self._settled:
                     await self._sleep()
                 group, refused = self._waiting.take(self._clock.monotonic())
                 self._refuse(refused)
                 if group:
                     await self._commit(group)
+                else:
+                    self._answer_settled()
         finally:
             self._stopping = True
             self._answer_rest()
 
     async def _commit(self, group: Sequence[Send]) -> None:
+        """Commit the group; what the one before it came to is answered meanwhile, when the store has this one."""
         self._in_flight = group
         telemetry.sends_waiting(len(self._waiting))
         watch = self._watch_ages()
         try:
-            outcomes = await self._persist(group)
+            outcomes = await (self._persist_and_answer(group) if self._settled else self._persist(group))
         finally:
             watch()
         self._in_flight = ()
+        self._settle(group, outcomes)
+
+    async def _persist_and_answer(self, group: Sequence[Send]) -> Sequence[Outcome]:
+        persisting = asyncio.create_task(self._persist(group))
+        try:
+            for _ in range(TURNS_TO_THE_STORE):
+                await asyncio.sleep(0)
+            self._answer_settled()
+            return await persisting
+        except asyncio.CancelledError:
+            persisting.cancel()
+            raise
+
+    def _settle(self, group: Sequence[Send], outcomes: Sequence[Outcome]) -> None:
+        """The outcomes are known; followers of a send that may be retried are taken out before the next group."""
         now = self._clock.monotonic()
         telemetry.group_persisted(len(group), now - group[0].since)
         failed: dict[tuple[str, str], HoldfastError] = {}
@@ -104,10 +129,17 @@ class Intake:
                 stored.append(send.body.chat_id)
             elif isinstance(outcome, Deferred | OutcomeUnknown):
                 failed.setdefault(send.lane, outcome)
-            _answer(send, outcome)
         self._hot.count(stored, now)
         telemetry.hot_chats(len(self._hot.hot(now)))
-        self._refuse(self._waiting.fail_followers(failed), "follower")
+        self._settled = list(zip(group, outcomes, strict=True))
+        for follower, error in self._waiting.fail_followers(failed):
+            telemetry.send_turned_away("follower")
+            self._settled.append((follower, error))
+
+    def _answer_settled(self) -> None:
+        settled, self._settled = self._settled, []
+        for send, outcome in settled:
+            _answer(send, outcome)
 
     async def _persist(self, group: Sequence[Send]) -> Sequence[Outcome]:
         """One outcome per send, also if the durability plane breaks its promise never to raise: a defect there must
@@ -157,13 +189,14 @@ class Intake:
         arm()
         return lambda: timer.cancel()
 
-    def _refuse(self, refused: Refusals, reason: str | None = None) -> None:
+    def _refuse(self, refused: Refusals) -> None:
         for send, error in refused:
-            telemetry.send_turned_away(reason or ("age" if isinstance(error, ServerBusy) else "deadline"))
+            telemetry.send_turned_away("age" if isinstance(error, ServerBusy) else "deadline")
             _answer(send, error)
 
     def _answer_rest(self) -> None:
         """Nobody is left without an answer: of what was in flight nobody knows, the rest was never tried."""
+        self._answer_settled()
         in_flight, self._in_flight = self._in_flight, ()
         for send in in_flight:
             _answer(send, OutcomeUnknown("the server stopped during the commit; send it again with the same id"))
