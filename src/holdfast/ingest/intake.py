@@ -104,7 +104,6 @@ class Intake:
             outcomes = await (self._persist_and_answer(group) if self._settled else self._persist(group))
         finally:
             watch()
-        self._in_flight = ()
         self._settle(group, outcomes)
 
     async def _persist_and_answer(self, group: Sequence[Send]) -> Sequence[Outcome]:
@@ -120,21 +119,22 @@ class Intake:
 
     def _settle(self, group: Sequence[Send], outcomes: Sequence[Outcome]) -> None:
         """The outcomes are known; followers of a send that may be retried are taken out before the next group."""
-        now = self._clock.monotonic()
-        telemetry.group_persisted(len(group), now - group[0].since)
+        self._settled = list(zip(group, outcomes, strict=True))
+        self._in_flight = ()
         failed: dict[tuple[str, str], HoldfastError] = {}
         stored: list[str] = []
-        for send, outcome in zip(group, outcomes, strict=True):
+        for send, outcome in self._settled:
             if isinstance(outcome, Acked):
                 stored.append(send.body.chat_id)
             elif isinstance(outcome, Deferred | OutcomeUnknown):
                 failed.setdefault(send.lane, outcome)
-        self._hot.count(stored, now)
-        telemetry.hot_chats(len(self._hot.hot(now)))
-        self._settled = list(zip(group, outcomes, strict=True))
         for follower, error in self._waiting.fail_followers(failed):
             telemetry.send_turned_away("follower")
             self._settled.append((follower, error))
+        now = self._clock.monotonic()
+        telemetry.group_persisted(len(group), now - group[0].since)
+        self._hot.count(stored, now)
+        telemetry.hot_chats(len(self._hot.hot(now)))
 
     def _answer_settled(self) -> None:
         settled, self._settled = self._settled, []
