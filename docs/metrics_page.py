@@ -7,6 +7,7 @@ else is tier 3. ``page`` refuses to be written when an entry has no metric.
 from __future__ import annotations
 
 import re
+from types import ModuleType
 from typing import NamedTuple
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -125,7 +126,8 @@ def seed_names() -> dict[str, str]:
 
 def _labels() -> dict[str, tuple[str, ...]]:
     """A registry tells labels only with samples; the metrics themselves know them always."""
-    made = [value for value in vars(telemetry).values() if isinstance(value, MetricWrapperBase)]
+    parts = [part for part in vars(telemetry).values() if isinstance(part, ModuleType)]
+    made = [value for part in parts for value in vars(part).values() if isinstance(value, MetricWrapperBase)]
     return {metric._name: tuple(metric._labelnames) for metric in made}
 
 

@@ -1,0 +1,44 @@
+"""Limits: who may do how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.telemetry.metrics import counter, gauge
+
+_checks = counter("limits_checks", "Checks answered, by what decided and what it said", ("decided_by", "decision"))
+_limits_batch = gauge("limits_batch_keys", "Keys in the last call to the counters")
+_lease_stock = gauge("limits_lease_tokens", "Tokens leased from the counters and not yet spent")
+_limits_nodes = gauge("limits_nodes", "Live nodes of this region, as last known")
+_staleness = gauge("limits_rule_staleness_seconds", "Since this node last knew that it had every rule [rule staleness]")
+_cursor_lag = gauge("limits_cursor_lag", "Changes of the log this node has not read yet")
+_rules_applied = counter("limits_rules_applied", "Newer rules put in place, by how they came", ("by",))
+_admin_errors = counter(
+    "admin_errors", "Failed admin calls, by operation and error [admin_errors_total]", ("operation", "error")
+)  # error: db_connection_failed, version_conflict, commit_unknown, invalid, not_found
+
+
+def limits_checked(tally: Mapping[tuple[str, bool], int]) -> None:
+    """How many checks were decided by what, and allowed or refused, since the last call."""
+    for (decided_by, allowed), count in tally.items():
+        _checks.labels(decided_by, "allowed" if allowed else "refused").inc(count)
+
+
+def limits_state(batch_keys: int, lease_tokens: int, nodes: int) -> None:
+    _limits_batch.set(batch_keys)
+    _lease_stock.set(lease_tokens)
+    _limits_nodes.set(nodes)
+
+
+def rule_staleness(seconds: float, cursor_lag: int) -> None:
+    _staleness.set(seconds)
+    _cursor_lag.set(cursor_lag)
+
+
+def rules_applied(by: str, count: int) -> None:
+    """``by``: event, sync, snapshot or disk."""
+    _rules_applied.labels(by).inc(count)
+
+
+def admin_error(operation: str, error: str) -> None:
+    _admin_errors.labels(operation, error).inc()

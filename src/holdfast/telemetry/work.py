@@ -1,0 +1,50 @@
+"""Work: jobs and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.telemetry.metrics import counter, gauge
+
+_jobs_completed = counter("work_jobs_completed", "Jobs done, as their worker reported them")
+_jobs_failed = counter("work_jobs_failed", "Failed runs of jobs, by reason [failure_reason]", ("reason",))
+_lease_lost = counter("work_leases_lost", "Times this process was declared dead while it lived")
+_jobs = gauge("work_jobs", "Jobs that are not done, by state [jobs by status]", ("state",))
+_jobs_by_reason = gauge("work_jobs_waiting", "Failed jobs that wait, by reason [failure_reason]", ("reason",))
+_work_dead = gauge("work_dead_letters", "Dead letters [dead_letters]")
+_poison = gauge("work_poison_candidates", "Failed jobs with ten attempts or more [poison_candidates]")
+_scheduled = gauge("work_scheduled_jobs", "Jobs that wait for their time [scheduled_count]")
+_oldest_job = gauge("work_oldest_job_age_seconds", "Age of the oldest job that is not done [outbox oldest age]")
+_blocked_streams = gauge("work_blocked_streams", "Streams that wait behind a failed head")
+_work_breakers = gauge("work_breakers_open", "Job types whose breaker is open")
+
+
+def work_completed(count: int) -> None:
+    _jobs_completed.inc(count)
+
+
+def work_failed(reason: str) -> None:
+    _jobs_failed.labels(reason).inc()
+
+
+def work_lease_lost() -> None:
+    _lease_lost.inc()
+
+
+def work_counts(by_state: Mapping[str, int], by_reason: Mapping[str, int], open_breakers: int) -> None:
+    """The state of the whole store, as last read."""
+    _jobs.clear()
+    _jobs_by_reason.clear()
+    for state, count in by_state.items():
+        _jobs.labels(state).set(count)
+    for reason, count in by_reason.items():
+        _jobs_by_reason.labels(reason).set(count)
+    _work_breakers.set(open_breakers)
+
+
+def work_totals(dead: int, poison: int, scheduled: int, oldest_age_seconds: float, blocked_streams: int) -> None:
+    _work_dead.set(dead)
+    _poison.set(poison)
+    _scheduled.set(scheduled)
+    _oldest_job.set(oldest_age_seconds)
+    _blocked_streams.set(blocked_streams)
