@@ -57,7 +57,7 @@ async def node(settings: dict[str, Any]) -> None:
     """A whole Holdfast node on SQLite with synchronous=FULL, in a temporary state directory."""
     from holdfast.clock import timestamp
     from holdfast.message import Draft, User
-    from holdfast.node import running, settle_heap
+    from holdfast.node.running import running, settle_heap
     from holdfast.settings import load
     from holdfast.store.changes import Act, CreateChat
     from holdfast.telemetry import REGISTRY

@@ -18,7 +18,9 @@ from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.ingest.hot import HotChats
 from holdfast.message import User
-from holdfast.node import Node, running
+from holdfast.node.node import Node
+from holdfast.node.posture import posture
+from holdfast.node.running import running
 from holdfast.settings import Server, Settings
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
@@ -106,7 +108,7 @@ def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tm
     async def run() -> None:
         settings = Settings(server=Server(host=host, port=0, state_dir=str(tmp_path / "a state")))
         async with running(settings) as node:
-            lines = list(node.posture())
+            lines = list(posture(node.settings))
             start = next(i for i, line in enumerate(lines) if line.startswith("  try "))
             printed = [line[len("  try       ") :].partition("    (")[0] for line in lines[start : start + 3]]
             create, open_, token = [shlex.split(command)[1:] for command in printed]

@@ -16,7 +16,8 @@ from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSetti
 from holdfast.clock import SystemClock
 from holdfast.errors import Forbidden, MessageTooLarge, NotAMember, NotFound
 from holdfast.message import User
-from holdfast.node import Node, running
+from holdfast.node.node import Node
+from holdfast.node.running import running
 from holdfast.settings import Server, Settings, load
 
 QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.5)

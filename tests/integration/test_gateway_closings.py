@@ -9,7 +9,7 @@ from pathlib import Path
 import websockets
 from sockets import ask, connected, create_chat, serve, ws_url
 
-from holdfast.node import Node
+from holdfast.node.node import Node
 
 QUICK = {
     "gateway__timeouts__authentication_seconds": 0.5,

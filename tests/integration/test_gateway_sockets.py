@@ -16,7 +16,7 @@ import pytest
 from plane import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
-from holdfast.node import Node
+from holdfast.node.node import Node
 
 
 class Raw:

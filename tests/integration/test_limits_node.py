@@ -17,7 +17,8 @@ from engines import Server as Engine
 from holdfast.limits.entrances import DEFAULT_RULES
 from holdfast.limits.plane import LimitsSettings
 from holdfast.message import User
-from holdfast.node import Node, running
+from holdfast.node.node import Node
+from holdfast.node.running import running
 from holdfast.settings import Server, Settings
 from holdfast.verify.proxy import Proxy
 

@@ -10,11 +10,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast import node as node_module
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import Entry
-from holdfast.node import Node, running
+from holdfast.node import node as node_module
+from holdfast.node.node import Node
+from holdfast.node.running import running
 from holdfast.settings import Server, Settings
 
 # Tiers 1 to 3 of the message path, as a node shows them after one message.

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from holdfast.cli.app import app
 from holdfast.message import User
-from holdfast.node import Node, running
+from holdfast.node.node import Node
+from holdfast.node.running import running
 from holdfast.settings import Server, Settings
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.webhooks.plane import WorkSettings

@@ -34,7 +34,7 @@ def install(where: str) -> None:
 
 
 def fork() -> None:
-    from holdfast.node import run_node
+    from holdfast.node.running import run_node
     from holdfast.settings import load
 
     for line in sys.stdin:

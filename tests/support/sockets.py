@@ -14,7 +14,8 @@ import uvloop
 import websockets
 
 from holdfast.message import User
-from holdfast.node import Node, running
+from holdfast.node.node import Node
+from holdfast.node.running import running
 from holdfast.settings import load
 
 Story = Callable[[Node], Awaitable[None]]

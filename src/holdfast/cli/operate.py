@@ -105,7 +105,7 @@ def restore(
     \b
       holdfast restore ~/.local/state/holdfast/backups/chats-01J9ZK….db --overwrite
     """
-    from holdfast.node import restore_backup
+    from holdfast.node.backup import restore_backup
 
     with Console(stderr=True).status("checking and copying"):
         chats = restore_backup(reach.state_path, file, overwrite=overwrite)

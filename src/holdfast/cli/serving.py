@@ -35,7 +35,7 @@ def serve(
       holdfast serve --port 9000 --state-dir ./state
       holdfast serve --set gateway.timeouts.heartbeat_interval_seconds=10
     """
-    from holdfast.node import run_node
+    from holdfast.node.running import run_node
 
     with told(as_json=False):
         named = {"server.host": host, "server.port": port, "server.state_dir": str(state_dir) if state_dir else None}

@@ -1,4 +1,4 @@
-"""The limits of a node: adapters chosen by URL. A part of what ``node`` does, apart for its size."""
+"""The limits of a node: adapters chosen by URL."""
 
 from __future__ import annotations
 

@@ -1,39 +1,21 @@
-"""Settings in, a running node out. The only module that chooses adapters.
-
-A node starts from the storage outwards and stops from the sockets inwards:
-
-    the port → state directory → store → event log → ingest → fanout → gateway → HTTP
-"""
+"""The message path of one node, put together from its parts."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import getpass
 import os
 import random
-import shlex
-import shutil
-import signal
-import socket
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-import uvloop
-from starlette.types import ASGIApp
-
 from holdfast import __version__, telemetry
-from holdfast.access import ConnectionCounts, HandshakeLimiter, KeyRing, Secrets, Tokens, open_secrets, shared_secret
-from holdfast.api.app import make_app
+from holdfast.access import ConnectionCounts, HandshakeLimiter, KeyRing, Secrets, Tokens, shared_secret
 from holdfast.api.deps import Backup, Deps, PresenceView, Readiness
-from holdfast.clock import Clock, Ids, SystemClock, timestamp
-from holdfast.errors import BadSetting, HoldfastError, InternalError
+from holdfast.clock import Clock, Ids, timestamp
+from holdfast.errors import HoldfastError
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.attendance import Attendance
 from holdfast.fanout.dead_letters import RecentDeadLetters
@@ -54,91 +36,16 @@ from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.entrances import LimitedSends
 from holdfast.limits.plane import LimitsPlane
 from holdfast.message import User
-from holdfast.node_limits import limiting
-from holdfast.node_work import working
+from holdfast.node.posture import origins_of
+from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.resilience import BreakerState
-from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
+from holdfast.settings import Settings, differences
 from holdfast.store.history import History
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.backup import restore_chats
-from holdfast.store.state import CHATS_NAME, held
 from holdfast.webhooks.plane import WorkPlane
 from holdfast.wire.frames import Presence
 
 BACKUPS = "backups"
-HTTP_STOP_SECONDS = 5
-"""How long requests that are open after the drain may still take."""
-RESTART_SECONDS = 1.0
-"""How long a role that ended by an error rests before it is started again."""
-BACKLOG = 2048
-GAUGES_SECONDS = 5.0
-
-
-def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start."""
-    telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
-    uvloop.run(_serve(settings, announce))
-
-
-def settle_heap() -> None:
-    """Once everything is built: what exists now stays until the process ends, so the collector need not look at it.
-
-    It would otherwise pass over all modules, tens of milliseconds each time, while everybody waits for an ack.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-def restore_backup(state_dir: Path, backup: Path, overwrite: bool) -> int:
-    """Put a backup in place of a stopped server's chats, under new epochs; how many chats it holds.
-
-    StateDirectory if a server runs on the directory, or if there are chats and ``overwrite`` is not said.
-    """
-    with held(state_dir) as directory:
-        at = timestamp(SystemClock().now())
-        return restore_chats(backup, directory / CHATS_NAME, at=at, actor=getpass.getuser(), overwrite=overwrite)
-
-
-async def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running(settings) as node:
-        settle_heap()
-        for line in node.posture():
-            announce(line)
-        waits = [asyncio.create_task(event.wait()) for event in (stop, node.broken)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        announce("Stopping: answering what is open, sending clients away.")
-    if node.broken.is_set():
-        raise InternalError("a part of the server ended by a defect, which its log tells; start it again")
-
-
-@asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Node]:
-    """A node that serves while the block runs; leaving it drains."""
-    clock = SystemClock()
-    async with AsyncExitStack() as stack:
-        listening = stack.enter_context(_bound(settings.server.host, settings.server.port))
-        settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
-        state = stack.enter_context(held(settings.server.state_path))
-        secrets, keys = open_secrets(state, timestamp(clock.now()))
-        durability = settings.durability
-        store = await stack.enter_async_context(
-            SqliteStore(state / CHATS_NAME, durability.sqlite, durability.chats, clock)
-        )
-        telemetry.settings_changed(path for path, _, _ in differences(settings))
-        limits = await stack.enter_async_context(limiting(settings.limits, settings.server.node_id, state, clock))
-        node = Node(settings, store, clock, secrets, keys, limits)
-        await stack.enter_async_context(node.roles())
-        work = await stack.enter_async_context(working(settings.work, settings.server.node_id, state, clock, node.log))
-        await stack.enter_async_context(node.gateway)
-        await stack.enter_async_context(_http(make_app(node.deps(state, work)), node.port(), listening, node.broken))
-        try:
-            yield node
-        finally:
-            # While HTTP still answers: handshakes are told to go elsewhere, and readiness says so.
-            await node.gateway.drain()
 
 
 class Node:
@@ -243,23 +150,20 @@ class Node:
         ended = [asyncio.create_task(self._intake.run()), asyncio.create_task(self._watermarks.run())]
         for task in ended:
             task.add_done_callback(self._ended_by_itself)
-        cancelled = [
-            asyncio.create_task(_supervised("fanout", self._fanout.run)),
-            asyncio.create_task(_supervised("ephemeral", self._ephemeral.run)),
-            asyncio.create_task(_supervised("attendance", self._attendance.run)),
-            asyncio.create_task(_supervised("gauges", self._keep_gauges)),
-        ]
         try:
-            yield
+            async with (
+                role("fanout", self._fanout.run),
+                role("ephemeral", self._ephemeral.run),
+                role("attendance", self._attendance.run),
+                role("gauges", self._keep_gauges),
+            ):
+                yield
         finally:
             for task in ended:
                 task.remove_done_callback(self._ended_by_itself)
             self._intake.stop()
             self._watermarks.stop()
             await asyncio.gather(*ended, return_exceptions=True)
-            for task in cancelled:
-                task.cancel()
-            await asyncio.gather(*cancelled, return_exceptions=True)
 
     def _ended_by_itself(self, task: asyncio.Task[None]) -> None:
         """Ingest cannot be started again in the middle; a supervisor of the process can do it from the beginning."""
@@ -352,115 +256,6 @@ class Node:
         await self._store.backup(target)
         return Backup(str(target), target.stat().st_size)
 
-    def posture(self) -> Iterator[str]:
-        """How this node stands, line by line, for the operator who starts it."""
-        server = self.settings.server
-        state = server.state_path
-        yield f"Holdfast {__version__} listens on {self.url}"
-        yield f"  storage   SQLite in {state}; an ack means that the message is on disk"
-        yield f"  secrets   {state / 'secrets.json'}, readable only by you"
-        if server.trusted_proxies:
-            yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
-        else:
-            yield "  network   this machine only"
-        yield f"  browsers  pages of {', '.join(sorted(origins_of(self.settings)))}"
-        changed = [entry for entry in differences(self.settings) if entry[0] not in ("server.state_dir", "server.port")]
-        yield (
-            f"  settings  {len(changed)} differ from their defaults:"
-            if changed
-            else "  settings  all at their defaults"
-        )
-        for path, value, default in changed:
-            idle = "; no effect without that engine" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
-            yield f"            {path} = {value} (default {default}{idle})"
-        program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
-        defaults = Settings().server
-        where = "" if state == defaults.state_path else f" --state-dir {shlex.quote(str(state))}"
-        at = "" if self.url == defaults.url else f" --url {self.url}"
-        yield f"  try       {program} chat create --user alice --member bob --name lobby{where}{at}"
-        yield f"            {program} chat open lobby --user alice{where}{at}"
-        yield f"            {program} token --user alice{where}    (for a client of your own)"
-        yield f"  the API   {self.url}/docs"
-
-
-def origins_of(settings: Settings) -> frozenset[str]:
-    """The pages that may connect: those this server shows itself, and those that were allowed."""
-    own = {f"http://{host}:{settings.server.port}" for host in ("127.0.0.1", "[::1]", "localhost")}
-    return frozenset(own | set(settings.server.allowed_origins))
-
 
 def _memory_budget(settings: Settings) -> int:
     return settings.gateway.memory_budget_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
-async def _supervised(role: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Start a role again when it fails: its plane heals by itself, and the others never notice."""
-    while True:
-        try:
-            await run()
-        except Exception as error:
-            telemetry.defect(role, error)
-        await asyncio.sleep(RESTART_SECONDS)
-
-
-@contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket, taken before anything else so that a busy port changes nothing."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, port))
-        except OSError as error:
-            raise BadSetting(
-                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another with --port"
-            ) from None
-        listening.listen(BACKLOG)
-        yield listening
-    finally:
-        listening.close()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signals: the node decides when to stop. ``ready`` is set when it accepts."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-
-@asynccontextmanager
-async def _http(app: ASGIApp, port: Port, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
-    """Serve HTTP, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws=port,  # type: ignore[arg-type]  # a factory serves where it wants a class
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=HTTP_STOP_SECONDS,
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    serving.add_done_callback(lambda ended: None if server.should_exit else broken.set())
-    ready = asyncio.create_task(server.ready.wait())
-    try:
-        await asyncio.wait([ready, serving], return_when=asyncio.FIRST_COMPLETED)
-        yield
-    finally:
-        ready.cancel()
-        server.should_exit = True
-        await serving

@@ -1,19 +1,16 @@
-"""Work and webhooks of a node, put together: the store of jobs, its worker, and the reader that makes deliveries.
-
-Beside ``node`` this module chooses adapters of ``work`` and ``webhooks``.
-"""
+"""Work and webhooks of a node, put together: the store of jobs, its worker, and the reader that makes deliveries."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
 from holdfast.eventlog.contract import EventLog
+from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.webhooks.delivery import Deliveries, with_webhooks
 from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
 from holdfast.webhooks.reader import Reader
@@ -26,8 +23,6 @@ from holdfast.work.sqlite import SqliteWork
 
 WORK_NAME = "work.db"
 WEBHOOKS_NAME = "webhooks.db"
-GAUGES_SECONDS = 5.0
-RESTART_SECONDS = 1.0
 
 
 @asynccontextmanager
@@ -51,8 +46,8 @@ async def working(
             settings=WorkerSettings(concurrency=settings.concurrency, jobs_max=max(4096, settings.concurrency)),
         )
         await stack.enter_async_context(worker.running())
-        await stack.enter_async_context(_again("webhooks", Reader(log, endpoints, store, clock).run))
-        await stack.enter_async_context(_again("work_gauges", lambda: _keep_gauges(store)))
+        await stack.enter_async_context(role("webhooks", Reader(log, endpoints, store, clock).run))
+        await stack.enter_async_context(role("work_gauges", lambda: _keep_gauges(store)))
         yield WorkPlane(store, WebhookPlane(endpoints, settings.webhooks.private_allowed))
 
 
@@ -62,28 +57,6 @@ async def _open(url: str, state: Path, clock: Clock) -> WorkStore:
     from holdfast.work.postgres import PostgresWork  # an extra: only who asks for it needs asyncpg
 
     return await PostgresWork.open(url)
-
-
-@asynccontextmanager
-async def _again(role: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """A role that is started again when it fails, while the block runs."""
-
-    async def supervised() -> None:
-        while True:
-            try:
-                await run()
-            except HoldfastError as error:
-                telemetry.log.warning("role_interrupted", role=role, error=str(error))
-            except Exception as error:
-                telemetry.defect(role, error)
-            await asyncio.sleep(RESTART_SECONDS)
-
-    task = asyncio.create_task(supervised(), name=f"holdfast-{role}")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _keep_gauges(store: WorkStore) -> None:

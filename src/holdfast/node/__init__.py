@@ -1,0 +1,9 @@
+"""Settings in, a running node out. The only part that chooses adapters.
+
+``running`` starts and stops, from the storage outwards and from the sockets inwards:
+
+    the port → state directory → store → event log → ingest → fanout → gateway → HTTP
+
+``node`` puts the message path together, ``limits`` and ``work`` theirs; ``http`` is the port, ``posture`` the words
+for whoever starts it, ``backup`` what is done while nothing runs.
+"""

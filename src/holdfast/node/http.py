@@ -1,0 +1,81 @@
+"""The one port: a listening socket, and HTTP on it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from holdfast.errors import BadSetting
+from holdfast.gateway.port import Port
+
+HTTP_STOP_SECONDS = 5
+"""How long requests that are open after the drain may still take."""
+BACKLOG = 2048
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket, taken before anything else so that a busy port changes nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            raise BadSetting(
+                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another with --port"
+            ) from None
+        listening.listen(BACKLOG)
+        yield listening
+    finally:
+        listening.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signals: the node decides when to stop. ``ready`` is set when it accepts."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, port: Port, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
+    """Serve HTTP, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws=port,  # type: ignore[arg-type]  # a factory serves where it wants a class
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=HTTP_STOP_SECONDS,
+    )
+    server = _Server(config)
+    ended = asyncio.create_task(server.serve(sockets=[listening]))
+    ended.add_done_callback(lambda _: None if server.should_exit else broken.set())
+    ready = asyncio.create_task(server.ready.wait())
+    try:
+        await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
+        yield
+    finally:
+        ready.cancel()
+        server.should_exit = True
+        await ended

@@ -1,0 +1,46 @@
+"""How a node stands, in words for the operator who starts it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+
+from holdfast import __version__
+from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
+
+
+def posture(settings: Settings) -> Iterator[str]:
+    """How this node stands, line by line, for the operator who starts it."""
+    server = settings.server
+    state = server.state_path
+    yield f"Holdfast {__version__} listens on {server.url}"
+    yield f"  storage   SQLite in {state}; an ack means that the message is on disk"
+    yield f"  secrets   {state / 'secrets.json'}, readable only by you"
+    if server.trusted_proxies:
+        yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
+    else:
+        yield "  network   this machine only"
+    yield f"  browsers  pages of {', '.join(sorted(origins_of(settings)))}"
+    changed = [entry for entry in differences(settings) if entry[0] not in ("server.state_dir", "server.port")]
+    yield (
+        f"  settings  {len(changed)} differ from their defaults:" if changed else "  settings  all at their defaults"
+    )
+    for path, value, default in changed:
+        idle = "; no effect without that engine" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
+        yield f"            {path} = {value} (default {default}{idle})"
+    program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
+    defaults = Settings().server
+    where = "" if state == defaults.state_path else f" --state-dir {shlex.quote(str(state))}"
+    at = "" if server.url == defaults.url else f" --url {server.url}"
+    yield f"  try       {program} chat create --user alice --member bob --name lobby{where}{at}"
+    yield f"            {program} chat open lobby --user alice{where}{at}"
+    yield f"            {program} token --user alice{where}    (for a client of your own)"
+    yield f"  the API   {server.url}/docs"
+
+
+def origins_of(settings: Settings) -> frozenset[str]:
+    """The pages that may connect: those this server shows itself, and those that were allowed."""
+    own = {f"http://{host}:{settings.server.port}" for host in ("127.0.0.1", "[::1]", "localhost")}
+    return frozenset(own | set(settings.server.allowed_origins))

@@ -1,0 +1,83 @@
+"""A node from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import uvloop
+
+from holdfast import telemetry
+from holdfast.access import open_secrets
+from holdfast.api.app import make_app
+from holdfast.clock import SystemClock, timestamp
+from holdfast.errors import InternalError
+from holdfast.node.http import bound, serving
+from holdfast.node.limits import limiting
+from holdfast.node.node import Node
+from holdfast.node.posture import posture
+from holdfast.node.work import working
+from holdfast.settings import Settings, differences
+from holdfast.store.sqlite import SqliteStore
+from holdfast.store.state import CHATS_NAME, held
+
+
+def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start."""
+    telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
+    uvloop.run(_serve(settings, announce))
+
+
+def settle_heap() -> None:
+    """Once everything is built: what exists now stays until the process ends, so the collector need not look at it.
+
+    It would otherwise pass over all modules, tens of milliseconds each time, while everybody waits for an ack.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+async def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running(settings) as node:
+        settle_heap()
+        for line in posture(node.settings):
+            announce(line)
+        waits = [asyncio.create_task(event.wait()) for event in (stop, node.broken)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        announce("Stopping: answering what is open, sending clients away.")
+    if node.broken.is_set():
+        raise InternalError("a part of the server ended by a defect, which its log tells; start it again")
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Node]:
+    """A node that serves while the block runs; leaving it drains."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        listening = stack.enter_context(bound(settings.server.host, settings.server.port))
+        settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
+        state = stack.enter_context(held(settings.server.state_path))
+        secrets, keys = open_secrets(state, timestamp(clock.now()))
+        durability = settings.durability
+        store = await stack.enter_async_context(
+            SqliteStore(state / CHATS_NAME, durability.sqlite, durability.chats, clock)
+        )
+        telemetry.settings_changed(path for path, _, _ in differences(settings))
+        limits = await stack.enter_async_context(limiting(settings.limits, settings.server.node_id, state, clock))
+        node = Node(settings, store, clock, secrets, keys, limits)
+        await stack.enter_async_context(node.roles())
+        work = await stack.enter_async_context(working(settings.work, settings.server.node_id, state, clock, node.log))
+        await stack.enter_async_context(node.gateway)
+        await stack.enter_async_context(serving(make_app(node.deps(state, work)), node.port(), listening, node.broken))
+        try:
+            yield node
+        finally:
+            # While HTTP still answers: handshakes are told to go elsewhere, and readiness says so.
+            await node.gateway.drain()
