@@ -21,6 +21,6 @@ def dependency_up(dependency: str, up: bool) -> None:
 
 
 def breaker_state(dependency: str, state: str) -> None:
-    sometimes(f"a breaker was {state}")
+    sometimes("a breaker was", state)
     for each in ("closed", "open", "half_open"):
         _breaker.labels(dependency, each).set(each == state)

@@ -38,7 +38,7 @@ def connection_ended(active: int) -> None:
 
 def connection_closed(reason: str) -> None:
     """The server closes a connection."""
-    sometimes(f"a connection was closed: {reason}")
+    sometimes("a connection was closed", reason)
     _closed.labels(reason).inc()
     if reason == "slow_consumer":
         _slow_disconnects.inc()
@@ -54,7 +54,7 @@ def connection_lost() -> None:
 
 
 def session_noticed(sign: str) -> None:
-    sometimes(f"a session noticed: {sign}")
+    sometimes("a session noticed", sign)
     _signs.labels(sign).inc()
     if sign in _FORCED_PULLS:
         _forced_resyncs.inc()

@@ -61,7 +61,7 @@ def sends_waiting(count: int) -> None:
 
 
 def send_turned_away(reason: str) -> None:
-    sometimes(f"a send was turned away: {reason}")
+    sometimes("a send was turned away", reason)
     _turned_away.labels(reason).inc()
 
 
@@ -72,7 +72,7 @@ def group_persisted(sends: int, oldest_seconds: float) -> None:
 
 def sends_answered(outcome: str, count: int) -> None:
     """``outcome``: persisted, deduplicated, refused, throttled, deferred, halted or unknown."""
-    sometimes(f"sends were answered: {outcome}")
+    sometimes("sends were answered", outcome)
     _outcomes.labels(outcome).inc(count)
     if outcome == "persisted":
         _persisted.inc(count)

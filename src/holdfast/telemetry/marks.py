@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-_reached: set[str] | None = None
+from collections.abc import Callable
+
+_reached: Callable[[str], None] | None = None
 
 
-def sometimes(name: str) -> None:
-    """Mark a rare moment. It costs one comparison unless a test collects the marks."""
+def sometimes(what: str, which: str = "") -> None:
+    """Mark a rare moment. It costs one call and one comparison unless a proof collects the marks.
+
+    ``which`` is one of a closed set and is told apart: ``sometimes("a breaker was", "open")``.
+    """
     if _reached is not None:
-        _reached.add(name)
+        _reached(f"{what}: {which}" if which else what)
 
 
-def collect_sometimes(into: set[str] | None) -> None:
-    """Collect marks into this set from now on; None stops."""
+def collect_sometimes(reached: Callable[[str], None] | None) -> None:
+    """Call ``reached`` with each mark from now on, on the thread that is there; None stops."""
     global _reached
-    _reached = into
+    _reached = reached

@@ -8,5 +8,6 @@
 ``virtual``   an event loop whose time moves only when nothing is left to do
 ``simulation`` a whole server and its clients on that loop, from one seed
 ``controls``  deliberately broken variants: each must turn its own checkers red, and no other
+``moments``   the rare moments that a proof must have met
 ``results``   the counts of a run, as RESULTS.md
 """

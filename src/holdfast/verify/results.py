@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from msgspec import Struct, field
 
 
 class Row(Struct, frozen=True):
-    """One kind of proof. ``failures`` counts broken promises, ``figures`` what else was measured."""
+    """One kind of proof. ``failures`` counts broken promises, ``figures`` what else was measured, ``moments`` how often
+    the rare moments came that it must have met."""
 
     name: str
     how: str
@@ -31,6 +32,7 @@ class Row(Struct, frozen=True):
     commit: str = ""
     seconds: float = 0.0
     figures: dict[str, Any] = field(default_factory=dict)
+    moments: dict[str, int] = field(default_factory=dict)
 
 
 def write(row: Row, directory: Path) -> None:
@@ -51,6 +53,7 @@ def bound(row: Row) -> str:
 
 def render(rows: Iterable[Row], machine: str) -> str:
     """The page. Each row names the commit it was measured at: rows of different runs may stand side by side."""
+    rows = list(rows)
     lines = [
         "# Results",
         "",
@@ -67,7 +70,17 @@ def render(rows: Iterable[Row], machine: str) -> str:
         cells = [row.name, row.how, f"{row.runs:,}", f"{row.failures:,}", bound(row), row.requirement, row.seed]
         cells.append(f"`{row.commit or 'unknown'}`")
         lines.append("| " + " | ".join([*cells, f"{row.seconds:.1f}", figures]) + " |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_moments(rows), ""])
+
+
+def _moments(rows: Iterable[Row]) -> Iterator[str]:
+    """The rare moments; a proof that missed one of its own has failed and is not here."""
+    met = [(row.name, moment, times) for row in rows for moment, times in sorted(row.moments.items())]
+    if met:
+        yield from ("", "## Rare moments", "")
+        yield "A proof is green only if it met each of its own (`verify/moments.py`)."
+        yield from ("", "| proof | moment | times |", "|---|---|---|")
+        yield from (f"| {name} | {moment} | {times:,} |" for name, moment, times in met)
 
 
 def summary(rows: Iterable[Row]) -> list[str]:

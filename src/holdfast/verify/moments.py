@@ -1,0 +1,79 @@
+"""Rare moments: a proof that never met one of them says nothing about it.
+
+The code marks them (``telemetry.sometimes``); a proof collects the marks while it runs and is green only if each of
+``MUST_HAPPEN[its name]`` was reached. ``collected`` is for a proof in this process. A process that may be killed at
+any moment writes its marks with ``write_marks``, one line each and unbuffered, and the proof reads them afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast import telemetry
+
+MUST_HAPPEN: Mapping[str, frozenset[str]] = {
+    "simulation": frozenset(
+        {
+            "sends were answered: deduplicated",
+            "sends were answered: unknown",
+            "sends were answered: deferred",
+            "sends were answered: refused",
+            "a send was turned away: age",
+            "a write ended after its deadline",
+            "a breaker was: open",
+            "a breaker was: half_open",
+            "a delivery was skipped: unreachable",
+            "a delivery was skipped: timeout",
+            "a delivery was tried again",
+            "the registry failed",
+            "a session noticed: delivery_skipped",
+            "a session noticed: slow_consumer_warned",
+            "a session noticed: slow_consumer_recovered",
+            "a connection was closed: slow_consumer",
+            "a connection was closed: idle_timeout",
+            "a connection was closed: upstream_failure",
+            "a connection was closed: duplicate_connection",
+            "the server was killed while a commit was open",
+        }
+    ),
+}
+"""For each proof, by the name of its row in RESULTS.md, the marks that it must reach."""
+
+
+@contextmanager
+def collected() -> Iterator[Counter[str]]:
+    """How often each moment was reached in this process while inside."""
+    counts: Counter[str] = Counter()
+
+    def reached(name: str) -> None:
+        counts[name] += 1
+
+    telemetry.collect_sometimes(reached)
+    try:
+        yield counts
+    finally:
+        telemetry.collect_sometimes(None)
+
+
+def write_marks(path: Path) -> None:
+    """From now on append each mark to a file; a line is whole or absent, whenever this process dies."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    telemetry.collect_sometimes(lambda name: _append(file, name))
+
+
+def _append(file: int, name: str) -> None:
+    os.write(file, f"{name}\n".encode())
+
+
+def read_marks(path: Path) -> Counter[str]:
+    """What ``write_marks`` has written so far, by however many processes."""
+    return Counter(path.read_text().splitlines()) if path.exists() else Counter()
+
+
+def missed(proof: str, reached: Mapping[str, int]) -> list[str]:
+    """The moments that this proof must reach and did not."""
+    return sorted(MUST_HAPPEN.get(proof, frozenset()) - {name for name, times in reached.items() if times > 0})
