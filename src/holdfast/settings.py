@@ -190,6 +190,13 @@ class Settings:
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     work: WorkSettings = field(default_factory=WorkSettings)
 
+    def __post_init__(self) -> None:
+        if self.gateway.pages.resume_chats_max < self.durability.chats.chats_per_user_max:
+            raise ValueError(
+                "gateway.pages.resume_chats_max must not be below durability.chats.chats_per_user_max: "
+                "whoever is in that many chats could not resume"
+            )
+
 
 UNUSED_WITHOUT_ENGINES = (
     "durability.dynamodb.", "durability.kafka.", "fanout.kafka.consumer.group_id", "fanout.dlq.topic",

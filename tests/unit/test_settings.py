@@ -161,3 +161,10 @@ def test_every_setting_has_a_default_of_its_own_kind() -> None:
     found = dict(paths())
     assert len(found) > 100
     assert found["gateway.backpressure.outbound.max_buffer_messages"] == 1000
+
+
+def test_nobody_may_be_in_more_chats_than_a_resume_takes() -> None:
+    with pytest.raises(BadSetting, match="resume_chats_max must not be below"):
+        load(None, {}, {"durability.chats.chats_per_user_max": 20_000})
+    raised = {"durability.chats.chats_per_user_max": 20_000, "gateway.pages.resume_chats_max": 20_000}
+    assert load(None, {}, raised).gateway.pages.resume_chats_max == 20_000

@@ -50,8 +50,8 @@ class Heartbeat:
             lagging[chat_id] = now
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
-    def ask(self, places: Places, now: float) -> dict[str, tuple[int, int]]:
-        """A heartbeat is sent now; the heads it names."""
+    def ask(self, places: Places, now: float, chats_max: int) -> dict[str, tuple[int, int]]:
+        """A heartbeat is sent now; the heads it names. Of more than ``chats_max`` the others come soon, in turn."""
         self.due = now + self._timeouts.heartbeat_interval_seconds
         if self._asked_at is None:
             self._asked_at = now
@@ -61,7 +61,12 @@ class Heartbeat:
         wait = self._timeouts.behind_before_heads_seconds
         if young := [since for since in still.values() if since + wait > now]:
             self.due = min(self.due, min(young) + wait)
-        return {c: (places[c].epoch, places[c].heard) for c, since in still.items() if since + wait <= now}
+        behind = [c for c, since in still.items() if since + wait <= now]
+        if len(behind) > chats_max:
+            behind = behind[:chats_max]
+            self.due = min(self.due, now + wait)
+            still.update((c, still.pop(c)) for c in behind)
+        return {c: (places[c].epoch, places[c].heard) for c in behind}
 
 
 class _Stale(NamedTuple):

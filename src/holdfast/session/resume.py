@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.places import Place
+from holdfast.store.paging import ENVELOPE_BYTES, size_of
 from holdfast.wire.frames import ResumeBody, Resumed, ResumedChat
 
 
@@ -46,20 +47,52 @@ class Gathering:
         return cursors
 
 
-def resumed(places: Mapping[str, Place], cursors: Mapping[str, Cursor], read: ResumeRead) -> Resumed:
-    """The answer; the chats it settles become live. A chat without a page that has moved is listed without messages."""
-    pages = list(read.pages)
-    paged = {page.chat_id for page in pages}
-    pages += [
-        _unread(chat_id, cursors.get(chat_id), head) for chat_id, head in read.heads.items() if chat_id not in paged
-    ]
+def resumed(
+    places: Mapping[str, Place], cursors: Mapping[str, Cursor], read: ResumeRead, bytes_max: int
+) -> tuple[Resumed, dict[str, Place]]:
+    """The answer, of about ``bytes_max`` at most, and the chats it has no room to name: those are owed a resync.
+
+    The chats it settles become live. A chat without a page that has moved is named without messages.
+    """
+    room = (bytes_max - sum(size_of(page) for page in read.pages)) // ENVELOPE_BYTES
+    names = _Names(max(room, 0))
+    gone = [chat_id for chat_id in read.gone if names.fits(chat_id, Place(Cursor(0, 0)))]
+    joined = dict.fromkeys(read.joined)
     chats = []
-    for page in pages:
-        place = places.get(page.chat_id)
-        settled = page if place is None else place.settle(page)
-        if settled.messages or settled.has_more or settled.reset or settled.through > _had(cursors, page):
-            chats.append(_chat(settled))
-    return Resumed(chats=chats, joined=read.joined, gone=read.gone)
+    paged = {page.chat_id for page in read.pages}
+    unread = (
+        _unread(chat_id, cursors.get(chat_id), head) for chat_id, head in read.heads.items() if chat_id not in paged
+    )
+    for page in (*read.pages, *unread):
+        place = places.get(page.chat_id) or Place(Cursor(0, 0))
+        settled = place.settle(page)
+        moved = settled.messages or settled.has_more or settled.reset or settled.through > _had(cursors, page)
+        if not moved and page.chat_id not in joined:
+            continue
+        if page.chat_id in paged or names.fits(page.chat_id, place):
+            if moved:
+                chats.append(_chat(settled))
+        else:
+            joined.pop(page.chat_id, None)
+    return Resumed(chats=chats, joined=list(joined), gone=gone), names.late
+
+
+class _Names:
+    """So many chats can be named; the others are late, and behind: the client is told to sync them."""
+
+    __slots__ = ("_room", "late")
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self.late: dict[str, Place] = {}
+
+    def fits(self, chat_id: str, place: Place) -> bool:
+        if self._room > 0:
+            self._room -= 1
+            return True
+        place.fall_behind()
+        self.late[chat_id] = place
+        return False
 
 
 def brought_up_to_date(read: ResumeRead, cursors: Mapping[str, Cursor], moved: Mapping[str, bool]) -> ResumeRead:

@@ -315,8 +315,10 @@ class Session:
             self._fail(request, result, effects)
         else:
             read = result if self._moved is None else brought_up_to_date(result, pull.cursors, self._moved)
-            answer = resumed(self._deliveries.places, pull.cursors, read)
+            answer, late = resumed(self._deliveries.places, pull.cursors, read, self._limits.pages.max_bytes)
             self._deliveries.show(encode_frame(answer, request.request_id), effects)
+            for chat_id, place in late.items():
+                self._deliveries.owe(chat_id, place, effects)
         self._pull_next(effects)
         return effects
 
@@ -453,7 +455,8 @@ class Session:
                 effects.append(Observed(Sign.ACKS_STALE))
                 places[chat_id].fall_behind()
                 self._deliveries.owe(chat_id, places[chat_id], effects)
-        self._deliveries.say(HeartbeatPayload(self._heartbeat.ask(places, now)), None, effects)
+        heads = self._heartbeat.ask(places, now, self._limits.pages.resume_chats_per_frame)
+        self._deliveries.say(HeartbeatPayload(heads), None, effects)
 
     @property
     def next_tick(self) -> float:

@@ -33,7 +33,7 @@ from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.store.contract import Store
 from holdfast.store.guard import Guard
-from holdfast.store.paging import ENVELOPE_BYTES
+from holdfast.store.paging import size_of
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ class History:
                 continue
             except (Deferred, OutcomeUnknown):
                 break
-            left -= _size(page)
+            left -= size_of(page)
             if left >= 0:
                 pages.append(page)
         return pages
@@ -244,11 +244,6 @@ def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[t
     """The chats whose head is not where the client is, each with the cursor to read from."""
     places = ((chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0))) for chat_id, head in heads.items())
     return [(chat_id, cursor) for chat_id, head, cursor in places if cursor != head]
-
-
-def _size(page: Page) -> int:
-    """What a page takes of the budget; one without messages takes its envelope."""
-    return ENVELOPE_BYTES + sum(len(message.content.encode()) + ENVELOPE_BYTES for message in page.messages)
 
 
 class _Gate:

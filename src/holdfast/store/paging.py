@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from holdfast.message import Chat, Message, Page
 
 ENVELOPE_BYTES = 256
-"""What a message counts for in a page besides its content: ids, time and punctuation."""
+"""What a message counts for in a page besides its content, and a page or a chat that is only named: ids, numbers,
+time and punctuation."""
 
 
 def within(messages: Sequence[Message], bytes_max: int) -> list[Message]:
@@ -32,3 +33,8 @@ def page_after(chat: Chat, messages: Sequence[Message], has_more: bool) -> Page:
 def page_before(chat: Chat, before: int, messages: Sequence[Message], has_more: bool) -> Page:
     """The stretch that ends just before ``before``."""
     return Page(chat.chat_id, chat.epoch, messages, min(before - 1, chat.head), has_more, chat.head)
+
+
+def size_of(page: Page) -> int:
+    """What a page takes of a budget of bytes; one without messages takes its envelope."""
+    return ENVELOPE_BYTES + sum(len(message.content.encode()) + ENVELOPE_BYTES for message in page.messages)

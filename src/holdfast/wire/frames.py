@@ -186,7 +186,10 @@ class ResumedChat(Struct, frozen=True):
 
 
 class Resumed(Payload, frozen=True):
-    """The chats that moved, those joined and those gone. Chats that are not listed have not moved."""
+    """The chats that moved, those joined and those gone, in at most 256 KiB.
+
+    Chats that do not fit are named in ``resync`` frames right behind it; all others have not moved.
+    """
 
     type = "resumed"
     chats: Sequence[ResumedChat]
@@ -209,7 +212,8 @@ class Resync(Payload, frozen=True):
 
 
 class Heartbeat(Payload, frozen=True):
-    """Are you there? ``heads`` are the (epoch, head) of chats in which this connection is behind."""
+    """Are you there? ``heads`` are the (epoch, head) of chats in which this connection is behind, 500 at most;
+    the others are named in the next ones, which come soon."""
 
     type = "heartbeat"
     heads: Mapping[str, tuple[int, int]]
