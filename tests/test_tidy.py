@@ -29,13 +29,14 @@ LAYERS = [
     {"sqlite"},
     {"wire"},
     {"access"},
-    {"resilience", "message", "errors", "clock", "telemetry"},
+    {"resilience", "message", "errors", "clock", "telemetry", "bounds"},
 ]
-CLIENT_MAY_IMPORT = {"client", "wire", "access", "resilience", "message", "errors", "clock", "telemetry"}
+CLIENT_MAY_IMPORT = {"client", "wire", "access", "resilience", "message", "errors", "clock", "telemetry", "bounds"}
 VERIFY_USERS = {"cli", "node", "verify"}
 
 # Pure modules decide from values: no I/O, no async, no clock of their own.
 PURE = [
+    "bounds.py",
     "message.py",
     "errors.py",
     "resilience.py",

@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
+from holdfast.bounds import positive
+
 
 class BreakerState(Enum):
     """CLOSED → OPEN after too many failures; OPEN → HALF_OPEN after a rest; one probe then decides."""
@@ -33,10 +35,7 @@ class BreakerSettings:
     min_failure_ratio: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.failure_threshold < 1 or self.half_open_probe_count < 1:
-            raise ValueError("failure_threshold and half_open_probe_count must be at least 1")
-        if self.failure_window_seconds <= 0 or self.open_duration_seconds <= 0:
-            raise ValueError("failure_window_seconds and open_duration_seconds must be greater than 0")
+        positive(self, "failure_threshold", "half_open_probe_count", "failure_window_seconds", "open_duration_seconds")
         if not 0 <= self.min_failure_ratio <= 1:
             raise ValueError("min_failure_ratio must be between 0 and 1")
 

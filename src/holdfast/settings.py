@@ -19,6 +19,7 @@ import yaml
 
 from holdfast.access import ConnectionLimits, TokenSettings
 from holdfast.api.deps import ApiSettings
+from holdfast.bounds import positive
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.ephemeral import EphemeralSettings
 from holdfast.fanout.fanout import RetrySettings
@@ -26,7 +27,6 @@ from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
 from holdfast.limits.plane import LimitsSettings
-from holdfast.session.limits import positive
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.plan import ChatLimits

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
+from holdfast.bounds import positive
 from holdfast.resilience import Bucket
 
 Network = IPv4Network | IPv6Network
@@ -124,8 +125,7 @@ class ConnectionLimits:
     per_tenant_max: int = 100_000
 
     def __post_init__(self) -> None:
-        if min(self.connections_max, self.per_address_max, self.per_tenant_max) < 1:
-            raise ValueError("connections_max, per_address_max and per_tenant_max must be at least 1")
+        positive(self, *self.__slots__)
 
 
 class ConnectionCounts:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from holdfast.access import KeyRing, Tokens
+from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
 from holdfast.errors import Unavailable
 from holdfast.ingest.contract import Durability
@@ -24,7 +25,6 @@ from holdfast.wire.frames import Presence, SendBody
 from holdfast.work.contract import WorkStore
 
 T = TypeVar("T")
-KIB = 1024
 
 
 class PresenceView(Struct, frozen=True):
@@ -83,10 +83,7 @@ class ApiSettings:
     """Serve /metrics to anybody who can reach the port."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                raise ValueError(f"{name} must be greater than 0, not {value}")
+        positive(self, *(name for name in self.__slots__ if not isinstance(getattr(self, name), bool)))
 
 
 @dataclass(frozen=True, slots=True)

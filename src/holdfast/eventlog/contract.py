@@ -30,11 +30,3 @@ class EventLog(Protocol):
     async def wait(self, after: int) -> None:
         """Return when an entry past ``after`` may exist; cancel-safe. It may return early, never late."""
         ...
-
-
-class Publisher(Protocol):
-    """The writing side, where the log is an engine of its own. The relay is its only caller."""
-
-    async def publish(self, entries: Sequence[Entry]) -> None:
-        """Append in order; on return they are durable in the log. An entry may be published twice."""
-        ...

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
+from holdfast.bounds import positive
 from holdfast.message import Entry
 
 _position = attrgetter("position")
@@ -42,8 +43,7 @@ class TailSettings:
     content_bytes_max: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        if self.entries_max < 1 or self.content_bytes_max < 1:
-            raise ValueError("entries_max and content_bytes_max must be at least 1")
+        positive(self, *self.__slots__)
 
 
 class SqliteEventLog:

@@ -12,11 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.errors import HoldfastError
 from holdfast.fanout.contract import Registry
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.message import User
-from holdfast.session.limits import positive
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
 from holdfast.message import Cursor, Entry, User, Watermark
-from holdfast.session.limits import positive
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Presence, Receipt, Typing
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
 from holdfast.eventlog.contract import EventLog
@@ -28,7 +29,6 @@ from holdfast.fanout.members import Members
 from holdfast.fanout.routing import Leg, envelopes, legs, recipients, unheard
 from holdfast.message import Entry, User
 from holdfast.resilience import Backoff
-from holdfast.session.limits import positive
 
 T = TypeVar("T")
 

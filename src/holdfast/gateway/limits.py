@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.bounds import positive
 from holdfast.resilience import BreakerSettings
-from holdfast.session.limits import Backpressure, Pages, SessionLimits, Timeouts, positive
+from holdfast.session.limits import Backpressure, Pages, SessionLimits, Timeouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.clock import Clock
 from holdfast.errors import (
     ChatHalted,
@@ -28,7 +29,6 @@ from holdfast.errors import (
 )
 from holdfast.message import Acked, Cursor, Draft, Outcome, Watermark
 from holdfast.resilience import BreakerSettings, BreakerState
-from holdfast.session.limits import positive
 from holdfast.store.changes import Changed, Command, RaiseEpoch, RecoverChat
 from holdfast.store.contract import Store
 from holdfast.store.guard import Guard

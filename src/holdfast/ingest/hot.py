@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from holdfast.session.limits import positive
+from holdfast.bounds import positive
 
 
 @dataclass(frozen=True, slots=True)

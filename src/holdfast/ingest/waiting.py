@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.bounds import KIB, MIB, positive
 from holdfast.errors import HoldfastError, ServerBusy, Unavailable
 from holdfast.message import Outcome, User
-from holdfast.session.limits import KIB, MIB, positive
 from holdfast.wire.frames import SendBody
 
 

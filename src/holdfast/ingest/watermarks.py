@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.ingest.contract import Durability
 from holdfast.message import User, Watermark
-from holdfast.session.limits import positive
 
 Key = tuple[User, str, str]
 """User, device, chat."""

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MIB = 1024 * 1024
-KIB = 1024
-
-
-def positive(owner: object, *names: str) -> None:
-    """Refuse a setting that is zero or less: a bound of nothing would stop everything."""
-    for name in names:
-        value = getattr(owner, name)
-        if value <= 0:
-            raise ValueError(f"{name} must be greater than 0, not {value}")
+from holdfast.bounds import KIB, MIB, positive
 
 
 @dataclass(frozen=True, slots=True)

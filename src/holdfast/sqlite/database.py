@@ -12,6 +12,7 @@ from typing import Literal
 import apsw
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import KEEPS_HANDLE, TAKEN, Doing, translate
@@ -40,10 +41,8 @@ class SqliteSettings:
     def __post_init__(self) -> None:
         if self.synchronous not in ("FULL", "NORMAL"):
             raise ValueError("synchronous must be FULL or NORMAL")
-        if min(self.readers, self.writes_waiting_max, self.reads_waiting_max, self.checkpoint_pages) < 1:
-            raise ValueError("readers, writes_waiting_max, reads_waiting_max and checkpoint_pages must be at least 1")
-        if self.read_deadline_seconds <= 0 or self.inspect_deadline_seconds <= 0:
-            raise ValueError("the deadlines must be greater than 0")
+        positive(self, "readers", "writes_waiting_max", "reads_waiting_max", "checkpoint_pages")
+        positive(self, "read_deadline_seconds", "inspect_deadline_seconds")
 
 
 def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:

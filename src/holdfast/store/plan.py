@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.bounds import positive
 from holdfast.errors import ChatHalted, KeyReused, NotAMember, NotFound
 from holdfast.message import Chat, Member, Message
 from holdfast.store.changes import (
@@ -39,8 +40,7 @@ class ChatLimits:
     def __post_init__(self) -> None:
         if not 2 <= self.members_at_creation_max <= self.members_max:
             raise ValueError("members_at_creation_max must be between 2 and members_max")
-        if self.chats_per_user_max < 1 or self.name_characters_max < 1:
-            raise ValueError("chats_per_user_max and name_characters_max must be at least 1")
+        positive(self, "chats_per_user_max", "name_characters_max")
 
 
 class Seen(Struct, frozen=True):
