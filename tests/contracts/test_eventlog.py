@@ -13,7 +13,7 @@ from chats import ANN, acked, act, create, draft, send
 
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.eventlog.sqlite import SqliteEventLog, TailSettings
-from holdfast.message import Entry, Message
+from holdfast.message import Entry
 from holdfast.store.changes import Redact
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
@@ -153,16 +153,5 @@ def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(t
                 log._source = store
                 assert len(entries) == 10
                 position = entries[-1].position
-
-    asyncio.run(run())
-
-
-def test_publishing_appends_in_order_and_may_repeat() -> None:
-    async def run() -> None:
-        log = MemoryEventLog()
-        message = Message("m", "chat_a", 1, "text", "ann", "k", "hello", "text/plain", "")
-        await log.publish([Entry(7, "default", message), Entry(9, "default", message)])
-        await log.publish([Entry(9, "default", message)])
-        assert [e.position for e in await log.read(0, 10)] == [1, 2, 3]
 
     asyncio.run(run())

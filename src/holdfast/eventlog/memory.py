@@ -6,13 +6,11 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from holdfast.message import Entry
 
 
 class MemoryEventLog:
-    """See ``holdfast.eventlog.contract``: the reading side and the publishing side.
+    """See ``holdfast.eventlog.contract``.
 
     ``committed`` is a listener for a store's commits, for where the log is the store's own order.
     """
@@ -32,11 +30,6 @@ class MemoryEventLog:
     async def wait(self, after: int) -> None:
         while not self._positions or self._positions[-1] <= after:
             await self._grown.wait()
-
-    async def publish(self, entries: Sequence[Entry]) -> None:
-        """The log gives its own positions: an entry published twice is in it twice."""
-        end = await self.end()
-        self.committed([replace(entry, position=end + n) for n, entry in enumerate(entries, 1)])
 
     def committed(self, entries: Sequence[Entry]) -> None:
         """Append in order, at the store's positions."""
