@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 import redis.asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
 
 from engines import Server
 from holdfast.clock import ManualClock, SystemClock
@@ -111,7 +114,7 @@ def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed:
             if step == 0:  # all there from the beginning: who comes later makes memory forget the idle
                 groups = [list(range(12))]
             entries = [[random_ask(rng, key) for key in group] for group in groups]
-            entries = [[a._replace(times=1, want=0) for a in e] if len(e) > 1 else e for e in entries]
+            entries = [[structs.replace(a, times=1, want=0) for a in e] if len(e) > 1 else e for e in entries]
             taken = await counters.take(entries)
             for entry, answers in zip(entries, taken.readings, strict=True):
                 expected = judge.entry(entry, taken.now)
@@ -120,6 +123,21 @@ def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed:
         assert verdicts == {True, False}
 
     counting(scenario)
+
+
+@pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_the_short_way_in_memory_says_what_the_oracle_says(algorithm: Algorithm, data: st.DataObject) -> None:
+    clock, judge = ManualClock(), Judge()
+    counters = MemoryCounters(clock)
+    steps = st.tuples(st.floats(0, 0.08), st.integers(1, 4), st.sampled_from([1, 1, 2, 3]))
+    for pause, cost, version in data.draw(st.lists(steps, max_size=40)):
+        clock.advance(pause)
+        rule = terms(algorithm, 5 * version, version, window_ms=(40.0, 30.0, 70.0)[version - 1], burst=4 * version)
+        hold = f"h{cost}" if algorithm == "concurrency" else ""
+        ask = Ask(at("k"), rule, 1 if hold else cost, hold=hold)
+        assert (counters.take_now(ask.key, rule, ask.cost, hold),) == judge.entry([ask], clock.monotonic() * 1000)
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
@@ -165,7 +183,9 @@ def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scena
         assert (await one(counters, Ask(at("b"), rule))).remaining == 0
         assert (await one(counters, Ask(at("c"), slots, hold="y"))).admitted == 1
         assert (await one(counters, Ask(at("gone"), rule))).remaining == 9
-        await counters.adjust([Adjustment(at("a"), rule._replace(stamp=Stamp(1, 0)), given=5, taken_at=taken.now)])
+        await counters.adjust(
+            [Adjustment(at("a"), structs.replace(rule, stamp=Stamp(1, 0)), given=5, taken_at=taken.now)]
+        )
         assert (await one(counters, Ask(at("a"), rule))).remaining == 3, "an old lease is charged, not given back"
 
     counting(scenario)

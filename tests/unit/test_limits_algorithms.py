@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Terms, hold, peek, take
 from holdfast.limits.rules import Algorithm, Stamp
@@ -66,7 +67,7 @@ def test_equal_costs_are_admitted_as_far_as_they_fit(algorithm: Algorithm) -> No
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_a_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
     counter, rule = fresh(algorithm), terms(algorithm)
-    assert take(counter, rule, T0, 1, want=10) == take(fresh(algorithm), rule, T0, 11)._replace(leased=10)
+    assert take(counter, rule, T0, 1, want=10) == structs.replace(take(fresh(algorithm), rule, T0, 11), leased=10)
     assert take(counter, rule, T0, 75, want=10).leased == 0
     assert take(counter, rule, T0, 1, times=20, want=1).leased == 0
 

@@ -13,7 +13,7 @@ import virtual
 from limitworld import Shared
 from msgspec import structs
 
-from holdfast.clock import SystemClock
+from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidMessage
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Taken
@@ -376,8 +376,7 @@ def test_memories_are_bounded() -> None:
         limits = limiter(Shared(), rule(1), keys_max=10)
         for n in range(50):
             await ask(limits, 2, f"u{n}")
-        assert len(limits._denials) <= 10
-        assert len(limits._seen) <= 10
+        assert len(limits._known) <= 10
 
     virtual.run(main())
 
@@ -424,6 +423,60 @@ def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_
             await asyncio.sleep(0.1)
             limits.check_soon("acme", "send", "warm")
         assert limits.healthy
+
+    virtual.run(main())
+
+
+def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_alone() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(10), rule(1000, "leased", precision="leased"), rule(1, "off", mode="off"))
+        free = limits.try_check("acme", "off", "ann")
+        assert free is not None and free.decided_by == "no_rule"
+        assert limits.try_check("acme", "send", "ann") is None, "nothing is known of ann yet"
+        await asyncio.sleep(1)
+        assert counters.calls == [], "who is not answered was not counted"
+        await ask(limits, 11)
+        denied = limits.try_check("acme", "send", "ann")
+        assert denied is not None and (denied.allowed, denied.decided_by) == (False, "denial_cache")
+        await limits.check("acme", "leased", "ann")
+        leased = [limits.try_check("acme", "leased", "ann") for _ in range(5)]
+        assert [d.decided_by if d else None for d in leased] == ["lease"] * 4 + [None], "until it is spent"
+        with pytest.raises(InvalidMessage):
+            limits.try_check("acme", "send", "ann", 11)
+
+    virtual.run(main())
+
+
+def test_with_counters_in_this_process_nothing_ever_waits() -> None:
+    limits = Limiter(
+        MemoryCounters(ManualClock()),
+        ManualClock(),
+        rules=RuleSet.of([rule(2), rule(1, "hold", algorithm="concurrency", window_seconds=60.0)]),
+    )
+    assert [d.allowed for _ in range(3) if (d := limits.try_check("acme", "send", "ann"))] == [True, True, False]
+    held, refused = limits.try_check("acme", "hold", "ann"), limits.check_soon("acme", "hold", "ann")
+    assert held is not None and held.allowed and held.hold
+    assert (refused.allowed, refused.hold) == (False, "")
+
+
+def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given_back() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0)
+        for _ in range(6):  # the first four, then a whole lease of ten
+            await limits.check("acme", "send", "ann")
+        assert limits.lease_stock == 10
+        await asyncio.sleep(0.9)
+        await limits.check("acme", "send", "ann")
+        await asyncio.sleep(0.2)
+        again = await limits.check("acme", "send", "ann")
+        assert (again.decided_by, limits.lease_stock) == ("counters", 10), "a new lease in place of the old"
+        async with limits:
+            await asyncio.sleep(1.1)
+        assert sum(each.given for each in counters.adjustments) == 9 + 10
+        decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
+        assert decision.remaining == 1000 - 8 - 1
 
     virtual.run(main())
 

@@ -15,7 +15,9 @@ algorithm has three steps, and only ``take`` and ``give`` change what is used:
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from holdfast.limits.rules import Algorithm, Rule, Stamp
 
@@ -25,7 +27,7 @@ EPSILON: Final = 1e-6
 CODES: Final[dict[Algorithm, int]] = {"token_bucket": 1, "fixed_window": 2, "sliding_window": 3, "concurrency": 4}
 
 
-class Terms(NamedTuple):
+class Terms(Struct, frozen=True, gc=False):
     """What of a rule a counter needs to know; of two, the newer stamp decides."""
 
     algorithm: Algorithm
@@ -39,15 +41,12 @@ def terms_of(rule: Rule) -> Terms:
     return Terms(rule.algorithm, rule.stamp, rule.limit, rule.window_seconds * 1000, rule.capacity)
 
 
-_new = tuple.__new__
-
-
 def begin(now: float, window_ms: float) -> float:
     """When the window that holds ``now`` began; written so that Lua computes the same bits."""
     return math.floor(now / window_ms) * window_ms
 
 
-class Reading(NamedTuple):
+class Reading(Struct, frozen=True, gc=False):
     """What a counter says after a take: how many of the equal costs were admitted, and what comes next.
 
     ``wait_ms`` is how long the first refused cost has to wait, 0 if none was refused.
@@ -133,7 +132,7 @@ class TokenBucket(Counter):
         if terms is not self.terms:
             self.agree(terms)
             terms = self.terms
-        limit, window_ms, capacity = terms[2], terms[3], terms[4]
+        limit, window_ms, capacity = terms.limit, terms.window_ms, terms.capacity
         used = self.used
         if now > self.at:
             used -= (now - self.at) * limit / window_ms
@@ -146,7 +145,7 @@ class TokenBucket(Counter):
             return reading(self, now, 0, cost)
         self.used = used = used + cost
         left = capacity - used + EPSILON
-        return _new(Reading, (1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms[1]))
+        return Reading(1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms.stamp)
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
         drained = max(0.0, now - taken_at) * self.terms.limit / self.terms.window_ms

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
@@ -45,15 +46,11 @@ class BatchSettings:
             raise ValueError(f"keys_per_call must be from 1 to {KEYS_PER_CALL_MAX}")
 
 
-new = tuple.__new__
-"""A NamedTuple without the call of its constructor; for what is made with every check."""
-
-
 TURNS_OF_GRACE = 4
 """Turns of the event loop between the deadline and giving up: a loop that was held up reads what has arrived first."""
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True, gc=False):
     """The readings of an entry. ``place`` is the asker's place among those who asked for the same."""
 
     readings: tuple[Reading, ...]
@@ -71,13 +68,10 @@ class _Waiting:
         self.asks = asks
         self.waiters: list[asyncio.Future[Answer | None]] = []
 
-    def entry(self) -> tuple[Ask, ...]:
-        return self.asks if len(self.waiters) == 1 else (self.asks[0]._replace(times=len(self.waiters)),)
-
     def answer(self, readings: tuple[Reading, ...], sent_at: float, counted_at: float) -> None:
         for place, waiter in enumerate(self.waiters):
             if not waiter.done():
-                waiter.set_result(new(Answer, (readings, place, sent_at, counted_at)))
+                waiter.set_result(Answer(readings, place, sent_at, counted_at))
 
     def give_up(self) -> None:
         for waiter in self.waiters:
@@ -116,7 +110,7 @@ class Batcher:
         self._settings = settings
         self._on_success = on_success
         self.breaker = Breaker(settings.breaker)
-        self._merged: dict[tuple[Key, int, object], _Waiting] = {}
+        self._merged: dict[Key, _Waiting] = {}
         self._waiting: list[_Waiting] = []
         self._keys_waiting = 0
         self._expiry: asyncio.TimerHandle | None = None
@@ -127,14 +121,14 @@ class Batcher:
 
     def ask(self, ask: Ask) -> asyncio.Future[Answer | None] | None:
         """Ask for one key; None if the counters are not to be asked now."""
-        key, terms, cost, _, _, hold = ask
-        like = (key, cost, hold or id(terms))
-        waiting = self._merged.get(like)
+        waiting = self._merged.get(ask.key)
+        if waiting is not None and _alike(waiting.asks[0], ask):
+            waiting.asks[0].times += 1
+            return self._join(waiting)
+        waiting = self._enqueue((ask,))
         if waiting is None:
-            waiting = self._enqueue((ask,))
-            if waiting is None:
-                return None
-            self._merged[like] = waiting
+            return None
+        self._merged[ask.key] = waiting
         return self._join(waiting)
 
     def ask_all(self, asks: Sequence[Ask]) -> asyncio.Future[Answer | None] | None:
@@ -229,7 +223,7 @@ class Batcher:
     async def _call(self, batch: _Batch) -> None:
         timer = asyncio.get_running_loop().call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
         try:
-            taken = await self._counters.take([waiting.entry() for waiting in batch.entries])
+            taken = await self._counters.take([waiting.asks for waiting in batch.entries])
         except HoldfastError:
             self._overdue(batch)
             return
@@ -255,3 +249,7 @@ class Batcher:
         if not batch.gone:
             self.breaker.failure(self._monotonic())
             batch.give_up()
+
+
+def _alike(one: Ask, other: Ask) -> bool:
+    return one.cost == other.cost and one.terms is other.terms and not one.hold

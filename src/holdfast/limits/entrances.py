@@ -81,9 +81,9 @@ class Entrances:
     def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""
         for check in questions(entrance, who, address):
-            refused = self._limiter.refused_soon(check)
-            if refused is not None:
-                return refusal([refused])
+            decision = self._limiter.check_soon(*check)
+            if not decision.allowed:
+                return refusal([decision])
         return None
 
 

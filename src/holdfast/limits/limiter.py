@@ -6,32 +6,33 @@
 4. the counters: the checks of one event-loop turn in one call
 5. without an answer in time, or with the breaker open: this node's local share
 
-A check never raises because something is away, and never waits longer than the deadline. What it does raise is the
-caller's mistake: a cost that can never fit, a subject without end.
+The first three need no I/O: ``try_check`` is these alone, without a coroutine, and ``check`` is the same with the rest
+behind it. A check never raises because something is away, and never waits longer than the deadline. What it does raise
+is the caller's mistake: a cost that can never fit, a subject without end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, get_args
+
+from msgspec import Struct, structs
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError, InvalidMessage
 from holdfast.limits.algorithms import Reading, Terms, terms_of
-from holdfast.limits.batch import Answer, Batcher, BatchSettings, new
+from holdfast.limits.batch import Answer, Batcher, BatchSettings
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key, key_prefix
+from holdfast.limits.leases import Leases
 from holdfast.limits.rules import Check, DecidedBy, Decision, Rule, RuleSet
 from holdfast.limits.share import LocalShare
-from holdfast.limits.shortcuts import Bounded, Denial, Lease, Seen
+from holdfast.limits.shortcuts import Bounded, Denial, Known
 
 SUBJECT_LENGTH_MAX = 1024
 PLANS_MAX = 65_536
-FIRST_LEASE = 4
-"""Tokens leased with a subject's first check: enough for the few that most subjects ask."""
 COUNTED_LATER_MAX = 10_000
 """Checks on their way to the counters whose askers did not wait; above it the local share decides."""
 
@@ -41,7 +42,7 @@ class LimiterSettings:
     """How one node answers checks."""
 
     keys_max: int = 65_536
-    """Subjects whose denials, leases and last readings are remembered, each; the longest known is forgotten."""
+    """Subjects of which a denial, a lease and the last reading are remembered; the longest known is forgotten."""
     lease_percent: float = 1.0
     """A lease of a rule with precision ``leased``, in percent of its capacity; each node may admit so much more."""
     lease_seconds: float = 5.0
@@ -68,7 +69,7 @@ class Place(NamedTuple):
     region: str = "local"
 
 
-class _Plan(NamedTuple):
+class _Plan(Struct, frozen=True, gc=False):
     """A rule made ready for the hot path, for one tenant and resource."""
 
     rule: Rule
@@ -108,11 +109,10 @@ class Limiter:
         self._rules = rules or RuleSet()
         self._plans: dict[tuple[str, str], _Plan | None] = {}
         self._batcher = Batcher(counters, clock, self.settings.batch, self._recovered)
-        self._denials: Bounded[Denial] = Bounded(self.settings.keys_max)
-        self._leases: Bounded[Lease] = Bounded(self.settings.keys_max)
-        self._seen: Bounded[Seen] = Bounded(self.settings.keys_max)
+        self._known: Bounded[Known] = Bounded(self.settings.keys_max)
+        self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
         self._share = LocalShare(self.settings.keys_max)
-        self._tally: Counter[tuple[str, bool]] = Counter()
+        self._tally: dict[str, list[int]] = {by: [0, 0] for by in get_args(DecidedBy)}
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -135,7 +135,7 @@ class Limiter:
 
     @property
     def lease_stock(self) -> int:
-        return sum(lease.tokens for _, lease in self._leases.items())
+        return self._leases.stock
 
     @property
     def healthy(self) -> bool:
@@ -144,62 +144,59 @@ class Limiter:
 
     async def check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
         """May ``subject`` use ``cost`` of ``resource`` now? Cancelled: it may have been counted."""
+        found = self.try_check(tenant, resource, subject, cost)
+        if found is not None:
+            return found
         plan = self._plan(tenant, resource)
-        if plan is None:
-            return _FREE
-        if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
-            _validate(plan, subject, cost)
-        key = (plan.prefix, subject)
-        if not plan.holds:
-            found = self._now(plan, key, cost)
-            if found is not None:
-                return found
-        want, hold = self._want(plan, key) if plan.lease else 0, self._ids.new("hld_") if plan.holds else ""
-        ask = new(Ask, (key, plan.terms, cost, 1, want, hold))
+        assert plan is not None
+        ask = self._question(plan, (plan.prefix, subject), cost)
         waiting = self._batcher.ask(ask)
         answer = await waiting if waiting is not None else None
         if answer is None:
             return self._local([plan], [ask])[0]
         return self._counted(plan, ask, answer)
 
+    def try_check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision | None:
+        """``check`` as far as it needs no I/O: a decision, counted and final, or None, and then nothing has happened.
+
+        It answers where there is no rule, where the counters are in this process (then always), by a denial that
+        still holds and by a lease that has enough. It costs about a microsecond.
+        """
+        try:
+            plan = self._plans[tenant, resource]
+        except KeyError:
+            plan = self._plan(tenant, resource)
+        if plan is None:
+            self._tally["no_rule"][True] += 1
+            return _FREE
+        if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
+            _validate(plan, subject, cost)
+        if self._immediate:
+            hold = self._ids.new("hld_") if plan.holds else ""
+            reading = self._take_now((plan.prefix, subject), plan.terms, cost, hold)
+            return self._decision(plan, reading, reading.admitted > 0, "counters", hold)
+        known = self._known.get((plan.prefix, subject))
+        return self._from_memory(plan, known, cost) if known is not None and not plan.holds else None
+
     def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
-        """``check`` for who cannot wait: by what is known here, and counted a moment later.
+        """``check`` for who cannot wait: ``try_check``, or allowed and counted a moment later.
 
         Exact where the counters need no I/O. Otherwise a first check of a subject is allowed, and what may slip
         through is what the subject can ask within one round trip: the answer is remembered for the next. Without
         the counters the local share decides.
         """
-        plan = self._plan(tenant, resource)
-        if plan is None:
-            return _FREE
-        _validate(plan, subject, cost)
-        key = (plan.prefix, subject)
-        found = self._now(plan, key, cost) if not plan.holds else None
+        found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
+        plan = self._plan(tenant, resource)
+        assert plan is not None
         if not self._batcher.healthy or len(self._background) >= COUNTED_LATER_MAX:
             if len(self._background) <= 1:
                 self._in_background(self._count(tenant, resource, subject, cost))  # the probe that ends an open breaker
-            hold = self._ids.new("hld_") if plan.holds else ""
-            return self._local([plan], [Ask(key, plan.terms, cost, 1, 0, hold)])[0]
+            return self._local([plan], [self._question(plan, (plan.prefix, subject), cost)])[0]
         self._in_background(self._count(tenant, resource, subject, cost))
         limit, stamp = plan.rule.limit, plan.terms.stamp
         return self._decision(plan, Reading(1, limit, 0.0, 0.0, 0, limit, stamp), True, "counted_later")
-
-    def refused_soon(self, check: Check) -> Decision | None:
-        """``check_soon`` where only a refusal matters: where the counters are here, nothing is built for a yes."""
-        tenant, resource, subject, cost = check
-        plan = self._plan(tenant, resource) if self._immediate else None
-        if plan is not None and not plan.holds and cost == 1 and 0 < len(subject) <= SUBJECT_LENGTH_MAX:
-            reading = self._take_now((plan.prefix, subject), plan.terms, 1)
-            assert reading is not None
-            if reading[0] > 0:
-                self._tally["counters", True] += 1
-                return None
-            decision = self._decision(plan, reading, False, "counters")
-        else:
-            decision = self.check_soon(tenant, resource, subject, cost)
-        return None if decision.allowed else decision
 
     async def _count(self, tenant: str, resource: str, subject: str, cost: int) -> None:
         await self.check(tenant, resource, subject, cost)
@@ -261,64 +258,55 @@ class Limiter:
         self._plans[tenant, resource] = plan
         return plan
 
-    def _now(self, plan: _Plan, key: Key, cost: int) -> Decision | None:
-        """An answer without I/O: counters in this process, a denial that still holds, a lease that has enough."""
-        if self._immediate:
-            reading = self._take_now(key, plan.terms, cost)
-            assert reading is not None
-            return self._decision(plan, reading, reading[0] > 0, "counters")
-        denial = self._denials.get(key)
-        if denial is not None and cost >= denial.cost and denial.stamp >= plan.terms.stamp:
-            left = denial.until - self._monotonic()
-            if left > 0:
-                reading = denial.reading._replace(wait_ms=left * 1000)
-                return self._decision(plan, reading, False, "denial_cache")
-            self._denials.drop(key)
-        return self._from_lease(plan, key, cost) if plan.lease else None
-
-    def _from_lease(self, plan: _Plan, key: Key, cost: int) -> Decision | None:
-        lease, terms = self._leases.get(key), plan.terms
-        if lease is None or lease.tokens < cost or (lease.terms is not terms and lease.terms != terms):
-            return None
+    def _from_memory(self, plan: _Plan, known: Known, cost: int) -> Decision | None:
+        denial, lease, terms = known.denial, known.lease, plan.terms
         now = self._monotonic()
-        if now >= lease.until:
+        if denial is not None and cost >= denial.cost and denial.reading.stamp >= terms.stamp:
+            if now < denial.until:
+                return self._denied(plan, denial, now)
+            known.denial = None
+        if lease is None or lease.tokens < cost or now >= lease.until:
+            return None
+        if lease.terms is not terms and lease.terms != terms:
             return None
         lease.tokens = left = lease.tokens - cost
-        self._tally["lease", True] += 1
-        reset, window = max(0.0, lease.reset_at - now), plan.rule.window_seconds
+        self._tally["lease"][True] += 1
+        reset = lease.reset_at - now
         return Decision(
-            True, terms.limit, lease.remaining + left, reset, 0.0, plan.label, terms.stamp.version,
-            "lease", False, False, window, self._region,
+            True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0, plan.label,
+            terms.stamp.version, "lease", False, False, plan.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def _want(self, plan: _Plan, key: Key) -> int:
-        """A little for who asks for the first time, a whole lease for who asks again; never two at a time."""
-        seen, lease = self._seen.get(key), self._leases.get(key)
-        if lease is not None and lease.tokens > 0:
-            return 0
-        if seen is None or seen.at < self._monotonic() - self.settings.lease_seconds:
-            return min(FIRST_LEASE, plan.lease)
-        return plan.lease
+    def _denied(self, plan: _Plan, denial: Denial, now: float) -> Decision:
+        reading = structs.replace(denial.reading, wait_ms=(denial.until - now) * 1000)
+        return self._decision(plan, reading, False, "denial_cache")
+
+    def _question(self, plan: _Plan, key: Key, cost: int) -> Ask:
+        want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
+        return Ask(key, plan.terms, cost, 1, want, self._ids.new("hld_") if plan.holds else "")
 
     def _counted(self, plan: _Plan, ask: Ask, answer: Answer) -> Decision:
         """Remember what the counters said, once for all who asked together, and answer this one."""
-        readings, place, sent_at, counted_at = answer
-        reading = readings[0]
+        reading, place = answer.readings[0], answer.place
         allowed = place < reading.admitted
         if place == 0 or place == reading.admitted:
-            self._learn(plan, ask, reading, sent_at)
-        if place == 0 and reading.leased and ask.terms.stamp == reading.stamp:
-            until = sent_at + self.settings.lease_seconds
-            self._leases.put(ask.key, Lease(ask.terms, reading, counted_at, self._monotonic(), until))
-        return self._decision(plan, reading, allowed, "counters", ask.hold if allowed else "")
+            known = self._learn(plan, ask, reading, answer.sent_at)
+            if place == 0 and reading.leased and ask.terms.stamp == reading.stamp:
+                self._leases.begin(ask.key, known, ask.terms, answer.counted_at, self._monotonic())
+        return self._decision(plan, reading, allowed, "counters", ask.hold)
 
-    def _learn(self, plan: _Plan, ask: Ask, reading: Reading, sent_at: float) -> None:
-        self._seen.put(ask.key, new(Seen, (reading, sent_at)))
+    def _learn(self, plan: _Plan, ask: Ask, reading: Reading, sent_at: float) -> Known:
+        known = self._known.get(ask.key)
+        if known is None:
+            known = Known(reading, sent_at)
+            self._known.put(ask.key, known)
+        else:
+            known.reading, known.at = reading, sent_at
         if reading.wait_ms > 0 and not plan.holds:
-            until = sent_at + reading.wait_ms / 1000
-            self._denials.put(ask.key, Denial(reading.stamp, ask.cost, until, reading))
-        if reading.stamp > plan.terms.stamp:
+            known.denial = Denial(ask.cost, sent_at + reading.wait_ms / 1000, reading)
+        if reading.stamp is not plan.terms.stamp and reading.stamp > plan.terms.stamp:
             self._on_behind()
+        return known
 
     async def _check_group(self, merged: dict[Key, tuple[_Plan, int]]) -> dict[Key, Decision]:
         if not merged:
@@ -343,9 +331,9 @@ class Limiter:
 
     def _local(self, plans: list[_Plan], asks: list[Ask]) -> list[Decision]:
         """Decide by this node's share; the counters did not answer or are not to be asked."""
-        seen = [self._seen.get(ask.key) for ask in asks]
+        known = [self._known.get(ask.key) for ask in asks]
         rules = [plan.rule for plan in plans]
-        readings = self._share.decide(rules, asks, seen, self._monotonic() * 1000)
+        readings = self._share.decide(rules, asks, known, self._monotonic() * 1000)
         return self._group_decisions(plans, asks, readings, None)
 
     def _group_decisions(
@@ -353,28 +341,24 @@ class Limiter:
     ) -> list[Decision]:
         allowed = all(reading.admitted for reading in readings)
         return [
-            self._decision(plan, reading, allowed, by or plan.rule.on_store_failure, ask.hold if allowed else "")
+            self._decision(plan, reading, allowed, by or plan.rule.on_store_failure, ask.hold)
             for plan, ask, reading in zip(plans, asks, readings, strict=True)
         ]
 
     def _decision(self, plan: _Plan, reading: Reading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
-        self._tally[by, allowed] += 1
-        _, remaining, reset_ms, wait_ms, _, limit, stamp = reading
+        """``hold`` is what was asked for, and given only with a yes."""
+        self._tally[by][allowed] += 1
+        reset, version, window = reading.reset_ms / 1000, reading.stamp.version, plan.rule.window_seconds
+        if allowed:
+            return Decision(
+                True, reading.limit, reading.remaining, reset, 0.0, plan.label, version,
+                by, by in _DEGRADED, False, window, self._region, hold,
+            )  # fmt: skip
+        wait = reading.wait_ms / 1000
         return Decision(
-            allowed or plan.shadow,
-            limit,
-            remaining,
-            reset_ms / 1000,
-            0.0 if allowed else wait_ms / 1000,
-            plan.label,
-            stamp[1],
-            by,
-            by in _DEGRADED,
-            not allowed and wait_ms > 0,
-            plan.rule.window_seconds,
-            self._region,
-            hold,
-        )
+            plan.shadow, reading.limit, reading.remaining, reset, wait, plan.label, version,
+            by, by in _DEGRADED, wait > 0, window, self._region,
+        )  # fmt: skip
 
     def _recovered(self) -> None:
         """The counters answered: charge them with what was admitted without them."""
@@ -425,18 +409,14 @@ class Limiter:
         except HoldfastError:
             telemetry.dependency_up("counters", False)
         telemetry.limits_checked(self._tally)
-        self._tally.clear()
+        for counts in self._tally.values():
+            counts[:] = (0, 0)
         telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes)
 
     async def _give_back(self, all_of_them: bool = False) -> None:
-        now, unspent = self._monotonic(), []
-        for key, lease in self._leases.items():
-            if all_of_them or now >= lease.until or lease.tokens == 0:
-                self._leases.drop(key)
-                if lease.tokens:
-                    unspent.append(Adjustment(key, lease.terms, given=lease.tokens, taken_at=lease.taken_at))
-        if unspent:
-            await self._adjust(unspent)
+        left_over = self._leases.ended(self._monotonic(), all_of_them)
+        if left_over:
+            await self._adjust(left_over)
 
 
 _FREE = Decision(True)

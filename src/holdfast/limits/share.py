@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from holdfast.limits.algorithms import Reading, Terms, terms_of
 from holdfast.limits.counters.contract import Adjustment, Ask, Key
 from holdfast.limits.counters.table import CounterTable
 from holdfast.limits.rules import Rule
-from holdfast.limits.shortcuts import Bounded, Seen
+from holdfast.limits.shortcuts import Bounded, Known
 
 OPEN_FACTOR = 10
 CLOSED_RETRY_MS = 1000.0
@@ -33,13 +35,19 @@ class LocalShare:
         self.nodes = 1
 
     def decide(
-        self, rules: Sequence[Rule], asks: Sequence[Ask], seen: Sequence[Seen | None], now: float
+        self, rules: Sequence[Rule], asks: Sequence[Ask], known: Sequence[Known | None], now: float
     ) -> tuple[Reading, ...]:
-        """One entry, all or none; ``seen`` is what the shared counters last said of each key."""
+        """One entry, all or none; ``known`` is what the shared counters last said of each key.
+
+        Everybody asks for himself here, also who asked the counters together with others.
+        """
         if any(rule.on_store_failure == "closed" for rule in rules):
             return tuple(_closed(rule) for rule in rules)
-        scaled = [ask._replace(terms=terms_of(self._scaled(rule))) for rule, ask in zip(rules, asks, strict=True)]
-        for rule, ask, last in zip(rules, scaled, seen, strict=True):
+        scaled = [
+            structs.replace(ask, terms=terms_of(self._scaled(rule)), times=1, want=0)
+            for rule, ask in zip(rules, asks, strict=True)
+        ]
+        for rule, ask, last in zip(rules, scaled, known, strict=True):
             if last is not None and rule.on_store_failure == "local_share" and not ask.hold:
                 self._seed(ask, last, now)
         readings = self._table.decide(scaled, now)
@@ -70,7 +78,7 @@ class LocalShare:
     def _scaled(self, rule: Rule) -> Rule:
         return rule.scaled(OPEN_FACTOR, 1) if rule.on_store_failure == "open" else rule.scaled(1, self.nodes)
 
-    def _seed(self, ask: Ask, last: Seen, now: float) -> None:
+    def _seed(self, ask: Ask, last: Known, now: float) -> None:
         """Begin with our part of what was left, once per word of the counters, unless all has drained since."""
         if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
             return

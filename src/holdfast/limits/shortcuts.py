@@ -1,16 +1,18 @@
-"""What a node remembers so that a check needs no round trip: denials, leases, and what it saw last. (Pure.)
+"""What a node remembers of a key so that a check needs no round trip: a denial, a lease, what it saw last. (Pure.)
 
-Every memory is bounded; the key that is known longest is forgotten first. All times are monotonic seconds.
+Every memory is bounded; the key that is known longest is forgotten first. All times are monotonic seconds. None of
+these values is watched by the garbage collector: they hold no cycles, and there are many of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.counters.contract import Key
-from holdfast.limits.rules import Stamp
 
 T = TypeVar("T")
 
@@ -31,11 +33,23 @@ class Bounded(Generic[T]):
             del values[next(iter(values))]
         values[key] = value
 
+    def put_last(self, key: Key, value: T) -> None:
+        """``put``, and new again if the key was known."""
+        self._values.pop(key, None)
+        self.put(key, value)
+
     def drop(self, key: Key) -> None:
         self._values.pop(key, None)
 
+    def first(self) -> tuple[Key, T] | None:
+        """What was new longest ago."""
+        return next(iter(self._values.items()), None)
+
     def items(self) -> Iterator[tuple[Key, T]]:
         return iter(list(self._values.items()))
+
+    def values(self) -> Iterator[T]:
+        return iter(self._values.values())
 
     def clear(self) -> None:
         self._values.clear()
@@ -44,31 +58,32 @@ class Bounded(Generic[T]):
         return len(self._values)
 
 
-class Denial(NamedTuple):
-    """Until ``until`` a cost of ``cost`` or more cannot fit under this version of the rule."""
+class Denial(Struct, frozen=True, gc=False):
+    """Until ``until`` a cost of ``cost`` or more cannot fit under the version of the rule that ``reading`` names."""
 
-    stamp: Stamp
     cost: int
     until: float
     reading: Reading
 
 
-class Lease:
+class Lease(Struct, gc=False):
     """Tokens already taken from the counters, to be spent here until ``until``."""
 
-    __slots__ = ("remaining", "reset_at", "taken_at", "terms", "tokens", "until")
-
-    def __init__(self, terms: Terms, reading: Reading, taken_at: float, now: float, until: float) -> None:
-        self.terms = terms
-        self.tokens = reading.leased
-        self.remaining = reading.remaining
-        self.reset_at = now + reading.reset_ms / 1000
-        self.taken_at = taken_at
-        self.until = until
+    terms: Terms
+    tokens: int
+    remaining: int
+    reset_at: float
+    taken_at: float
+    until: float
 
 
-class Seen(NamedTuple):
-    """What the counters said last about a key: it seeds the local share, and says that the key is in use."""
+class Known(Struct, gc=False):
+    """What the counters said last about a key, and when they were asked: it seeds the local share.
+
+    ``denial`` and ``lease`` answer the next check where they can.
+    """
 
     reading: Reading
     at: float
+    denial: Denial | None = None
+    lease: Lease | None = None

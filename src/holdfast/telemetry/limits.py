@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.telemetry.metrics import counter, gauge
 
@@ -18,10 +18,12 @@ _admin_errors = counter(
 )  # error: db_connection_failed, version_conflict, commit_unknown, invalid, not_found
 
 
-def limits_checked(tally: Mapping[tuple[str, bool], int]) -> None:
-    """How many checks were decided by what, and allowed or refused, since the last call."""
-    for (decided_by, allowed), count in tally.items():
-        _checks.labels(decided_by, "allowed" if allowed else "refused").inc(count)
+def limits_checked(tally: Mapping[str, Sequence[int]]) -> None:
+    """How many checks were refused and allowed, by what decided, since the last call."""
+    for decided_by, counts in tally.items():
+        for decision, count in zip(("refused", "allowed"), counts, strict=True):
+            if count:
+                _checks.labels(decided_by, decision).inc(count)
 
 
 def limits_state(batch_keys: int, lease_tokens: int, nodes: int) -> None:

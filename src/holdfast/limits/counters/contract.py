@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.rules import Rule
 
@@ -28,7 +30,7 @@ def key_prefix(tenant: str, rule: Rule) -> str:
     return f"{{{tenant}}}:{rule.algorithm}:{rule.label}:"
 
 
-class Ask(NamedTuple):
+class Ask(Struct, gc=False):
     """Admit up to ``times`` costs on one counter, then lease ``want`` if far from the limit.
 
     ``hold`` names the holder where the terms are concurrency; ``cost`` and ``times`` are 1 there.
@@ -70,8 +72,8 @@ class Counters(Protocol):
     immediate: bool
     """Whether ``take_now`` answers: the counters are in this process."""
 
-    def take_now(self, key: Key, terms: Terms, cost: int) -> Reading | None:
-        """The answer to one cost without a hold; None unless the counters are immediate."""
+    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
+        """The answer to one ask, without I/O. Only where the counters are immediate."""
         ...
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:

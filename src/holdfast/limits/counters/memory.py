@@ -18,9 +18,16 @@ class MemoryCounters:
     def __init__(self, clock: Clock, subjects_max: int = SUBJECTS_MAX) -> None:
         self._monotonic = clock.monotonic
         self.table = CounterTable(subjects_max)
+        self._get = self.table.get
 
-    def take_now(self, key: Key, terms: Terms, cost: int) -> Reading:
-        return self.table.admit(key, terms, cost, self._monotonic() * 1000)
+    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
+        now = self._monotonic() * 1000
+        if hold:
+            return self.table.take(Ask(key, terms, cost, hold=hold), now)
+        counter = self._get(key)
+        if counter is None:
+            counter = self.table.counter(key, terms, now)
+        return counter.admit(terms, now, cost)
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
         now = self._monotonic() * 1000

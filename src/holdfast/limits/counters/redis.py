@@ -75,8 +75,8 @@ class RedisCounters:
             retry=Retry(NoBackoff(), 0),
         )
 
-    def take_now(self, key: Key, terms: Terms, cost: int) -> Reading | None:
-        return None
+    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
+        raise Unavailable("these counters are a round trip away")
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
         request = _Request()
@@ -155,8 +155,9 @@ class _Request:
 
     def entry(self, entry: Sequence[Ask]) -> list[Any]:
         packed: list[Any] = []
-        for key, terms, cost, times, want, hold in entry:
-            packed += (self.keys.setdefault(key, len(self.keys) + 1), self._terms(terms), cost, times, want, hold)
+        for ask in entry:
+            key = self.keys.setdefault(ask.key, len(self.keys) + 1)
+            packed += (key, self._terms(ask.terms), ask.cost, ask.times, ask.want, ask.hold)
         return packed
 
     def adjustment(self, each: Adjustment) -> list[Any]:
@@ -165,8 +166,7 @@ class _Request:
     def _terms(self, terms: Terms) -> int:
         number = self._numbers.get(id(terms))
         if number is None:
-            algorithm, stamp, limit, window_ms, capacity = terms
-            self.terms.append((CODES[algorithm], *stamp, limit, window_ms, capacity))
+            self.terms.append((CODES[terms.algorithm], *terms.stamp, terms.limit, terms.window_ms, terms.capacity))
             number = self._numbers[id(terms)] = len(self.terms)
         return number
 
@@ -179,5 +179,6 @@ def _readings(answer: list[Any]) -> list[Reading]:
         stamp = stamps.get(epoch_and_version)
         if stamp is None:
             stamp = stamps[epoch_and_version] = Stamp(*epoch_and_version)
-        readings.append(tuple.__new__(Reading, (*answer[at : at + 6], stamp)))
+        admitted, remaining, reset_ms, wait_ms, leased, limit = answer[at : at + 6]
+        readings.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp))
     return readings

@@ -10,17 +10,22 @@ from holdfast.limits.counters.contract import Adjustment, Ask, Key
 SUBJECTS_MAX = 1_000_000
 """Counters kept. The oldest is forgotten for a new one, idle ones first: a forgotten subject starts afresh."""
 
+KEPT_ANYWAY_MAX = 65_536
+"""So many are kept, idle or not (but never more than half of the table): to make one costs more than to keep it."""
+
 _LOOKED_AT_PER_NEW = 2
 
 
 class CounterTable:
     """See ``contract`` for what an entry, an ask and an adjustment are."""
 
-    __slots__ = ("_counters", "_subjects_max")
+    __slots__ = ("_counters", "_kept_anyway", "_subjects_max", "get")
 
     def __init__(self, subjects_max: int = SUBJECTS_MAX) -> None:
         self._subjects_max = subjects_max
+        self._kept_anyway = min(KEPT_ANYWAY_MAX, subjects_max // 2)
         self._counters: dict[Key, Counter] = {}
+        self.get = self._counters.get
 
     def decide(self, entry: Sequence[Ask], now: float) -> tuple[Reading, ...]:
         """One entry: of one ask as many costs as fit, of several all or none."""
@@ -31,23 +36,16 @@ class CounterTable:
         return tuple(self._refuse(ask, now) for ask in entry)
 
     def take(self, ask: Ask, now: float) -> Reading:
-        counter = self._counters.get(ask.key) or self._counter(ask.key, ask.terms, now)
+        counter = self.counter(ask.key, ask.terms, now)
         if ask.hold:
             assert isinstance(counter, Concurrency)
             return hold(counter, ask.terms, now, ask.hold)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want)
 
-    def admit(self, key: Key, terms: Terms, cost: int, now: float) -> Reading:
-        """``take`` of one cost, without a hold, in fewer words."""
-        counter = self._counters.get(key)
-        if counter is None:
-            counter = self._counter(key, terms, now)
-        return counter.admit(terms, now, cost)
-
     def adjust(self, adjustment: Adjustment, now: float) -> None:
         counter = self._counters.get(adjustment.key)
         if counter is None and adjustment.charged:
-            counter = self._counter(adjustment.key, adjustment.terms, now)
+            counter = self.counter(adjustment.key, adjustment.terms, now)
         if counter is not None:
             counter.settle(now)
             _apply(adjustment, counter, now)
@@ -70,18 +68,20 @@ class CounterTable:
         return len(self._counters)
 
     def _fits(self, ask: Ask, now: float) -> bool:
-        counter = self._counter(ask.key, ask.terms, now)
+        counter = self.counter(ask.key, ask.terms, now)
         held = isinstance(counter, Concurrency) and ask.hold in counter.holders
         return peek(counter, ask.terms, now, ask.cost) or held
 
     def _refuse(self, ask: Ask, now: float) -> Reading:
         fits = self._fits(ask, now)
-        return reading(self._counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
+        return reading(self.counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
 
-    def _counter(self, key: Key, terms: Terms, now: float) -> Counter:
+    def counter(self, key: Key, terms: Terms, now: float) -> Counter:
+        """The key's counter; a new one, for which an idle one may be forgotten, if there is none."""
         counter = self._counters.get(key)
         if counter is None:
-            self._make_room(now)
+            if len(self._counters) >= self._kept_anyway:
+                self._make_room(now)
             counter = self._counters[key] = COUNTERS[terms.algorithm](terms)
         return counter
 
