@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import asyncpg
 import pytest
 
@@ -26,7 +27,8 @@ from holdfast.limits.changes import Action, Change, rollback_body
 from holdfast.limits.rules import RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RuleStore
 from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
-from holdfast.limits.rulestore.sqlite import SqliteRuleStore, raise_epoch
+from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
+from holdfast.sqlite.copies import Restored
 
 Scenario = Callable[[RuleStore, Any], Awaitable[None]]
 SEARCH = RuleName("acme", "/api/search")
@@ -202,7 +204,8 @@ def test_a_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> None
     async def main() -> None:
         async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
             old = await store.change(change("create"))
-        raise_epoch(tmp_path / "limits.db")
+        with closing(apsw.Connection(str(tmp_path / "limits.db"))) as connection:
+            LIMITS.renew(connection, Restored("", 0, "", "", ""))
         async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
             new = await store.change(change("update", body={"limit": 9}))
             assert new.rule.stamp > old.rule.stamp

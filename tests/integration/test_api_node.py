@@ -84,7 +84,9 @@ def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_rest
 def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(tmp_path: Path) -> None:
     def look_at_backup(answer: dict[str, Any]) -> None:
         backup = Path(answer["path"])
-        assert backup.stat().st_size == answer["size_bytes"] > 0
+        assert sum((backup / file["name"]).stat().st_size for file in answer["files"]) == answer["size_bytes"] > 0
+        assert {file["name"] for file in answer["files"]} >= {"chats.db", "work.db", "webhooks.db", "limits.db"}
+        assert not (backup / "secrets.json").exists()
         assert (tmp_path / "state").resolve() in backup.resolve().parents
         assert not stat.S_IMODE(backup.parent.stat().st_mode) & 0o077
 
@@ -121,7 +123,7 @@ def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tm
 
 def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        token = bearer(node.deps(tmp_path).tokens.mint(User("default", "alice"), 60))
+        token = bearer(node.tokens.mint(User("default", "alice"), 60))
         large = await client.post(
             "/v1/chats", content=b" " * 70_000, headers={**token, "Content-Type": "application/json"}
         )
@@ -139,7 +141,7 @@ def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path)
 
 def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        token = node.deps(tmp_path).tokens.mint(User("default", "alice"), 60)
+        token = node.tokens.mint(User("default", "alice"), 60)
         server = node.settings.server
         _, writer = await asyncio.open_connection(server.host, server.port)
         head = f"POST /v1/chats HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"

@@ -17,6 +17,7 @@ from holdfast.clock import Ids, ManualClock
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.intake import Intake
 from holdfast.message import User
+from holdfast.sqlite.copies import Copied
 from holdfast.store.history import History, HistorySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import Presence
@@ -110,7 +111,7 @@ async def serving(
         raise AssertionError("REST has no cursors with an epoch")
 
     async def backup() -> Backup:
-        return Backup("backups/one", 1)
+        return Backup("backups/one", 1, AT, [Copied("chats.db", 1, "00", 1, {"chats": 1})])
 
     deps = Deps(
         durability=durability,
@@ -123,6 +124,7 @@ async def serving(
         status=status,
         readiness=readiness,
         backup=backup,
+        backup_step=lambda: None,
         clock=clock,
         ids=ids,
         settings=settings or ApiSettings(),

@@ -10,6 +10,7 @@ from rest import Rest, error_of, with_rest
 
 from holdfast.access import KeyRing, load_keys, save_keys
 from holdfast.api import Backup, PresenceView
+from holdfast.api.deps import BackupStep
 from holdfast.errors import StateDirectory, Unavailable
 from holdfast.message import Draft, User
 from holdfast.store.changes import RETAIN_AT_ONCE, Act
@@ -181,10 +182,23 @@ def test_without_a_record_there_is_no_key_no_revocation_and_no_backup() -> None:
 def test_a_backup_is_recorded_and_says_where_it_lies() -> None:
     async def scenario(rest: Rest) -> None:
         answer = await rest.ask("POST", "/admin/backup", rest.admin_key("backup"), {"reason": "nightly"})
-        assert answer.json() == {"path": "backups/one", "size_bytes": 1}
+        assert answer.json()["path"] == "backups/one" and answer.json()["files"][0]["counts"] == {"chats": 1}
         assert await actions(rest) == [("backup", "nightly")]
+        assert (await rest.ask("GET", "/admin/backup", rest.admin_key("backup"))).json() == {"step": None}
 
     with_rest(scenario)
+
+
+def test_a_backup_that_is_being_taken_shows_its_step_and_a_second_is_neither_taken_nor_recorded() -> None:
+    async def scenario(rest: Rest) -> None:
+        key = rest.admin_key("backup")
+        answer = await rest.ask("GET", "/admin/backup", key)
+        assert answer.json() == {"step": {"doing": "copying chats.db", "done_bytes": 1, "total_bytes": 2}}
+        refused = await rest.ask("POST", "/admin/backup", key, {"reason": "nightly"})
+        assert error_of(refused) == (503, "SERVER_BUSY") and "copying chats.db" in refused.text
+        assert await actions(rest) == []
+
+    with_rest(scenario, backup_step=lambda: BackupStep("copying chats.db", 1, 2))
 
 
 def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:

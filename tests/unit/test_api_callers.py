@@ -108,6 +108,7 @@ ROWS = [
     Row("issue_key", "POST", "/admin/keys", OPERATOR, {**WHY, "kind": "tenant", "tenant": "acme", "label": "x"}),
     Row("revoke_key", "DELETE", "/admin/keys/{key}?reason=test", OPERATOR),
     Row("take_backup", "POST", "/admin/backup", OPERATOR, WHY),
+    Row("get_backup_run", "GET", "/admin/backup", OPERATOR),
     Row("get_operator_status", "GET", "/admin/status", OPERATOR),
     Row("read_rules", "GET", "/admin/rules", RULER),
     Row("create_rule", "POST", "/admin/rules", RULER, {"tenantID": "acme"}),

@@ -24,9 +24,9 @@ from holdfast.api.bodies import (
 )
 from holdfast.api.call import Answer, Call
 from holdfast.api.chats import commit
-from holdfast.api.deps import Deps
+from holdfast.api.deps import BackupRun, Deps
 from holdfast.clock import timestamp
-from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown
+from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown, ServerBusy
 from holdfast.message import User
 from holdfast.store.changes import Act, HaltChat, RecoverChat, Redact, Retain
 
@@ -96,8 +96,14 @@ async def read_audit(deps: Deps, call: Call) -> Answer:
 async def take_backup(deps: Deps, call: Call) -> Answer:
     """Recorded before it is taken, so that no copy of the data exists without a record of who made it."""
     body: Why = call.body
+    if (step := deps.backup_step()) is not None:
+        raise ServerBusy(f"a backup is being taken ({step.doing}); wait for it", retry_after_seconds=5.0)
     await _record(deps, _act(deps, call, body.reason), "backup", "state")
     return Answer(await deps.backup())
+
+
+async def get_backup_run(deps: Deps, call: Call) -> Answer:
+    return Answer(BackupRun(deps.backup_step()))
 
 
 def _view(key: ApiKey) -> KeyView:

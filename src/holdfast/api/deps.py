@@ -18,6 +18,7 @@ from holdfast.ingest.contract import Durability
 from holdfast.limits.plane import LimitsPlane
 from holdfast.message import Outcome, User
 from holdfast.session.limits import Pages
+from holdfast.sqlite.copies import Copied
 from holdfast.store.changes import Act
 from holdfast.store.history import History
 from holdfast.webhooks.plane import WebhookPlane
@@ -41,11 +42,27 @@ class Readiness(Struct, frozen=True):
     dependencies: Mapping[str, str]
 
 
+class BackupStep(Struct, frozen=True):
+    """What the backup that is being taken is at; the bytes are those of this step."""
+
+    doing: str
+    done_bytes: int
+    total_bytes: int
+
+
+class BackupRun(Struct, frozen=True):
+    """``step`` is null when no backup is being taken."""
+
+    step: BackupStep | None
+
+
 class Backup(Struct, frozen=True):
-    """A backup that was taken: where it lies on the server, and how large it is."""
+    """A backup that was taken: the folder it lies in on the server, and what it holds."""
 
     path: str
     size_bytes: int
+    taken_at: str
+    files: Sequence[Copied]
 
 
 class Sends(Protocol):
@@ -100,6 +117,7 @@ class Deps:
     status: Callable[[], Awaitable[Mapping[str, Any]]]
     readiness: Callable[[], Awaitable[Readiness]]
     backup: Callable[[], Awaitable[Backup]]
+    backup_step: Callable[[], BackupStep | None]
     clock: Clock
     ids: Ids
     settings: ApiSettings = field(default_factory=ApiSettings)

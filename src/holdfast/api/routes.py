@@ -35,7 +35,7 @@ from holdfast.api.bodies import (
     Why,
 )
 from holdfast.api.call import Endpoint
-from holdfast.api.deps import Backup, PresenceView
+from holdfast.api.deps import Backup, BackupRun, PresenceView
 from holdfast.limits.rules import Decision
 from holdfast.store.contract import Inspection
 from holdfast.wire.frames import MessageAck
@@ -155,6 +155,11 @@ ADMIN: Sequence[Endpoint] = (
     Endpoint(
         "POST", "/admin/backup", admin.take_backup, "Take a backup on the server", "operator", "backup",
         body=Why, answer=Backup,
+        note="Of all files but the secrets, while serving. The answer comes when it is complete and checked.",
+    ),
+    Endpoint(
+        "GET", "/admin/backup", admin.get_backup_run, "How far the backup that is being taken has come", "operator",
+        "backup", answer=BackupRun,
     ),
     Endpoint(
         "GET", "/admin/status", probes.get_operator_status, "The state of this node", "operator", "status:read",

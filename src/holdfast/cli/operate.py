@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from holdfast.cli import show
 from holdfast.cli.reach import Reach, TenantOption, at_home, reaching
@@ -74,45 +73,68 @@ def backup(
     reach: Reach,
     reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")] = "asked for on the command line",
 ) -> None:
-    """Copy the running server's chats into its state directory, without stopping it.
+    """Copy everything the running server keeps, but its secrets, into a folder of its state directory.
+
+    The server goes on serving. Copy the folder to another machine.
 
     Example:
 
     \b
       holdfast backup --reason "before the upgrade"
     """
-    rest = reach.as_operator(BACKUP_SECONDS_MAX)
-    columns = (SpinnerColumn(), TextColumn("copying and checking"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task("backup", total=None)
+    rest, watch = reach.as_operator(BACKUP_SECONDS_MAX), reach.as_operator()
+
+    def step() -> tuple[str, int, int] | None:
+        found = watch.get("/admin/backup")["step"]
+        return (found["doing"], found["done_bytes"], found["total_bytes"]) if found else None
+
+    with show.progress() as moved, show.watching(step, moved):
         taken = rest.post("/admin/backup", body={"reason": reason})
     if reach.as_json:
         show.as_json(taken)
     else:
-        show.line(f"{taken['path']} ({taken['size_bytes']:,} bytes)")
+        show.line(f"{taken['path']} ({taken['size_bytes']:,} bytes: {_contents(taken['files'])})")
 
 
 @at_home
 def restore(
     reach: Reach,
-    file: Annotated[Path, typer.Argument(help="A backup that `holdfast backup` made.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the chats that are there.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="A backup that `holdfast backup` made.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Move aside what is there.")] = False,
+    reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")] = "asked for on the command line",
 ) -> None:
-    """Put a backup in place of a stopped server's chats. Every client then reads its chats anew.
+    """Put a backup in place of a stopped server's state. Every client then reads its chats anew.
+
+    All of it or nothing, also when it is killed. What it replaces is moved aside, not deleted. Secrets and keys that
+    are there stay.
 
     Example:
 
     \b
-      holdfast restore ~/.local/state/holdfast/backups/chats-01J9ZK….db --overwrite
+      holdfast restore ~/.local/state/holdfast/backups/backup-01J9ZK… --overwrite
     """
     from holdfast.node.backup import restore_backup
 
-    with Console(stderr=True).status("checking and copying"):
-        chats = restore_backup(reach.state_path, file, overwrite=overwrite)
+    with show.progress() as moved:
+        manifest = restore_backup(reach.state_path, folder, overwrite=overwrite, reason=reason, progress=moved)
+    files = [{"name": f.name, "counts": f.counts} for f in manifest.files]
     if reach.as_json:
-        show.as_json({"chats": chats, "state_dir": str(reach.state_path)})
-    else:
-        show.line(f"{chats} chats are in place in {reach.state_path}; start the server with `holdfast serve`")
+        show.as_json({"state_dir": str(reach.state_path), "taken_at": manifest.taken_at, "files": files})
+        return
+    show.line(f"{_contents(files)}: in place in {reach.state_path}; start the server with `holdfast serve`")
+    if not (reach.state_path / "secrets.json").exists():
+        typer.echo(
+            "There is no secrets.json: put a copy of the old server's there, or the next start makes new ones "
+            "and every token made so far is void.",
+            err=True,
+        )
+
+
+def _contents(files: Iterable[Mapping[str, Any]]) -> str:
+    """What people want to know of a backup."""
+    told = ("chats", "messages", "jobs", "rules", "endpoints")
+    counts = {name: count for file in files for name, count in file["counts"].items()}
+    return ", ".join(f"{counts[name]:,} {name}" for name in told if name in counts)
 
 
 @key.command("create")

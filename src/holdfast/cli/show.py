@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -10,6 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from holdfast.errors import HoldfastError
+
+STEP_SECONDS = 0.5
 
 
 def as_json(value: Any) -> None:
@@ -39,6 +45,40 @@ def fields(values: Mapping[str, Any]) -> None:
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
         typer.echo(f"{name:<{width}}  {printable(value)}")
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for long work, on a terminal's stderr: tell it what is being done, how much of it is, and of how much."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda doing, done, in_all: bar.update(task, description=doing, completed=done, total=in_all)
+
+
+@contextmanager
+def watching(step: Callable[[], tuple[str, int, int] | None], moved: Callable[[str, int, int], None]) -> Iterator[None]:
+    """While the block waits for a server, ask it now and then how far it is."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(STEP_SECONDS):
+            try:
+                now = step()
+            except HoldfastError:
+                continue  # whoever waits for the work itself will hear of it
+            if now is not None:
+                moved(*now)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def printable(value: Any) -> str:

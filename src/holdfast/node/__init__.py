@@ -5,5 +5,5 @@
     the port → state directory → store → event log → ingest → fanout → gateway → HTTP
 
 ``node`` puts the message path together, ``limits`` and ``work`` theirs; ``http`` is the port, ``posture`` the words
-for whoever starts it, ``backup`` what is done while nothing runs.
+for whoever starts it, ``backup`` copies of its state.
 """

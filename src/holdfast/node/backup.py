@@ -1,20 +1,97 @@
-"""A backup put back in place of a stopped node's chats."""
+"""Backups of a node: what its state directory keeps, in the order that a restore can live with.
+
+``work.db`` holds how far the log of ``chats.db`` was turned into jobs, so it is copied first: at worst a restored
+server makes some jobs again, whose receivers know them by their ids. The other way round it would leave messages out.
+``webhooks.db`` comes between: an endpoint that jobs name is then there, or was removed on purpose.
+
+``secrets.json`` stays out: who can read a backup must not be able to mint tokens. ``keys.json`` holds hashes only.
+``rules.json`` is made from ``limits.db``.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 from pathlib import Path
 
-from holdfast.clock import SystemClock, timestamp
-from holdfast.store.sqlite.backup import restore_chats
-from holdfast.store.state import CHATS_NAME, held
+from holdfast import __version__
+from holdfast.access.secrets import KEYS_FILE
+from holdfast.api.deps import Backup, BackupStep
+from holdfast.clock import Clock, Ids, SystemClock, timestamp
+from holdfast.errors import ServerBusy, Unavailable
+from holdfast.limits.rulestore.sqlite import LIMITS
+from holdfast.sqlite.backup import Contents, Manifest, take
+from holdfast.sqlite.copies import Part, Progress, Restored, quiet
+from holdfast.sqlite.restore import restore
+from holdfast.store.sqlite import CHATS
+from holdfast.store.state import held
+from holdfast.webhooks.sqlite import MIGRATIONS as WEBHOOKS_MIGRATIONS
+from holdfast.work.embedded import MIGRATIONS as WORK_MIGRATIONS
+
+FOLDER = "backups"
+WORK = Part(
+    "work.db",
+    WORK_MIGRATIONS,
+    counts={
+        "jobs": "SELECT count(*) FROM job",
+        "dead": "SELECT count(*) FROM dead",
+        "read_through": "SELECT coalesce(max(position), 0) FROM reader",
+    },
+)
+WEBHOOKS = Part("webhooks.db", WEBHOOKS_MIGRATIONS, counts={"endpoints": "SELECT count(*) FROM endpoint"})
+CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, CHATS), plain=(KEYS_FILE,), derived=("rules.json",))
 
 
-def restore_backup(state_dir: Path, backup: Path, overwrite: bool) -> int:
-    """Put a backup in place of a stopped server's chats, under new epochs; how many chats it holds.
+class Backups:
+    """Takes backups of a running node's state directory, one at a time."""
 
-    StateDirectory if a server runs on the directory, or if there are chats and ``overwrite`` is not said.
+    def __init__(self, state: Path, clock: Clock, ids: Ids) -> None:
+        self._state = state
+        self._clock = clock
+        self._ids = ids
+        self._stopping = False
+        self.step: BackupStep | None = None
+        """What is being done now; None: nothing."""
+
+    async def take(self) -> Backup:
+        """A new backup, complete and checked. ServerBusy if one is being taken. It goes on if its caller does not."""
+        if self.step is not None:
+            raise ServerBusy(f"a backup is being taken ({self.step.doing}); wait for it", retry_after_seconds=5.0)
+        self.step = BackupStep("starting", 0, 0)
+        target = self._state / FOLDER / self._ids.new("backup-")
+        taking = asyncio.ensure_future(asyncio.to_thread(self._take, target))
+        taking.add_done_callback(self._done)
+        manifest = await asyncio.shield(taking)
+        return Backup(str(target), manifest.size_bytes, manifest.taken_at, manifest.files)
+
+    def stop(self) -> None:
+        """Give up what is being taken, so that nobody waits for it; it leaves nothing."""
+        self._stopping = True
+
+    def _take(self, target: Path) -> Manifest:
+        at = timestamp(self._clock.now())
+        return take(self._state, target, CONTENTS, at=at, program=__version__, progress=self._note)
+
+    def _note(self, doing: str, done: int, in_all: int) -> None:
+        if self._stopping:
+            raise Unavailable("the server is stopping; take the backup again when it is back")
+        self.step = BackupStep(doing, done, in_all)
+
+    def _done(self, taking: asyncio.Future[Manifest]) -> None:
+        self.step = None
+        if not taking.cancelled():
+            taking.exception()  # whoever waited has it
+
+
+def restore_backup(
+    state: Path, backup: Path, *, overwrite: bool, reason: str = "", progress: Progress = quiet
+) -> Manifest:
+    """Put a backup in place of a stopped server's state, under new epochs; what it holds.
+
+    StateDirectory if a server runs on the directory, or if there is state and ``overwrite`` is not said; see
+    ``holdfast.sqlite.restore``.
     """
-    with held(state_dir) as directory:
-        at = timestamp(SystemClock().now())
-        return restore_chats(backup, directory / CHATS_NAME, at=at, actor=getpass.getuser(), overwrite=overwrite)
+    with held(state) as directory:
+        now = SystemClock().now()
+        restored = Restored(timestamp(now), int(now), getpass.getuser(), reason, backup.name)
+        return restore(directory, backup, CONTENTS, restored, overwrite=overwrite, progress=progress)

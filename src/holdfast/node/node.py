@@ -8,12 +8,11 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 from holdfast import __version__, telemetry
 from holdfast.access import ConnectionCounts, HandshakeLimiter, KeyRing, Secrets, Tokens, shared_secret
-from holdfast.api.deps import Backup, Deps, PresenceView, Readiness
+from holdfast.api.deps import Deps, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.eventlog.sqlite import SqliteEventLog
@@ -36,6 +35,7 @@ from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.entrances import LimitedSends
 from holdfast.limits.plane import LimitsPlane
 from holdfast.message import User
+from holdfast.node.backup import Backups
 from holdfast.node.posture import origins_of
 from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.resilience import BreakerState
@@ -44,8 +44,6 @@ from holdfast.store.history import History
 from holdfast.store.sqlite import SqliteStore
 from holdfast.webhooks.plane import WorkPlane
 from holdfast.wire.frames import Presence
-
-BACKUPS = "backups"
 
 
 class Node:
@@ -188,7 +186,7 @@ class Node:
 
     # --- what the API shows -----------------------------------------------------------------------------
 
-    def deps(self, state: Path, work: WorkPlane | None = None) -> Deps:
+    def deps(self, backups: Backups, work: WorkPlane | None = None) -> Deps:
         server = self.settings.server
         return Deps(
             durability=self._durability,
@@ -200,7 +198,8 @@ class Node:
             presence=self._presence,
             status=self._status,
             readiness=self._readiness,
-            backup=lambda: self._backup(state),
+            backup=backups.take,
+            backup_step=lambda: backups.step,
             work=work.jobs if work else None,
             webhooks=work.webhooks if work else None,
             clock=self._clock,
@@ -248,13 +247,6 @@ class Node:
             "limits": self.limits.status(),
             "settings": {path: str(value) for path, value, _ in differences(self.settings)},
         }
-
-    async def _backup(self, state: Path) -> Backup:
-        folder = state / BACKUPS
-        folder.mkdir(mode=0o700, exist_ok=True)
-        target = folder / f"chats-{self._ids.new('')}.db"
-        await self._store.backup(target)
-        return Backup(str(target), target.stat().st_size)
 
 
 def _memory_budget(settings: Settings) -> int:

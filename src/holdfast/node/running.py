@@ -14,8 +14,9 @@ import uvloop
 from holdfast import telemetry
 from holdfast.access import open_secrets
 from holdfast.api.app import make_app
-from holdfast.clock import SystemClock, timestamp
+from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
+from holdfast.node.backup import Backups
 from holdfast.node.http import bound, serving
 from holdfast.node.limits import limiting
 from holdfast.node.node import Node
@@ -75,7 +76,10 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         await stack.enter_async_context(node.roles())
         work = await stack.enter_async_context(working(settings.work, settings.server.node_id, state, clock, node.log))
         await stack.enter_async_context(node.gateway)
-        await stack.enter_async_context(serving(make_app(node.deps(state, work)), node.port(), listening, node.broken))
+        backups = Backups(state, clock, Ids(clock))
+        stack.callback(backups.stop)
+        app = make_app(node.deps(backups, work))
+        await stack.enter_async_context(serving(app, node.port(), listening, node.broken))
         try:
             yield node
         finally:

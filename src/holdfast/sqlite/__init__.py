@@ -4,5 +4,8 @@
 ``threads``     threads that own a connection each and take bounded work
 ``statements``  named statements and migrations out of .sql files
 ``errors``      what SQLite's errors mean here
-``points``      named points of a commit at which a test may end the process
+``copies``      one file of a backup: copied out of a live one, described, checked
+``backup``      a folder with all files of a state directory and a manifest
+``restore``     a backup put in place: all of it or nothing
+``points``      named points of a commit or a restore at which a test may end the process
 """

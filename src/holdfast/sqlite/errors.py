@@ -69,7 +69,7 @@ MEANINGS = (
     _Meaning(
         (apsw.IOError, apsw.NoMemError, apsw.InterruptError, apsw.AbortError, apsw.SchemaChangeError, apsw.NoLFSError),
         StateDirectory,
-        "{path} cannot be used now ({error}); check its disk",
+        "{path} cannot be used now ({error}); check its disk, and that it is not full",
         "the server's disk does not answer as it should; try again later",
     ),
 )

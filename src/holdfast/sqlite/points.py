@@ -1,9 +1,11 @@
-"""Named points of a commit at which a test may end the process.
+"""Named points at which a test may end the process.
 
 ``chats.commit.before``  everything is written, nothing is durable: a kill here must lose the group and its answer
 ``chats.commit.after``   the group is durable, nobody knows yet: a kill here must lose only the answer
+``backup.…``             a file is copied; everything is, but under its name
+``restore.…``            a file is made ready; all are; one is moved aside; one is in place
 
-The first part is the file's name, for a node has several. They cost one call each.
+The first part of a commit's is the file's name, for a node has several. They cost one call each.
 Nothing but a test harness installs anything.
 """
 

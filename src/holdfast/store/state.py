@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import StateDirectory
+from holdfast.sqlite.copies import cannot
+from holdfast.sqlite.restore import finish
 
 LOCK_NAME = "lock"
 CHATS_NAME = "chats.db"
@@ -19,7 +21,7 @@ def held(directory: Path) -> Iterator[Path]:
     """Make the directory if it is not there (mode 0700) and hold it for this process until the block ends.
 
     The lock goes with the process, however it dies; its file stays and names the last holder. StateDirectory says
-    who holds it, or what is wrong with it.
+    who holds it, or what is wrong with it. A restore that was killed half-way is completed first.
     """
     _make(directory)
     descriptor = _open_lock(directory)
@@ -33,6 +35,7 @@ def held(directory: Path) -> Iterator[Path]:
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        _complete_restore(directory)
         yield directory
     finally:
         os.close(descriptor)
@@ -71,6 +74,13 @@ def _open_lock(directory: Path) -> int:
             f"{directory} cannot be written ({error.strerror}); check its mode, or choose another --state-dir",
             directory=str(directory),
         ) from error
+
+
+def _complete_restore(directory: Path) -> None:
+    try:
+        finish(directory)
+    except OSError as error:
+        raise cannot(f"the restore of {directory} cannot be completed", error) from error
 
 
 def _holder(descriptor: int) -> str:

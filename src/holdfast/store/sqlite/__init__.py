@@ -6,10 +6,9 @@
 ``reads``       what the readers answer
 ``database``    its file, on ``holdfast.sqlite``
 ``migrations``  the schema, one file per version; ``statements.sql`` every statement by name
-``backup``      copies while serving; restoring raises all epochs
 """
 
-from holdfast.store.sqlite.database import SqliteSettings
+from holdfast.store.sqlite.database import CHATS, SqliteSettings
 from holdfast.store.sqlite.store import SqliteStore
 
-__all__ = ["SqliteSettings", "SqliteStore"]
+__all__ = ["CHATS", "SqliteSettings", "SqliteStore"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from holdfast.sqlite import database
+from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings
 from holdfast.sqlite.statements import migrations, statements
+from holdfast.store.state import CHATS_NAME
 
-__all__ = ["SQL", "Handle", "SqliteSettings", "open_and_migrate", "version_of"]
+__all__ = ["CHATS", "SQL", "Handle", "SqliteSettings", "open_and_migrate", "version_of"]
 
 SQL = statements("holdfast.store.sqlite")
 MIGRATIONS = migrations("holdfast.store.sqlite")
@@ -24,3 +27,24 @@ def open_and_migrate(path: Path, settings: SqliteSettings, vfs: str | None = Non
 def version_of(connection: apsw.Connection, path: Path) -> int:
     """The schema version of a chats file; see ``holdfast.sqlite.database``."""
     return database.version_of(connection, path, len(MIGRATIONS))
+
+
+def _renew(connection: apsw.Connection, restored: Restored) -> None:
+    """Clients may have seen messages that the backup does not have: every copy of a chat is to be dropped."""
+    connection.execute(SQL["raise_all_epochs"], {"epoch_min": restored.epoch_min})
+    details = msgspec.json.encode({"taken_at": restored.taken_at, "epoch_min": restored.epoch_min}).decode()
+    record = {"at": restored.at, "actor": restored.actor, "action": "store.restore", "target": restored.backup}
+    connection.execute(SQL["put_audit"], {**record, "reason": restored.reason, "details": details})
+
+
+CHATS = Part(
+    name=CHATS_NAME,
+    migrations=MIGRATIONS,
+    counts={
+        "chats": "SELECT count(*) FROM chats",
+        "messages": "SELECT count(*) FROM messages",
+        "log_end": SQL["log_end"],
+    },
+    renew=_renew,
+)
+"""As backups see it."""

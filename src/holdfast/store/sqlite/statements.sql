@@ -251,5 +251,6 @@ SELECT '[' || coalesce(group_concat(
 FROM (SELECT * FROM message_values WHERE position > :after ORDER BY position LIMIT :limit);
 
 -- name: raise_all_epochs
--- After a restore: what clients have may be newer than what is stored.
-UPDATE chats SET epoch = epoch + 1;
+-- After a restore: what clients have may be newer than what is stored. One more than before would be given twice to
+-- whoever restores the same backup twice, so there is a least that only time moves.
+UPDATE chats SET epoch = max(epoch + 1, :epoch_min);

@@ -18,7 +18,6 @@ from holdfast.store.changes import Act, Changed, Command
 from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
 from holdfast.store.plan import ChatLimits
 from holdfast.store.sqlite import append, change, reads
-from holdfast.store.sqlite.backup import copy_database
 from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
 
 T = TypeVar("T")
@@ -126,10 +125,6 @@ class SqliteStore:
     async def log_after(self, after: int, limit: int) -> Sequence[Entry]:
         """Up to ``limit`` entries past a position, in commit order."""
         return await self._read(reads.log_after, after, limit)
-
-    async def backup(self, target: Path, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the store as it is now into a new file, while serving; ``progress`` gets (pages done, pages in all)."""
-        await asyncio.to_thread(copy_database, self._path, target, progress)
 
     async def _read(self, read: Callable[..., T], *args: object) -> T:
         deadline = self._deadline(self._settings.read_deadline_seconds)

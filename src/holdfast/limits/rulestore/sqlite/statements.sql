@@ -6,7 +6,8 @@ SELECT epoch, seq, digest FROM rules_head
 UPDATE rules_head SET seq = ?1, digest = ?2
 
 -- name: raise_epoch
-UPDATE rules_head SET epoch = epoch + 1
+-- ?1 the least it may be: the same backup restored twice must not give one epoch twice
+UPDATE rules_head SET epoch = max(epoch + 1, ?1)
 
 -- name: rule
 -- ?1 tenant, ?2 resource

@@ -17,6 +17,7 @@ from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, dec
 from holdfast.limits.rules import Rule, RuleName, Snapshot, next_digest
 from holdfast.limits.rulestore.bell import Bell
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head, Ring
+from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.statements import migrations, statements
 from holdfast.sqlite.threads import Crew
@@ -150,10 +151,15 @@ def _busy() -> ServerBusy:
     return ServerBusy("too many rule changes wait", retry_after_seconds=1.0)
 
 
-def raise_epoch(path: Path) -> None:
+def raise_epoch(db: apsw.Connection, restored: Restored) -> None:
     """After a restore: versions committed after the backup may be given out again, under a newer epoch."""
-    connection = open_and_migrate(path, SqliteSettings(), migrations(PACKAGE))
-    try:
-        connection.execute(SQL["raise_epoch"])
-    finally:
-        connection.close(True)
+    db.execute(SQL["raise_epoch"], (restored.epoch_min,))
+
+
+LIMITS = Part(
+    name="limits.db",
+    migrations=migrations(PACKAGE),
+    counts={"rules": "SELECT count(*) FROM rules WHERE NOT deleted", "changes": "SELECT seq FROM rules_head"},
+    renew=raise_epoch,
+)
+"""As backups see it."""
