@@ -62,6 +62,7 @@ PURE = [
     "client/cursors.py",
     "client/events.py",
     "client/inbox.py",
+    "client/link.py",
     "client/machine.py",
     "client/outbox.py",
     "client/reconnect.py",

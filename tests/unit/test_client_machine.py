@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.client import ChatGone, ChatJoined, ChatReset, ClientSettings, Event, SendRefused, Sent, Warned
 from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
@@ -62,7 +62,7 @@ class Bench:
     ) -> None:
         rng = random.Random(1)
         outbox = Outbox(entries, settings.sends_in_flight_max, settings.backoff, rng)
-        self.machine = Machine(settings, outbox, cursors or {}, follow)
+        self.machine = Machine(settings, outbox, cursors or {}, rng, follow)
         self.now = 100.0
         self.keeps = keeps
         self.actions: list[Action] = []
@@ -76,9 +76,9 @@ class Bench:
             self.do(self.machine.kept([(chat, cursor) for chat, cursor in kept if cursor], self.now))
         return actions
 
-    def open(self, expires_at: float | None = None) -> list[AnyClientFrame]:
+    def open(self, expires_at: float | None = None, limits: Mapping[str, float] | None = None) -> list[AnyClientFrame]:
         self.do(self.machine.opened(expires_at, self.now))
-        return self.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, {}))
+        return self.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, limits or {}))
 
     def get(self, payload: Sendable, request_id: str | None = None) -> list[AnyClientFrame]:
         return written(self.do(self.machine.receive(ServerFrame(payload, request_id), self.now)))
@@ -263,6 +263,103 @@ def test_nothing_is_pulled_before_the_resume_is_answered() -> None:
     [resume] = bench.open()
     assert bench.get(Heartbeat({"c": (1, 9)})) == [HeartbeatAck()]
     assert [type(f) for f in bench.get(Resumed([], [], []), resume.request_id)] == [SyncRequest]
+
+
+BUSY = Error("SERVER_BUSY", "too many resumes at once", True, retry_after_seconds=2.0)
+AWAY = Error("SERVICE_UNAVAILABLE", "an earlier frame was refused", True)
+
+
+def test_a_resume_refused_for_now_is_repeated_whole_on_the_same_connection() -> None:
+    bench = Bench({f"c{n}": Cursor(1, n) for n in range(5)})
+    first = bench.open()
+    assert bench.get(BUSY, first[0].request_id) == [], "the answer to the last frame ends a resume"
+    assert bench.get(BUSY, first[-1].request_id) == []
+    assert written(bench.pass_time(1.9)) == []
+    again = written(bench.pass_time(0.7))
+    assert [frame.payload for frame in again] == [frame.payload for frame in first]
+    assert not [action for action in bench.actions if isinstance(action, Drop)]
+    assert bench.get(Resumed([], ["new"], []), again[-1].request_id)[0].payload.chat_id == "new"
+
+
+def test_a_resume_refused_again_and_again_waits_longer_up_to_the_cap() -> None:
+    bench = Bench(at(3))
+    asked = bench.open()[-1].request_id
+    waits = []
+    for _ in range(300):
+        bench.get(AWAY, asked)
+        began = bench.now
+        while not (again := written(bench.pass_time((bench.machine.wake_at() or 0.0) - bench.now + 0.001))):
+            bench.get(Heartbeat({}))
+        waits.append(bench.now - began)
+        asked = again[-1].request_id
+    assert max(waits[:1]) <= 1.01
+    assert 12 < max(waits) <= 16.01
+
+
+def test_while_a_resume_waits_sends_leave_and_nothing_is_pulled() -> None:
+    bench = Bench(at(3))
+    bench.get(AWAY, bench.open()[-1].request_id)
+    assert [type(frame) for frame in bench.send(1)] == [SendMessage]
+    assert [type(frame) for frame in bench.get(Resync([ChatHead("c", 9)]))] == []
+
+
+def test_a_resume_refused_for_good_is_replaced_by_pulling_every_chat() -> None:
+    bench = Bench({"c": Cursor(1, 3), "d": Cursor(1, 5)})
+    asked = bench.open()[-1].request_id
+    (pull,) = bench.get(Error("INTERNAL_ERROR", "a defect", False), asked)
+    assert isinstance(pull, SyncRequest)
+    assert (pull.payload.chat_id, pull.payload.after_sequence) == ("c", 3)
+    (pull,) = bench.get(page(4, 4, 4), pull.request_id)
+    assert (pull.payload.chat_id, pull.payload.after_sequence) == ("d", 5)
+    assert Warned("INTERNAL_ERROR", "a defect") in bench.take_all()
+
+
+RATE = {"other_rate_limit_per_second": 10.0, "other_rate_limit_burst": 20.0}
+
+
+def test_thousands_of_chats_are_pulled_and_acked_within_the_server_s_rate() -> None:
+    names = [f"c{n}" for n in range(2000)]
+    bench = Bench(settings=ClientSettings())
+    asked = bench.open(limits={**RATE, "resume_chats_per_frame": 500})
+    bench.get(Resumed([], names, []), asked[-1].request_id)
+    began, pulled, frames = bench.now, dict.fromkeys(names, False), 1
+    while not all(pulled.values()) or bench.machine.wake_at() == bench.now:
+        for frame in (pulls := [f for f in written(bench.actions) if isinstance(f, SyncRequest)]):
+            pulled[frame.payload.chat_id] = True
+        frames += len(written(bench.actions))
+        bench.actions = []
+        for frame in pulls:
+            bench.get(page(1, 1, 1, chat_id=frame.payload.chat_id), frame.request_id)
+        bench.take_all()
+        if not pulls:
+            bench.now = max(bench.now, bench.machine.wake_at() or 0.0)
+            bench.get(Heartbeat({}))
+            bench.pass_time(0)
+            frames -= len([f for f in written(bench.actions) if isinstance(f, HeartbeatAck)])
+        assert frames <= 20 + 10 * (bench.now - began), "more than the server allows"
+    assert frames > 8 * (bench.now - began), "much less than the server allows"
+    assert bench.frames(SyncRequest) == []
+
+
+def test_a_rate_limit_on_a_pull_holds_back_the_others_too() -> None:
+    bench = Bench({"c": Cursor(1, 3), "d": Cursor(1, 5)})
+    bench.resume()
+    (pull,) = bench.get(Resync([ChatHead("c", 9), ChatHead("d", 9)]))
+    limited = Error("RATE_LIMITED", "slow down", True, retry_after_seconds=0.5)
+    assert bench.get(limited, pull.request_id) == []
+    assert written(bench.pass_time(0.4)) == []
+    assert [type(frame) for frame in written(bench.pass_time(0.2))] == [SyncRequest]
+
+
+def test_an_ack_that_may_have_been_refused_is_said_again() -> None:
+    bench = Bench(at(0))
+    bench.resume()
+    bench.get(message(1))
+    bench.take_all()
+    assert len(bench.frames(Ack)) == 1
+    bench.get(Error("RATE_LIMITED", "slow down", True, retry_after_seconds=0.5))
+    bench.pass_time(1)
+    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1, 1]
 
 
 def test_resumed_pages_are_taken_and_the_rest_is_pulled() -> None:

@@ -56,6 +56,7 @@ class ModelServer:
         self.stored: dict[str, list[Message]] = {chat_id: [] for chat_id in CHATS}
         self.keys: dict[tuple[str, str], Message] = {}
         self.refuse_next = 0
+        self.refuse_resumes: list[Error] = []
         self.cursors: dict[str, tuple[int, int]] = {}
 
     def append(self, chat_id: str, sender: str, key: str) -> Message:
@@ -72,20 +73,23 @@ class ModelServer:
         through = start + len(messages)
         return Page(chat_id, self.epochs[chat_id], messages, through, through < len(stored), len(stored), reset)
 
-    def resumed(self) -> Resumed:
-        pages = [self.page(chat_id, *cursor, 2) for chat_id, cursor in self.cursors.items()]
+    def resumed(self, cursors: dict[str, tuple[int, int]]) -> Resumed:
+        pages = [self.page(chat_id, *cursor, 2) for chat_id, cursor in cursors.items()]
         chats = [
             ResumedChat(p.chat_id, p.epoch, p.head, p.messages, p.through, p.has_more, p.reset)
             for p in pages
             if p.messages or p.reset
         ]
-        return Resumed(chats, [chat_id for chat_id in CHATS if chat_id not in self.cursors], [])
+        return Resumed(chats, [chat_id for chat_id in CHATS if chat_id not in cursors], [])
 
     def answer(self, frame: AnyClientFrame) -> Sendable | None:
         match frame:
             case Resume(payload=body):
                 self.cursors.update(body.cursors)
-                return None if body.more else self.resumed()
+                if body.more:
+                    return None
+                cursors, self.cursors = self.cursors, {}
+                return self.refuse_resumes.pop() if self.refuse_resumes else self.resumed(cursors)
             case SyncRequest(payload=body):
                 return self.page(body.chat_id, body.epoch, body.after_sequence, body.limit or 100)
             case SendMessage(payload=body):
@@ -122,7 +126,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
 
     def start(self) -> None:
         outbox = Outbox(self.disk_outbox.values(), 2, SETTINGS.backoff, random.Random(7))
-        self.machine = Machine(SETTINGS, outbox, dict(self.disk_cursors))
+        self.machine = Machine(SETTINGS, outbox, dict(self.disk_cursors), random.Random(1))
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -210,6 +214,11 @@ class ClientAgainstServer(RuleBasedStateMachine):
     def server_is_busy(self) -> None:
         self.server.refuse_next += 1
 
+    @rule(retryable=st.booleans(), later=st.none() | st.floats(0.1, 5))
+    def server_refuses_the_next_resume(self, retryable: bool, later: float | None) -> None:
+        code = "SERVICE_UNAVAILABLE" if retryable else "INTERNAL_ERROR"
+        self.server.refuse_resumes = [Error(code, "", retryable, retry_after_seconds=later)]
+
     @rule(chat_id=chats, count=st.integers(3, 8))
     def somebody_writes_much(self, chat_id: str, count: int) -> None:
         for _ in range(count):
@@ -276,6 +285,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Heal everything: the client ends with exactly what the server has."""
         self.server.refuse_next = 0
+        self.server.refuse_resumes = []
         for _ in range(40):
             if not self.connected:
                 self.connect()

@@ -133,16 +133,14 @@ class Chats:
 
     # What leaves
 
-    def acks(self, limit: int) -> list[tuple[str, Cursor]]:
-        """The next acks to leave, those that waited longest first."""
-        acks = []
-        for chat_id in list(self._owed)[:limit]:
-            del self._owed[chat_id]
-            copy = self._copies[chat_id]
-            copy.acked = copy.kept
-            self._acked_here.add(chat_id)
-            acks.append((chat_id, Cursor(copy.epoch, copy.kept)))
-        return acks
+    def next_ack(self) -> tuple[str, Cursor]:
+        """The ack that waited longest; there must be one."""
+        chat_id = next(iter(self._owed))
+        del self._owed[chat_id]
+        copy = self._copies[chat_id]
+        copy.acked = copy.kept
+        self._acked_here.add(chat_id)
+        return chat_id, Cursor(copy.epoch, copy.kept)
 
     @property
     def owes_acks(self) -> bool:
@@ -164,12 +162,20 @@ class Chats:
         if chat_id in self._copies:
             self._behind[chat_id] = at
 
+    def pull_all(self, now: float) -> None:
+        """Whatever there may be: a resume would have told, and there is none."""
+        for chat_id in self._copies:
+            self._behind.setdefault(chat_id, now)
+
     def disconnected(self) -> None:
-        """The resume of the next connection finds what is behind. An ack has no answer, so those of a broken
-        connection may be lost: owe them again."""
+        """The resume of the next connection finds what is behind; acks of a broken connection may be lost."""
         self._behind.clear()
         for copy in self._copies.values():
             copy.heard = 0
+        self.owe_again()
+
+    def owe_again(self) -> None:
+        """An ack has no answer, so those of this connection may have been lost: say them again."""
         for chat_id in self._acked_here & self._copies.keys():
             if self._copies[chat_id].kept > 0:
                 self._owed[chat_id] = None

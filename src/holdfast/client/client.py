@@ -91,7 +91,8 @@ class Client:
         self.user_id = saved.identity.get("user_id")
         self._unsettled = {entry.key: Unsettled(entry, on_disk=True) for entry in saved.outbox}
         outbox = Outbox(saved.outbox, self._settings.sends_in_flight_max, self._settings.backoff, self._rng)
-        self._machine = Machine(self._settings, outbox, {**saved.cursors, **self._start}, self._follow)
+        cursors = {**saved.cursors, **self._start}
+        self._machine = Machine(self._settings, outbox, cursors, self._rng, self._follow)
         await self._tasks.__aenter__()
         self._running = self._tasks.create_task(self._run())
         return self

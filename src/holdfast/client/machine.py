@@ -7,6 +7,7 @@ so every interleaving of frames, faults and time can be tested as values. All ti
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
@@ -15,6 +16,7 @@ from holdfast.client.chats import Chats
 from holdfast.client.cursors import Copy
 from holdfast.client.events import Event, SendRefused, Sent, Warned
 from holdfast.client.inbox import Inbox
+from holdfast.client.link import NEVER, Link, Pace, Resuming, Sync
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.client.refusals import refusal
 from holdfast.client.settings import ClientSettings
@@ -52,34 +54,6 @@ from holdfast.wire.frames import (
 )
 
 _GONE = frozenset({"NOT_A_MEMBER", "NOT_FOUND", "FORBIDDEN"})
-_NEVER = float("inf")
-
-
-class _Sync:
-    """The page in flight; ``heard`` is what we knew of its chat when we asked."""
-
-    __slots__ = ("at", "chat_id", "heard", "request_id")
-
-    def __init__(self, chat_id: str, request_id: str, heard: int, at: float) -> None:
-        self.chat_id = chat_id
-        self.request_id = request_id
-        self.heard = heard
-        self.at = at
-
-
-class _Link:
-    """What belongs to one connection and ends with it."""
-
-    __slots__ = ("accepted", "asked_at", "drop_at", "heard_at", "renew_at", "resume", "silence_seconds", "sync")
-
-    def __init__(self, now: float) -> None:
-        self.accepted = False
-        self.asked_at = self.heard_at = now
-        self.silence_seconds = _NEVER
-        self.resume: str | None = None
-        self.sync: _Sync | None = None
-        self.renew_at = _NEVER
-        self.drop_at = _NEVER
 
 
 class Machine:
@@ -90,14 +64,17 @@ class Machine:
         settings: ClientSettings,
         outbox: Outbox,
         cursors: Mapping[str, Cursor],
+        rng: random.Random,
         follow: Collection[str] | None = None,
     ) -> None:
         self.inbox = Inbox(settings.buffer_messages_max)
         self.outbox = outbox
         self._chats = Chats(cursors, self.inbox, follow)
         self._settings = settings
-        self._link: _Link | None = None
+        self._rng = rng
+        self._link: Link | None = None
         self._page_messages = settings.page_messages
+        self._resume_chats = settings.resume_chats_per_frame
         self._reads: dict[str, int] = {}
         self._ack_at = 0.0
         self._requests = 0
@@ -107,7 +84,7 @@ class Machine:
 
     def opened(self, expires_at: float | None, now: float) -> list[Action]:
         """There is a socket; ``expires_at``: when its token ends."""
-        self._link = _Link(now)
+        self._link = Link(now)
         self._expires(self._link, expires_at, now)
         return self._done(now)
 
@@ -171,7 +148,7 @@ class Machine:
         link = self._link
         if link is not None:
             if now >= link.renew_at:
-                link.renew_at = _NEVER
+                link.renew_at = NEVER
                 self._actions.append(RenewToken())
             self._check_deadlines(link, now)
         return self._done(now)
@@ -183,12 +160,20 @@ class Machine:
             return None
         times = [link.renew_at, link.drop_at, link.heard_at + link.silence_seconds, self._answer_due(link)]
         if link.accepted:
-            if self._chats.owes_acks:
-                times.append(self._ack_at)
-            times.append(self.outbox.next_start() or _NEVER)
-            if self._may_sync(link):
-                times.append(self._chats.next_sync_at() or _NEVER)
+            times.append(self.outbox.next_start() or NEVER)
+            times.append(max(self._next_question(link), link.pace.until))
         return min(times)
+
+    def _next_question(self, link: Link) -> float:
+        """When there is something to say that is no send."""
+        times = [self._ack_at] if self._chats.owes_acks else []
+        if self._reads:
+            times.append(link.heard_at)
+        if link.resuming is not None and link.resuming.asked_at == NEVER:
+            times.append(link.resuming.at)
+        if self._may_sync(link):
+            times.append(self._chats.next_sync_at() or NEVER)
+        return min(times, default=NEVER)
 
     # The application
 
@@ -210,7 +195,7 @@ class Machine:
 
     def typing(self, chat_id: str, active: bool, now: float) -> list[Action]:
         """Ephemeral: lost while offline."""
-        if self._link is not None and self._link.accepted:
+        if self._link is not None and self._link.accepted and self._link.pace.allows(now):
             body = ChatBody(chat_id)
             self._write(TypingStart(payload=body) if active else TypingStop(payload=body))
         return self._done(now)
@@ -226,22 +211,20 @@ class Machine:
 
     # Answers
 
-    def _established(self, link: _Link, established: ConnectionEstablished, now: float) -> None:
+    def _established(self, link: Link, established: ConnectionEstablished, now: float) -> None:
         link.accepted = True
-        link.asked_at = now
         link.silence_seconds = established.heartbeat_interval_ms / 1000 + self._settings.silence_grace_seconds
         self._actions.append(Online(established))
         limits = established.limits
-        self._page_messages = int(min(self._settings.page_messages, limits.get("page_messages_max", _NEVER)))
-        chats = min(self._settings.resume_chats_per_frame, limits.get("resume_chats_per_frame", _NEVER))
-        frames = self._chats.resume_frames(int(chats))
-        for number, cursors in enumerate(frames, 1):
-            link.resume = self._request()
-            self._write(Resume(request_id=link.resume, payload=ResumeBody(cursors, more=number < len(frames))))
+        self._page_messages = int(min(self._settings.page_messages, limits.get("page_messages_max", NEVER)))
+        chats = min(self._settings.resume_chats_per_frame, limits.get("resume_chats_per_frame", NEVER))
+        self._resume_chats = int(chats)
+        link.pace = Pace(limits, now)
+        link.resuming = Resuming(now)
 
-    def _resumed(self, link: _Link, request_id: str | None, resumed: Resumed, now: float) -> None:
-        if request_id == link.resume:
-            link.resume = None  # the answer to the last frame ends the resume
+    def _resumed(self, link: Link, request_id: str | None, resumed: Resumed, now: float) -> None:
+        if link.resuming is not None and link.resuming.ends_with(request_id):
+            link.resuming = None
         for chat_id in resumed.gone:
             self._actions += self._chats.gone(chat_id)
         for chat_id in resumed.joined:
@@ -249,7 +232,7 @@ class Machine:
         for chat in resumed.chats:
             self._actions += self._chats.settle(chat, now, heard=0)
 
-    def _page(self, link: _Link, request_id: str | None, page: Page, now: float) -> None:
+    def _page(self, link: Link, request_id: str | None, page: Page, now: float) -> None:
         sync = link.sync
         if sync is not None and sync.request_id == request_id:
             link.sync = None
@@ -263,19 +246,43 @@ class Machine:
             )
             self._actions.append(Settled(entry, sent))
 
-    def _failed(self, link: _Link, request_id: str | None, error: Error, now: float) -> None:
+    def _failed(self, link: Link, request_id: str | None, error: Error, now: float) -> None:
+        if error.code == "RATE_LIMITED":
+            link.pace.hold(now + (error.retry_after_seconds or 1.0))
         entry = self.outbox.in_flight_under(request_id) if request_id is not None else None
         if entry is not None:
             self._send_failed(entry, error, now)
         elif link.sync is not None and link.sync.request_id == request_id:
-            chat_id, link.sync = link.sync.chat_id, None
-            if error.code in _GONE:
-                self._actions += self._chats.gone(chat_id)
-            else:
-                self._chats.sync_later(chat_id, now + (error.retry_after_seconds or 1.0))
-        elif link.resume is not None and link.resume == request_id:
-            self._actions.append(Drop(f"resume failed: {error.code}: {error.message}"))
+            self._sync_failed(link, link.sync.chat_id, error, now)
+        elif link.resuming is not None and link.resuming.has_asked(request_id):
+            if link.resuming.ends_with(request_id):
+                self._resume_failed(link, link.resuming, error, now)
         else:
+            if error.code == "RATE_LIMITED":
+                self._chats.owe_again()  # it was a frame without an answer: an ack, perhaps
+            self.inbox.tell(Warned(error.code, error.message))
+
+    def _sync_failed(self, link: Link, chat_id: str, error: Error, now: float) -> None:
+        link.sync = None
+        if error.code in _GONE:
+            self._actions += self._chats.gone(chat_id)
+        else:
+            self._chats.sync_later(chat_id, now + (error.retry_after_seconds or 1.0))
+
+    def _resume_failed(self, link: Link, resuming: Resuming, error: Error, now: float) -> None:
+        """The connection is good, and a new one would cost the server more: ask again on this one, later.
+
+        Refused for good, every chat is pulled by itself; heads tell of those we do not know.
+        """
+        if error.retryable:
+            resuming.failures += 1
+            wait = self._settings.backoff.delay(resuming.failures, self._rng)
+            if error.retry_after_seconds is not None:
+                wait = error.retry_after_seconds * (1 + self._rng.random() / 4)
+            resuming.again(now + wait)
+        else:
+            link.resuming = None
+            self._chats.pull_all(now)
             self.inbox.tell(Warned(error.code, error.message))
 
     def _send_failed(self, entry: Entry, error: Error, now: float) -> None:
@@ -293,9 +300,10 @@ class Machine:
         link = self._link
         if link is not None and link.accepted:
             self._start_sends(now)
+            self._start_resume(link, now)
+            self._send_acks(link, now)
+            self._send_reads(link, now)
             self._start_sync(link, now)
-            self._send_acks(now)
-            self._send_reads()
         actions, self._actions = self._actions, []
         return actions
 
@@ -304,33 +312,49 @@ class Machine:
             body = SendBody(entry.client_message_id, entry.chat_id, entry.content, entry.content_type)
             self._write(SendMessage(request_id=self._request(), payload=body))
 
-    def _may_sync(self, link: _Link) -> bool:
+    def _start_resume(self, link: Link, now: float) -> None:
+        resuming = link.resuming
+        if resuming is None or now < resuming.at:
+            return
+        if resuming.frames is None:
+            resuming.begin(self._chats.resume_frames(self._resume_chats))
+        while resuming.frames and link.pace.allows(now):
+            cursors = resuming.frames.popleft()
+            request_id = self._request()
+            self._write(Resume(request_id=request_id, payload=ResumeBody(cursors, more=bool(resuming.frames))))
+            resuming.asked(request_id, now)
+
+    def _may_sync(self, link: Link) -> bool:
         """One page in flight, after the resume, and only with room for half a page at least."""
         room = min(self._page_messages, self._settings.buffer_messages_max) // 2
-        return link.sync is None and link.resume is None and self.inbox.room > room
+        return link.sync is None and link.resuming is None and self.inbox.room > room
 
-    def _start_sync(self, link: _Link, now: float) -> None:
-        if not self._may_sync(link):
+    def _start_sync(self, link: Link, now: float) -> None:
+        at = self._chats.next_sync_at() if self._may_sync(link) else None
+        if at is None or now < at or not link.pace.allows(now):
             return
         found = self._chats.next_sync(now, min(self._page_messages, self.inbox.room))
         if found is not None:
             body, heard = found
-            link.sync = _Sync(body.chat_id, self._request(), heard, now)
+            link.sync = Sync(body.chat_id, self._request(), heard, now)
             self._write(SyncRequest(request_id=link.sync.request_id, payload=body))
 
-    def _send_acks(self, now: float) -> None:
+    def _send_acks(self, link: Link, now: float) -> None:
         if now < self._ack_at or not self._chats.owes_acks:
             return
         self._ack_at = now + self._settings.ack_interval_seconds
-        for chat_id, cursor in self._chats.acks(self._settings.acks_per_flush_max):
+        for _ in range(self._settings.acks_per_flush_max):
+            if not self._chats.owes_acks or not link.pace.allows(now):
+                return
+            chat_id, cursor = self._chats.next_ack()
             self._write(Ack(payload=AckBody(chat_id, cursor.epoch, cursor.sequence)))
 
-    def _send_reads(self) -> None:
-        for chat_id, sequence in self._reads.items():
-            self._write(Read(payload=ReadBody(chat_id, sequence)))
-        self._reads.clear()
+    def _send_reads(self, link: Link, now: float) -> None:
+        while self._reads and link.pace.allows(now):
+            chat_id = next(iter(self._reads))
+            self._write(Read(payload=ReadBody(chat_id, self._reads.pop(chat_id))))
 
-    def _check_deadlines(self, link: _Link, now: float) -> None:
+    def _check_deadlines(self, link: Link, now: float) -> None:
         if now >= link.drop_at:
             self._actions.append(Drop("the server announced its closing and did not close"))
         elif now >= link.heard_at + link.silence_seconds:
@@ -338,16 +362,12 @@ class Machine:
         elif now >= self._answer_due(link):
             self._actions.append(Drop("the server does not answer"))
 
-    def _answer_due(self, link: _Link) -> float:
-        asked = [] if link.accepted and link.resume is None else [link.asked_at]
-        if link.sync is not None:
-            asked.append(link.sync.at)
+    def _answer_due(self, link: Link) -> float:
         oldest = self.outbox.oldest_in_flight()
-        if oldest is not None:
-            asked.append(oldest)
-        return min(asked, default=_NEVER) + self._settings.reply_timeout_seconds
+        since = link.waits_since() if oldest is None else min(link.waits_since(), oldest)
+        return since + self._settings.reply_timeout_seconds
 
-    def _expires(self, link: _Link, expires_at: float | None, now: float) -> None:
+    def _expires(self, link: Link, expires_at: float | None, now: float) -> None:
         if expires_at is not None:
             margin = min(self._settings.refresh_before_expiry_seconds, (expires_at - now) / 2)
             link.renew_at = max(now + 1.0, expires_at - margin)

@@ -76,7 +76,7 @@ class Device:
     def _boot(self) -> None:
         backoff = self._settings.backoff
         outbox = Outbox(self.unsent.values(), self._settings.sends_in_flight_max, backoff, self._rng)
-        self.machine = self.machine_type(self._settings, outbox, dict(self.cursors))
+        self.machine = self.machine_type(self._settings, outbox, dict(self.cursors), self._rng)
         self._reconnect = Reconnect(backoff, self._rng, can_renew=True)
 
     # What the person does
