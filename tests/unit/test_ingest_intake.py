@@ -215,6 +215,34 @@ def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
     on_virtual_time(test)
 
 
+def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_its_answers() -> None:
+    class Refusing:
+        def __init__(self) -> None:
+            self.go = asyncio.Event()
+
+        async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
+            if self.go.is_set():
+                return [Unavailable("the breaker is open")] * len(drafts)
+            await self.go.wait()
+            return acks(drafts)
+
+    async def main() -> None:
+        clock, answers, plane = LoopClock(), Answers(), Refusing()
+        intake = Intake(plane, clock, Ids(clock, random.Random(1)))  # type: ignore[arg-type]
+        task = asyncio.create_task(intake.run())
+        intake.submit(body("a"), ANNA, "1", 5.0, answers.to("a"))
+        await asyncio.sleep(0.01)
+        intake.submit(body("b"), ANNA, "2", 5.0, answers.to("b"))
+        plane.go.set()
+        await asyncio.sleep(0.01)
+        assert answers.order == ["a", "b"]
+        assert isinstance(answers.by_key["a"], Acked) and isinstance(answers.by_key["b"], Unavailable)
+        intake.stop()
+        await task
+
+    run(main())
+
+
 @pytest.mark.parametrize("broken", [lambda drafts: 1 / 0, lambda drafts: []], ids=["raises", "loses count"])
 def test_a_durability_plane_that_breaks_its_promise_does_not_end_the_intake(broken: Callable[[list], list]) -> None:
     class Broken:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from holdfast import telemetry
@@ -66,7 +67,7 @@ class GuardedStore:
         self._guard = Guard(
             "store", "messages cannot be stored now; send it again later", self._settings.breaker, clock
         )
-        self._overdue: set[asyncio.Task[Any]] = set()
+        self._overdue: set[asyncio.Future[Any]] = set()
         self._changes = 0
 
     @property
@@ -87,7 +88,7 @@ class GuardedStore:
         started = self._clock.monotonic()
         outcomes: list[Outcome]
         try:
-            outcomes = await self._write(lambda: self._append(drafts), deadline, _store_works)
+            outcomes = await self._write(lambda: self._store.append(drafts), deadline, partial(_answered, drafts))
             telemetry.sequences_allocated(self._clock.monotonic() - started)
         except HoldfastError as error:
             outcomes = [error] * len(drafts)
@@ -117,15 +118,9 @@ class GuardedStore:
         telemetry.watermarks("stored", len(watermarks))
         return True
 
-    async def _append(self, drafts: Sequence[Draft]) -> list[Outcome]:
-        outcomes = await self._store.append(drafts)
-        if len(outcomes) != len(drafts):
-            raise RuntimeError(f"the store gave {len(outcomes)} outcomes for {len(drafts)} sends")
-        return outcomes
-
     async def _write(
         self,
-        call: Callable[[], Coroutine[Any, Any, T]],
+        call: Callable[[], Awaitable[T]],
         deadline: float,
         works: Callable[[T], bool] = lambda _: True,
     ) -> T:
@@ -134,26 +129,27 @@ class GuardedStore:
         refusal = self._refusal(seconds)
         if refusal is not None:
             raise refusal
-        task = asyncio.create_task(call())
+        write = asyncio.ensure_future(call())
         try:
-            await asyncio.wait((task,), timeout=seconds)
+            await asyncio.wait((write,), timeout=seconds)
         except asyncio.CancelledError:
             self._guard.learned_nothing()
-            self._leave(task)
+            self._leave(write)
             raise
-        if not task.done():
+        if not write.done():
             self._guard.failed()
-            self._leave(task)
+            self._leave(write)
             raise OutcomeUnknown("the store did not answer in time; send it again with the same id")
         try:
-            result = task.result()
+            result = write.result()
+            worked = works(result)
         except BaseException as error:
             if _is_an_answer(error):
                 self._guard.succeeded()
                 raise
             self._guard.failed()
             raise _translated(error) from error
-        if works(result):
+        if worked:
             self._guard.succeeded()
         else:
             self._guard.failed()
@@ -166,15 +162,15 @@ class GuardedStore:
             return Unavailable("the store has not finished an earlier write; send it again", retry_after_seconds=1)
         return self._guard.refusal()
 
-    def _leave(self, task: asyncio.Task[Any]) -> None:
+    def _leave(self, write: asyncio.Future[Any]) -> None:
         """Let a write go on that nobody waits for any more."""
-        if not task.done():
-            self._overdue.add(task)
-        task.add_done_callback(self._ended)
+        if not write.done():
+            self._overdue.add(write)
+        write.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._overdue.discard(task)
-        failed = task.cancelled() or task.exception() is not None
+    def _ended(self, write: asyncio.Future[Any]) -> None:
+        self._overdue.discard(write)
+        failed = write.cancelled() or write.exception() is not None
         telemetry.write_overdue("failed" if failed else "done")
 
 
@@ -193,8 +189,10 @@ def _is_an_answer(error: BaseException) -> bool:
     return isinstance(error, Refused | Deferred) and not isinstance(error, Unavailable)
 
 
-def _store_works(outcomes: Sequence[Outcome]) -> bool:
+def _answered(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> bool:
     """Whether any send of a group got an answer that only a working store gives."""
+    if len(outcomes) != len(drafts):
+        raise RuntimeError(f"the store gave {len(outcomes)} outcomes for {len(drafts)} sends")
     return any(isinstance(outcome, Acked) or _is_an_answer(outcome) for outcome in outcomes)
 
 

@@ -19,10 +19,6 @@ from holdfast.ingest.waiting import IntakeSettings, Refusals, Send, Waiting
 from holdfast.message import Acked, Draft, Outcome, User
 from holdfast.wire.frames import SendBody
 
-TURNS_TO_THE_STORE = 3
-"""Turns of the loop after which a group that was started is with the store's own thread: only then is there something
-to do meanwhile. Too few would answer first and leave the store idle; more would keep acks waiting."""
-
 
 class Intake:
     """The one door for sends, whether they come by socket or by REST.
@@ -96,34 +92,26 @@ class Intake:
             self._answer_rest()
 
     async def _commit(self, group: Sequence[Send]) -> None:
-        """Commit the group; what the one before it came to is answered meanwhile, when the store has this one."""
+        """Commit the group. What the one before it came to is answered a turn later: then the store has this one."""
         self._in_flight = group
         telemetry.sends_waiting(len(self._waiting))
         watch = self._watch_ages()
+        if self._settled:
+            asyncio.get_running_loop().call_soon(self._answer_settled)
         try:
-            outcomes = await (self._persist_and_answer(group) if self._settled else self._persist(group))
+            outcomes = await self._persist(group)
         finally:
             watch()
         self._settle(group, outcomes)
 
-    async def _persist_and_answer(self, group: Sequence[Send]) -> Sequence[Outcome]:
-        persisting = asyncio.create_task(self._persist(group))
-        try:
-            for _ in range(TURNS_TO_THE_STORE):
-                await asyncio.sleep(0)
-            self._answer_settled()
-            return await persisting
-        except asyncio.CancelledError:
-            persisting.cancel()
-            raise
-
     def _settle(self, group: Sequence[Send], outcomes: Sequence[Outcome]) -> None:
         """The outcomes are known; followers of a send that may be retried are taken out before the next group."""
-        self._settled = list(zip(group, outcomes, strict=True))
+        settled = list(zip(group, outcomes, strict=True))
+        self._settled += settled
         self._in_flight = ()
         failed: dict[tuple[str, str], HoldfastError] = {}
         stored: list[str] = []
-        for send, outcome in self._settled:
+        for send, outcome in settled:
             if isinstance(outcome, Acked):
                 stored.append(send.body.chat_id)
             elif isinstance(outcome, Deferred | OutcomeUnknown):

@@ -30,8 +30,8 @@ class _Unit(Generic[T]):
 class Crew:
     """Takes work while fewer than ``waiting_max`` pieces wait; the next gets ``refusal``.
 
-    A piece that was taken is done, whether or not its caller still waits. ``on_answer`` runs on the event loop for
-    each answer, before the caller sees it. The pieces of a crew of one are done in order.
+    A piece that was taken is done, whether or not its caller still waits. The pieces of a crew of one are done in
+    order.
     """
 
     def __init__(
@@ -40,14 +40,12 @@ class Crew:
         handles: list[Handle],
         waiting_max: int,
         refusal: Callable[[], HoldfastError],
-        on_answer: Callable[[object], None] | None = None,
     ) -> None:
         self._queue: SimpleQueue[_Unit[object] | None] = SimpleQueue()
         self._handles = handles
         self._waiting = 0
         self._waiting_max = waiting_max
         self._refusal = refusal
-        self._on_answer = on_answer
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._threads = [
@@ -57,16 +55,17 @@ class Crew:
         for thread in self._threads:
             thread.start()
 
-    async def do(self, work: Callable[[Handle], T]) -> T:
-        """Have ``work`` done by one of the threads. Cancelling does not undo it."""
-        if self._closing:
-            raise unavailable_while_closing()
-        if self._waiting >= self._waiting_max:
-            raise self._refusal()
-        self._waiting += 1
+    def do(self, work: Callable[[Handle], T]) -> asyncio.Future[T]:
+        """Have ``work`` done by one of the threads; it is on its way when this returns. Cancelling does not undo it."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Unit(work, future))  # type: ignore[arg-type]
-        return await future
+        if self._closing:
+            future.set_exception(unavailable_while_closing())
+        elif self._waiting >= self._waiting_max:
+            future.set_exception(self._refusal())
+        else:
+            self._waiting += 1
+            self._queue.put(_Unit(work, future))  # type: ignore[arg-type]
+        return future
 
     async def close(self) -> None:
         """Do what was taken, then end the threads and close their connections."""
@@ -94,11 +93,6 @@ class Crew:
 
     def _settle(self, unit: _Unit[object]) -> None:
         self._waiting -= 1
-        if unit.error is None and self._on_answer is not None:
-            try:
-                self._on_answer(unit.answer)
-            except Exception:  # a listener's defect must not take the answer with it
-                telemetry.log.exception("sqlite.listener")
         if unit.future.cancelled():
             return
         if unit.error is not None:

@@ -12,7 +12,7 @@ Cancel-safety: a cancelled write may have happened; the caller must treat it as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -62,7 +62,7 @@ class AuditRecord(Struct, frozen=True):
 class Store(Protocol):
     """The durable chats of all tenants."""
 
-    async def append(self, group: Sequence[Draft]) -> list[Outcome]:
+    def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
         """Number and commit a group of sends, in order, in one commit; one outcome each.
 
         For each send: an existing key of the same sender is answered first (same content: the first answer,

@@ -99,7 +99,7 @@ class Plan:
 
 
 class _Faulty:
-    """Any contract whose verbs are ``async def``: each call goes past the plan, everything else straight through."""
+    """Any contract whose verbs answer later: each call goes past the plan, everything else straight through."""
 
     def __init__(self, inner: Any, plan: Plan) -> None:
         self._inner = inner
@@ -107,13 +107,19 @@ class _Faulty:
 
     def __getattr__(self, verb: str) -> Any:
         inner = getattr(self._inner, verb)
-        if not inspect.iscoroutinefunction(inner):
+        if not _answers_later(inner):
             return inner
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await _disturbed(self._plan, verb, lambda: inner(*args, **kwargs))
 
         return call
+
+
+def _answers_later(verb: Any) -> bool:
+    if not callable(verb):
+        return False
+    return inspect.iscoroutinefunction(verb) or str(inspect.signature(verb).return_annotation).startswith("Awaitable")
 
 
 async def _disturbed(plan: Plan, verb: str, call: Callable[[], Awaitable[T]]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from holdfast.store.changes import Act, Changed, Command
 from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
 from holdfast.store.plan import ChatLimits
 from holdfast.store.sqlite import append, change, reads
+from holdfast.store.sqlite.append import Written
 from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class SqliteStore:
         writer = self._handle(write=True)
         writer.adopt(connection)
         readers = [self._handle(write=False) for _ in range(self._settings.readers)]
-        self._writer = Crew("store-writer", [writer], self._settings.writes_waiting_max, _busy, self._tell)
+        self._writer = Crew("store-writer", [writer], self._settings.writes_waiting_max, _busy)
         self._readers = Crew("store-reader", readers, self._settings.reads_waiting_max, _too_many_reads)
         return self
 
@@ -67,11 +68,11 @@ class SqliteStore:
         """Call ``listener`` after each commit that added to the log."""
         self._listeners.append(listener)
 
-    async def append(self, group: Sequence[Draft]) -> list[Outcome]:
-        return (await self._writer.do(partial(append.append, group=group))).answer
+    def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
+        return self._write(partial(append.append, group=group))
 
     async def change(self, command: Command) -> Changed:
-        return (await self._writer.do(partial(change.change, command=command, limits=self._limits))).answer
+        return await self._write(partial(change.change, command=command, limits=self._limits))
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
         await self._writer.do(partial(change.mark, watermarks=watermarks))
@@ -126,6 +127,18 @@ class SqliteStore:
         """Up to ``limit`` entries past a position, in commit order."""
         return await self._read(reads.log_after, after, limit)
 
+    def _write(self, work: Callable[[Handle], Written[T]]) -> Awaitable[T]:
+        """Have it done by the writer; the listeners hear of it before its caller does."""
+        tell = asyncio.get_running_loop().call_soon_threadsafe
+
+        def done(handle: Handle) -> T:
+            written = work(handle)
+            if written.entries or written.forgets:
+                tell(self._tell, written.entries)
+            return written.answer
+
+        return self._writer.do(done)
+
     async def _read(self, read: Callable[..., T], *args: object) -> T:
         deadline = self._deadline(self._settings.read_deadline_seconds)
         return await self._readers.do(lambda handle: read(handle, deadline, *args))
@@ -137,10 +150,9 @@ class SqliteStore:
         settings = self._settings if write else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
         return Handle(self._path, settings, self._vfs, write=write)
 
-    def _tell(self, written: object) -> None:
-        if isinstance(written, append.Written) and (written.entries or written.forgets):
-            for listener in self._listeners:
-                listener(written.entries)
+    def _tell(self, entries: Sequence[Entry]) -> None:
+        for listener in self._listeners:
+            listener(entries)
 
 
 def _busy() -> HoldfastError:
