@@ -39,12 +39,19 @@ class HoldfastError(Exception):
     code: ClassVar[str] = "INTERNAL_ERROR"
     retryable: ClassVar[bool] = False
     outcome: ClassVar[str] = "rejected"
+    private: ClassVar[bool] = False
+    """Whether its words are for the log alone."""
 
     def __init__(self, message: str = "", *, retry_after_seconds: float | None = None, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_seconds = retry_after_seconds
         self.details = details
+
+    @property
+    def told(self) -> HoldfastError:
+        """What a client is told of it."""
+        return InternalError("something went wrong here; it is logged") if self.private else self
 
 
 class Refused(HoldfastError):
@@ -126,10 +133,13 @@ class InternalError(HoldfastError):
 
     code = "INTERNAL_ERROR"
     outcome = "unknown"
+    private = True
 
 
 class UnreadableEvent(HoldfastError):
     """The entry at ``position`` of the event log cannot be decoded; ``data`` is what is there."""
+
+    private = True
 
     def __init__(self, message: str, position: int, data: bytes) -> None:
         super().__init__(message)
@@ -139,6 +149,9 @@ class UnreadableEvent(HoldfastError):
 
 class OperatorError(HoldfastError):
     """Stops the command; its message tells the operator what to change."""
+
+    outcome = "unknown"
+    private = True
 
 
 class BadSetting(OperatorError):

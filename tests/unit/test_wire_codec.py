@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidMessage, OutcomeUnknown, RateLimited
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    InvalidMessage,
+    OutcomeUnknown,
+    RateLimited,
+    StateDirectory,
+    UnreadableEvent,
+)
 from holdfast.message import Message, Page
 from holdfast.wire.codec import (
     decode_client_frame,
@@ -267,3 +275,21 @@ def test_an_epoch_or_sequence_stays_below_two_to_the_53rd(number: int) -> None:
     assert decode_client_frame(frame(2**53 - 1)) is not None
     with pytest.raises(InvalidMessage):
         decode_client_frame(frame(number))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InternalError("UnicodeDecodeError: byte 0xff in position 175", file="/srv/chats.db"),
+        StateDirectory("/srv/holdfast is read-only"),
+        UnreadableEvent("no such kind", 7, b"secret"),
+    ],
+)
+def test_what_went_wrong_inside_is_for_the_log_and_not_for_clients(error: HoldfastError) -> None:
+    payload = error_payload(error, of_send=True, client_message_id="c1")
+    assert (payload.code, payload.outcome, payload.details) == (
+        "INTERNAL_ERROR",
+        "unknown",
+        {"client_message_id": "c1"},
+    )
+    assert payload.message == "something went wrong here; it is logged"

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from holdfast.api.bodies import ErrorBody, ErrorDetail
 from holdfast.api.call import Answer
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, OperatorError
 
 STATUS = {
     "INVALID_MESSAGE": 400,
@@ -44,8 +44,11 @@ def respond(answer: Answer, status: int) -> Response:
     return Response(content, answer.status or status, dict(answer.headers), answer.media_type)
 
 
-def respond_error(error: HoldfastError, *, write: bool, status: int | None = None) -> Response:
-    """An error on the wire; ``outcome`` only where something might have been written."""
+def respond_error(
+    error: HoldfastError, *, write: bool, status: int | None = None, to_operator: bool = False
+) -> Response:
+    """An error on the wire; ``outcome`` only where something might have been written. Operators read what is theirs."""
+    error = error if to_operator and isinstance(error, OperatorError) else error.told
     detail = ErrorDetail(
         code=error.code,
         message=error.message,

@@ -23,7 +23,7 @@ from holdfast.api.openapi import describe
 from holdfast.api.receive import Allowance, receive
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
-from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, OperatorError
+from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound
 from holdfast.telemetry import log
 
 View = Callable[[Request], Awaitable[Response]]
@@ -63,17 +63,13 @@ def _view(deps: Deps, allowance: Allowance, endpoint: Endpoint) -> View:
         try:
             call = await receive(deps, allowance, endpoint, request)
             return respond(await endpoint.run(deps, call), endpoint.status)
-        except OperatorError as error:
-            log.error("a request met trouble only an operator can end", endpoint=endpoint.name, error=error.message)
-            told = error.message if endpoint.caller == "operator" else "the server needs its operator; it is logged"
-            return respond_error(InternalError(told), write=endpoint.writes)
         except HoldfastError as error:
-            if isinstance(error, InternalError):
-                log.error("a request met a defect", endpoint=endpoint.name, exc_info=True)
-            return respond_error(error, write=endpoint.writes)
+            if error.private:
+                log.error("a request met a defect, or an operator's trouble", endpoint=endpoint.name, exc_info=True)
+            return respond_error(error, write=endpoint.writes, to_operator=endpoint.caller == "operator")
         except Exception:
             log.exception("a request met a defect", endpoint=endpoint.name)
-            return respond_error(InternalError("something went wrong here; it is logged"), write=endpoint.writes)
+            return respond_error(InternalError(), write=endpoint.writes)
 
     return view
 

@@ -80,6 +80,7 @@ def text_header(size: int) -> bytes:
 
 def error_payload(error: HoldfastError, *, of_send: bool = False, client_message_id: str | None = None) -> Error:
     """What a client is told of an error; of a send, also which and whether it might have happened."""
+    error = error.told
     details = error.details if client_message_id is None else {**error.details, "client_message_id": client_message_id}
     return Error(
         code=error.code,
