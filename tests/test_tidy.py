@@ -29,7 +29,7 @@ LAYERS = [
     {"sqlite"},
     {"wire"},
     {"access"},
-    {"resilience", "message", "errors", "clock", "telemetry", "bounds"},
+    {"resilience", "message", "errors", "clock", "telemetry", "bounds", "places"},
 ]
 CLIENT_MAY_IMPORT = {"client", "wire", "access", "resilience", "message", "errors", "clock", "telemetry", "bounds"}
 VERIFY_USERS = {"cli", "node", "verify"}
@@ -43,6 +43,7 @@ PURE = [
     "access/principal.py",
     "access/roles.py",
     "access/door.py",
+    "api/problems.py",
     "wire/*.py",
     "session/*.py",
     "ingest/waiting.py",

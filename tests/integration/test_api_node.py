@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
+from holdfast.cli.reach import settings_of
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.ingest.hot import HotChats
@@ -21,6 +22,7 @@ from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.posture import posture
 from holdfast.node.running import running
+from holdfast.places import default_state_dir
 from holdfast.settings import Server, Settings
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
@@ -119,6 +121,18 @@ def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tm
                 assert done.exit_code == 0, (command, done.output)
 
     asyncio.run(run())
+
+
+def test_the_commands_name_a_state_directory_only_where_they_would_not_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_state_dir() == tmp_path / "holdfast"
+    assert not any("--state-dir" in line for line in posture(settings_of(None)))
+    monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
+    assert default_state_dir() == Path("~/.local/state/holdfast").expanduser()
+    elsewhere = settings_of(None, {"server.state_dir": str(tmp_path / "elsewhere")})
+    assert sum(f"--state-dir {tmp_path / 'elsewhere'}" in line for line in posture(elsewhere)) == 3
 
 
 def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:

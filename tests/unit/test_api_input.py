@@ -360,6 +360,61 @@ def test_health_tells_strangers_a_word_and_operators_the_dependencies() -> None:
     with_rest(scenario)
 
 
+PROBLEMS: dict[str, tuple[bytes, str, str | None]] = {
+    "nothing": (b"", "the body is empty: send a JSON object", None),
+    "cut off": (b'{"content": "x', "the body is not valid JSON: it ends too early", None),
+    "no JSON": (b"content=x", "the body is not valid JSON: invalid character (byte 0)", None),
+    "half a pair": (b'{"content": "\\ud83d"}', "one half of a surrogate pair", None),
+    "half a pair before text": (b'{"content": "\\uD83D and so on"}', "one half of a surrogate pair", None),
+    "the other half": (b'{"content": "\\ude00"}', "one half of a surrogate pair", None),
+    "a list": (b"[]", "the body must be an object, not a list", None),
+    "an empty message": (b'{"content": ""}', "content must not be empty", "content"),
+    "no content": (b"{}", "content is missing", "content"),
+    "a number": (b'{"content": 7}', "content must be text, not a whole number", "content"),
+    "a field too many": (b'{"content": "x", "to": 1}', "there is no field to: there are content, content_type", "to"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_refused_body_names_the_field_and_what_it_should_be(name: str) -> None:
+    body, words, field = PROBLEMS[name]
+
+    async def scenario(rest: Rest) -> None:
+        chat = await rest.chat()
+        headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}", "Idempotency-Key": "k"}
+        answer = await rest.client.post(f"/v1/chats/{chat}/messages", content=body, headers=headers)
+        assert error_of(answer) == (400, "INVALID_MESSAGE")
+        error = answer.json()["error"]
+        assert words in error["message"] and error.get("details", {}).get("field") == field
+
+    with_rest(scenario)
+
+
+OTHER_PROBLEMS: list[tuple[str, str, object, str, str]] = [
+    ("GET", "/v1/chats?limit=0", None, "limit must be at least 1", "limit"),
+    ("GET", "/v1/chats?limit=201", None, "limit must be at most 200", "limit"),
+    ("GET", "/v1/chats?limit=1.5", None, "limit must be a whole number", "limit"),
+    ("GET", "/v1/chats?limit=1&limit=2", None, "limit was given twice", "limit"),
+    ("GET", "/v1/chats?limits=1", None, "there is no field limits: there are limit, after", "limits"),
+    ("GET", "/v1/chats?after=a%20b", None, "after must be printable ASCII without spaces", "after"),
+    ("POST", "/v1/chats", {"kind": "public"}, "kind must be one of direct, group", "kind"),
+    ("POST", "/v1/chats", {"name": "x" * 201}, "name must have at most 200 characters", "name"),
+    ("POST", "/v1/chats", {"members": ["a", "b c"]}, "members[1] must be printable ASCII", "members[1]"),
+    ("POST", "/v1/chats", {"members": ["a"] * 1001}, "members must have at most 1000 items", "members"),
+]
+
+
+def test_what_is_wrong_elsewhere_is_told_in_the_same_way() -> None:
+    async def scenario(rest: Rest) -> None:
+        for method, path, body, words, field in OTHER_PROBLEMS:
+            answer = await rest.ask(method, path, rest.token("alice"), body)
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and words in error["message"], error
+            assert error["details"]["field"] == field, error
+
+    with_rest(scenario)
+
+
 def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_body() -> None:
     """An unauthenticated caller learns nothing about what a good body would be."""
 

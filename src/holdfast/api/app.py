@@ -127,7 +127,8 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
     write = request.method not in _SAFE
     if error.status_code == 404:
         return respond_error(NotFound("there is nothing here; see /docs"), write=write)
-    refusal = InvalidMessage("this method is not allowed here", method=request.method[:16])
+    allowed = (error.headers or {}).get("Allow", "")
+    refusal = InvalidMessage(f"{request.method[:16]} is not allowed here, only {allowed}", method=request.method[:16])
     response = respond_error(refusal, write=write, status=error.status_code)
     response.headers.update(error.headers or {})
     return response

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from holdfast.access import Buckets, Principal, address_group, bearer, client_ip, is_api_key, require_scope
 from holdfast.api.call import Call, Endpoint
 from holdfast.api.deps import ApiSettings, Deps
+from holdfast.api.problems import invalid_body, invalid_query
 from holdfast.clock import Clock
 from holdfast.errors import (
     Forbidden,
@@ -152,7 +153,10 @@ def _key(endpoint: Endpoint, request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is None:
         if endpoint.key == "required":
-            raise InvalidMessage("the header Idempotency-Key is required", field="Idempotency-Key")
+            raise InvalidMessage(
+                "the header Idempotency-Key is missing: a new one for each message, the same one for a retry",
+                field="Idempotency-Key",
+            )
         return None
     if endpoint.key == "none":
         raise InvalidMessage("this request takes no Idempotency-Key", field="Idempotency-Key")
@@ -184,14 +188,14 @@ def _query(shape: type[Struct] | None, request: Request) -> Any:
         return None
     for name, value in given:
         if len(request.query_params.getlist(name)) > 1:
-            raise InvalidMessage("a query parameter was given twice", field=name[:64])
+            raise InvalidMessage(f"{name[:64]} was given twice; give it once", field=name[:64])
         plain = value.isascii() and value.isdigit() and len(value) <= _INTEGER_DIGITS_MAX
         if name in _integers(shape) and not plain:
-            raise InvalidMessage(f"{name} must be a number", field=name)
+            raise InvalidMessage(f"{name} must be a whole number from 0 to {SEQUENCE_MAX}, in digits", field=name)
     try:
         return msgspec.convert(dict(given), shape, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidMessage(f"the query is not valid: {error}") from None
+        raise invalid_query(error, shape) from None
 
 
 async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
@@ -217,7 +221,7 @@ async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> 
     if endpoint.body is not None:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            raise InvalidContentType("the body must be application/json")
+            raise InvalidContentType("the body must be JSON: send Content-Type: application/json")
     return bytes(data)
 
 
@@ -231,4 +235,4 @@ def _body(shape: type | None, data: bytes) -> Any:
     except UnicodeDecodeError:
         raise InvalidMessage("the body is not valid UTF-8") from None
     except msgspec.DecodeError as error:
-        raise InvalidMessage(f"the body is not valid: {error}") from None
+        raise invalid_body(error, data, shape) from None

@@ -22,6 +22,7 @@ from holdfast.cli.rest import Rest
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id
+from holdfast.places import default_state_dir
 
 if TYPE_CHECKING:
     from holdfast.access import Secrets, TokenSettings
@@ -138,12 +139,6 @@ def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None
     if settings.server.state_dir == Server().state_dir:
         return replace(settings, server=replace(settings.server, state_dir=str(default_state_dir())))
     return settings
-
-
-def default_state_dir() -> Path:
-    """Where a server keeps its state unless told otherwise."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "holdfast"
 
 
 _SHARED: dict[str, tuple[Any, Any]] = {

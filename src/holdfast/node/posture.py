@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from holdfast import __version__
+from holdfast.places import default_state_dir
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
 
 
@@ -32,7 +33,7 @@ def posture(settings: Settings) -> Iterator[str]:
         yield f"            {path} = {value} (default {default}{idle})"
     program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
     defaults = Settings().server
-    where = "" if state == defaults.state_path else f" --state-dir {shlex.quote(str(state))}"
+    where = "" if state == default_state_dir() else f" --state-dir {shlex.quote(str(state))}"
     at = "" if server.url == defaults.url else f" --url {server.url}"
     yield f"  try       {program} chat create --user alice --member bob --name lobby{where}{at}"
     yield f"            {program} chat open lobby --user alice{where}{at}"

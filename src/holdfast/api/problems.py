@@ -1,0 +1,156 @@
+"""What is wrong with a body or a query, in words for whoever sent it: which field, and what it should be. (Pure.)
+
+msgspec says what it expected in its own terms, for programmers of the server; its sentences are read here once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from holdfast.errors import InvalidMessage
+
+VALUE_SHOWN_MAX = 40
+HALF_A_PAIR = (
+    "the body holds one half of a surrogate pair (such as \\ud83d alone): text must be valid Unicode; "
+    "escape both halves, or send the character as UTF-8"
+)
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+_PLACE = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?$", re.DOTALL)
+_KINDS = {
+    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
+    "object": "an object", "null": "null", "bytes": "text", "float | int": "a number", "int | float": "a number",
+}  # fmt: skip
+
+_GIVEN = {**_KINDS, "float": "a fraction"}
+
+
+def invalid_body(error: msgspec.DecodeError, data: bytes, shape: Any) -> InvalidMessage:
+    """The refusal of a body that could not be decoded as ``shape``."""
+    if isinstance(error, msgspec.ValidationError):
+        return _invalid(str(error), shape, "the body")
+    if not data.strip():
+        return InvalidMessage("the body is empty: send a JSON object")
+    if _LONE_SURROGATE.search(data):
+        return InvalidMessage(HALF_A_PAIR)
+    why = str(error)
+    if why == "Input data was truncated":
+        return InvalidMessage("the body is not valid JSON: it ends too early")
+    return InvalidMessage(f"the body is not valid JSON: {why.removeprefix('JSON is malformed: ')}")
+
+
+def invalid_query(error: msgspec.ValidationError, shape: Any) -> InvalidMessage:
+    """The refusal of a query whose parameters are not those of ``shape``."""
+    return _invalid(str(error), shape, "the query")
+
+
+def _invalid(text: str, shape: Any, whole: str) -> InvalidMessage:
+    found = _PLACE.match(text)
+    assert found is not None  # every part of it may be empty
+    reason, place = found["reason"], (found["place"] or "").replace("[...]", "")
+    for pattern, say in _REASONS:
+        if match := pattern.fullmatch(reason):
+            field, words = say(place, match, shape)
+            return InvalidMessage(words, field=field) if field else InvalidMessage(f"{whole} {words.lstrip()}")
+    words = f"{place or whole} is not valid: {reason}"
+    return InvalidMessage(words, field=place) if place else InvalidMessage(words)
+
+
+def _missing(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    field = f"{place}.{match[1]}" if place else match[1]
+    return field, f"{field} is missing"
+
+
+def _unknown(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    field = match[1][:VALUE_SHOWN_MAX]
+    names = _names(shape, place)
+    known = f": there are {', '.join(names)}" if names else ""
+    return (f"{place}.{field}" if place else field), f"there is no field {field}{known}"
+
+
+def _short(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    empty = match[2] == "1"
+    return place, f"{place} must not be empty" if empty else f"{place} must have at least {match[2]} {_unit(match[1])}"
+
+
+def _long(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    return place, f"{place} must have at most {match[2]} {_unit(match[1])}"
+
+
+def _unit(kind: str) -> str:
+    return "characters" if kind == "str" else "items"
+
+
+def _low(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    return place, f"{place} must be at least {match[1]}"
+
+
+def _high(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    return place, f"{place} must be at most {match[1]}"
+
+
+def _kind(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    wanted = " or ".join(_KINDS.get(kind, kind) for kind in match[1].split(" | "))
+    return place, f"{place} must be {wanted}, not {_GIVEN.get(match[2], match[2])}"
+
+
+def _choice(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    choices = _choices(_at(shape, place))
+    return place, f"{place} must be one of {', '.join(choices)}" if choices else f"{place} cannot be {match[1]}"
+
+
+def _pattern(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    if match[1] == "^[!-~]+$":
+        return place, f"{place} must be printable ASCII without spaces"
+    return place, f"{place} must match {match[1]}"
+
+
+_Say = Callable[[str, "re.Match[str]", Any], tuple[str, str]]
+_REASONS: tuple[tuple[re.Pattern[str], _Say], ...] = (
+    (re.compile(r"Object missing required field `(.+)`"), _missing),
+    (re.compile(r"Object contains unknown field `(.*)`", re.DOTALL), _unknown),
+    (re.compile(r"Expected `(\w+)` of length >= (\d+)"), _short),
+    (re.compile(r"Expected `(\w+)` of length <= (\d+)"), _long),
+    (re.compile(r"Expected `(?:int|float)` >=? (\S+)"), _low),
+    (re.compile(r"Expected `(?:int|float)` <=? (\S+)"), _high),
+    (re.compile(r"Expected `str` matching regex '(.+)'"), _pattern),
+    (re.compile(r"Expected `([^`]+)`, got `([^`]+)`"), _kind),
+    (re.compile(r"Invalid enum value (.+)", re.DOTALL), _choice),
+)
+
+
+def _at(shape: Any, place: str) -> Any:
+    """The type of the value at ``place``; None if it cannot be told."""
+    kind: Any = inspect.type_info(shape)
+    for step in re.findall(r"[^.\[\]]+|\[\d*\]", place):
+        kind = _bare(kind)
+        if step.startswith("["):
+            kind = getattr(kind, "item_type", None)
+        else:
+            kind = next((f.type for f in getattr(kind, "fields", ()) if f.encode_name == step), None)
+    return _bare(kind)
+
+
+def _bare(kind: Any) -> Any:
+    """A type without what may stand beside it: "or null", and the bounds of its values."""
+    while True:
+        if isinstance(kind, inspect.Metadata):
+            kind = kind.type
+        elif isinstance(kind, inspect.UnionType) and len(kind.types) == 2:
+            kind = next(t for t in kind.types if not isinstance(t, inspect.NoneType))
+        else:
+            return kind
+
+
+def _choices(kind: Any) -> list[str]:
+    return [str(value) for value in kind.values] if isinstance(kind, inspect.LiteralType) else []
+
+
+def _names(shape: Any, place: str) -> list[str]:
+    return [field.encode_name for field in getattr(_at(shape, place), "fields", ())]
