@@ -30,6 +30,7 @@ A timeout is unknown, never failed. Foreign errors are translated into these at 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -164,3 +165,23 @@ class StateDirectory(OperatorError):
 
 class StateCorrupted(OperatorError):
     """A state file is damaged, or was written by a newer Holdfast."""
+
+
+_KINDS: list[type[HoldfastError]] = [*Refused.__subclasses__(), *Deferred.__subclasses__(), InternalError]
+_BY_CODE = {kind.code: kind for kind in _KINDS}
+
+
+def error_of(
+    code: str,
+    message: str,
+    *,
+    outcome: str | None = None,
+    retry_after_seconds: float | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> HoldfastError:
+    """What a server told, as an error of this tree; a code of a newer server is an InternalError that names it."""
+    kind = OutcomeUnknown if outcome == "unknown" else _BY_CODE.get(code)
+    error = kind(message) if kind is not None else InternalError(f"{code}: {message}")
+    error.retry_after_seconds = retry_after_seconds
+    error.details = dict(details or {})
+    return error

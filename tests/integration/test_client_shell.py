@@ -17,6 +17,7 @@ from holdfast.errors import (
     InvalidMessage,
     KeyReused,
     MessageTooLarge,
+    OutcomeUnknown,
     Unauthorized,
     Unavailable,
 )
@@ -172,6 +173,23 @@ def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("failure", [Unavailable("no tokens now"), OutcomeUnknown("?"), ConnectionResetError()])
+def test_a_token_that_cannot_be_had_now_is_asked_for_again(failure: Exception) -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        failures = [failure, failure]
+
+        async def provide() -> str:
+            if failures:
+                raise failures.pop()
+            return "token"
+
+        async with Client(server.url, provide, settings=QUICK) as client:
+            await client.connected()
+            assert not failures
+
+    run(scenario)
+
+
 def test_a_state_file_of_another_user_is_not_sent_in_this_one_s_name(tmp_path: Path) -> None:
     async def scenario(server: ScriptedServer) -> None:
         state = tmp_path / "client.db"
@@ -240,7 +258,7 @@ def test_two_loops_over_the_events_are_refused() -> None:
 
             first = asyncio.create_task(drain())
             await server.until(lambda: server.here.live, "a resumed connection")
-            with pytest.raises(RuntimeError, match="one loop at a time"):
+            with pytest.raises(RuntimeError, match="read by another loop; end it"):
                 await asyncio.wait_for(drain(), 5)
             first.cancel()
 

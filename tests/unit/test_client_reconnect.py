@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
 from holdfast.client.reconnect import Reconnect, Retry, Stop
+from holdfast.client.refusals import refusal
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, Unauthorized
 from holdfast.resilience import Backoff
 from holdfast.wire.closing import Closing
-from holdfast.wire.frames import ConnectionClosing
+from holdfast.wire.frames import ConnectionClosing, Error
 
 
 def reconnect(can_renew: bool = True, seed: int = 1) -> Reconnect:
@@ -102,3 +104,27 @@ def test_a_handshake_refused_for_now_is_tried_again_after_what_the_server_says(s
 def test_a_redirect_is_not_followed_with_a_token_in_hand() -> None:
     verdict = reconnect().refused(302, None, "https://elsewhere.example/")
     assert isinstance(verdict, Stop) and "elsewhere.example" in str(verdict.error)
+
+
+@pytest.mark.parametrize("code", ["FORBIDDEN", "NOT_A_MEMBER", "NOT_FOUND", "IDEMPOTENCY_KEY_REUSED", "UNHEARD_OF"])
+def test_a_refused_send_says_why_and_what_to_do(code: str) -> None:
+    error = refusal(Error(code, "so it is", False, details={"message": "a detail may have any name"}))
+    assert re.fullmatch(r"(UNHEARD_OF: )?so it is; .{8,}", str(error)) and str(error) == error.message
+    assert error.code == (code if code != "UNHEARD_OF" else "INTERNAL_ERROR")
+    assert error.details == {"message": "a detail may have any name"}
+
+
+@pytest.mark.parametrize("closing", [c for c in Closing if not c.reconnect_allowed], ids=lambda c: c.reason)
+def test_a_connection_closed_for_good_says_why_and_what_to_do(closing: Closing) -> None:
+    machine = reconnect()
+    machine.announced(announced(closing))
+    verdict = machine.closed(closing.code)
+    assert isinstance(verdict, Stop)
+    assert re.search(rf"{closing.message}; .{{8,}}", verdict.error.message)
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 426])
+def test_a_client_kept_out_says_what_to_do(status: int) -> None:
+    verdict = reconnect(can_renew=False).refused(status, None, "")
+    assert isinstance(verdict, Stop)
+    assert re.search(r"; .{8,}", verdict.error.message)

@@ -10,34 +10,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from holdfast.errors import (
-    BadSetting,
-    ChatHalted,
-    Forbidden,
-    HoldfastError,
-    InternalError,
-    InvalidContentType,
-    InvalidMessage,
-    InvalidRule,
-    KeyReused,
-    MessageTooLarge,
-    NotAMember,
-    NotFound,
-    OutcomeUnknown,
-    RateLimited,
-    ServerBusy,
-    Unauthorized,
-    Unavailable,
-    VersionConflict,
-)
+from holdfast.errors import BadSetting, HoldfastError, OutcomeUnknown, Unavailable, error_of
 
-_ERRORS: dict[str, type[HoldfastError]] = {
-    kind.code: kind
-    for kind in (
-        ChatHalted, Forbidden, InternalError, InvalidContentType, InvalidMessage, InvalidRule, KeyReused,
-        MessageTooLarge, NotAMember, NotFound, RateLimited, ServerBusy, Unauthorized, Unavailable, VersionConflict,
-    )
-}  # fmt: skip
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
@@ -113,10 +87,9 @@ class Rest:
             detail = msgspec.json.decode(data, type=_ErrorBody).error
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise self._no_server(status) from None
-        if detail.outcome == "unknown":
-            raise OutcomeUnknown(detail.message)
-        kind = _ERRORS.get(detail.code, InternalError)
-        raise kind(detail.message, retry_after_seconds=detail.retry_after_seconds)
+        raise error_of(
+            detail.code, detail.message, outcome=detail.outcome, retry_after_seconds=detail.retry_after_seconds
+        )
 
     def _no_server(self, status: int = 200) -> HoldfastError:
         return Unavailable(f"what answers at {self.url} is no Holdfast server (status {status}); check --url")

@@ -23,9 +23,11 @@ from holdfast.client.waiting import Unsettled
 from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import (
     BadSetting,
+    Deferred,
     HoldfastError,
     InvalidMessage,
     KeyReused,
+    OutcomeUnknown,
     Unavailable,
 )
 from holdfast.message import Cursor, Message
@@ -177,7 +179,7 @@ class Client:
             if self._error is not None:
                 raise self._error
             if self._reader is not None:
-                raise RuntimeError("the events can be read by one loop at a time")
+                raise RuntimeError("the events are read by another loop; end it, or hand its events on")
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -202,11 +204,16 @@ class Client:
         unsettled = self._unsettled.get(entry.key)
         if unsettled is None:
             if len(self._unsettled) >= self._settings.outbox_messages_max:
-                raise Unavailable(f"{len(self._unsettled)} messages wait in the outbox; it takes no more")
+                raise Unavailable(
+                    f"{len(self._unsettled)} messages wait in the outbox, which takes no more; "
+                    "try again when some are sent, or raise outbox_messages_max"
+                )
             unsettled = self._unsettled[entry.key] = Unsettled(entry)
             self._state.put(entry)
         elif unsettled.entry != entry:
-            raise KeyReused("another message with this client_message_id waits in the outbox")
+            raise KeyReused(
+                "another message with this client_message_id waits in the outbox; give this one an id of its own"
+            )
         return unsettled
 
     def _written(
@@ -258,7 +265,7 @@ class Client:
             socket = await connect(self._url, headers, self._opened, self._received, timeout)
         except HandshakeRefused as refused:
             return self._reconnect.refused(refused.status, refused.retry_after, refused.message)
-        except (Unreachable, OSError) as error:
+        except (Unreachable, OSError, Deferred, OutcomeUnknown) as error:  # of the token's provider too
             return self._reconnect.unreachable(str(error))
         began = self._now()
         try:

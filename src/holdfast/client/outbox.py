@@ -41,11 +41,11 @@ def check(entry: Entry, content_bytes_max: int) -> None:
     try:
         size = len(entry.content.encode())
     except UnicodeEncodeError:
-        raise InvalidMessage("content holds lone surrogates, which UTF-8 cannot carry") from None
+        raise InvalidMessage("content holds lone surrogates, which UTF-8 cannot carry; replace them") from None
     if not size:
         raise InvalidMessage("content must not be empty")
     if size > content_bytes_max:
-        raise MessageTooLarge(f"content is {size} bytes; at most {content_bytes_max} are allowed")
+        raise MessageTooLarge(f"content is {size} bytes; at most {content_bytes_max} are allowed: split it")
 
 
 class _Line:

@@ -9,21 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from holdfast.errors import Forbidden, HoldfastError, InvalidMessage, NotFound, Refused, Unauthorized
+from holdfast.client.refusals import kept_out, locked_out, stopped
+from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff
 from holdfast.wire.closing import Closing
 from holdfast.wire.frames import ConnectionClosing
-
-_PERMANENT_STATUS: dict[int, type[Refused]] = {
-    400: InvalidMessage,
-    403: Forbidden,
-    404: NotFound,
-    426: InvalidMessage,
-}
-_STOPPED: dict[str, type[Refused]] = {
-    Closing.UNAUTHORIZED.reason: Unauthorized,
-    Closing.PROTOCOL_ERROR.reason: InvalidMessage,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ class Reconnect:
         closing, self._closing = self._closing, None
         reason = closing.reason if closing else _reason_of(code)
         if (code is not None and 4500 <= code <= 4999) or (closing and not closing.reconnect_allowed):
-            return Stop(_stopped(reason, closing.message if closing else ""))
+            return Stop(stopped(reason, closing.message if closing else ""))
         if code == Closing.TOKEN_EXPIRED.code or reason == Closing.TOKEN_EXPIRED.reason:
             return self._renew("the token has expired")
         if closing and closing.reconnect_delay_ms > 0:
@@ -85,11 +75,9 @@ class Reconnect:
         """The handshake was answered with an HTTP status other than 101."""
         if status == 401:
             return self._renew(message or "the server does not accept the token")
-        if 300 <= status < 400:
-            return Stop(InvalidMessage(f"the server redirects ({message}); use the address it names"))
-        error = _PERMANENT_STATUS.get(status)
+        error = kept_out(status, message)
         if error is not None:
-            return Stop(error(message or f"the server answered the handshake with {status}"))
+            return Stop(error)
         verdict = self._later(f"the server answered the handshake with {status}")
         if retry_after is None:
             return verdict
@@ -105,7 +93,7 @@ class Reconnect:
     def _renew(self, message: str) -> Verdict:
         """A new token may help once; a second one refused without a connection between proves it does not."""
         if not self._can_renew or self._renewed:
-            return Stop(Unauthorized(message))
+            return Stop(locked_out(message, self._can_renew))
         self._renewed = True
         self._failures += 1
         return Retry(self._backoff.delay(self._failures, self._rng), message, new_token=True)
@@ -115,8 +103,3 @@ def _reason_of(code: int | None) -> str:
     if code is None:
         return "the connection broke"
     return next((closing.reason for closing in Closing if closing.code == code), f"closed with {code}")
-
-
-def _stopped(reason: str, message: str) -> HoldfastError:
-    kind = _STOPPED.get(reason, Forbidden)
-    return kind(f"the server closed the connection for good: {reason}" + (f" ({message})" if message else ""))

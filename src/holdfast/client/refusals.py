@@ -1,6 +1,8 @@
-"""An error frame as the exception the application gets. (Pure.)"""
+"""What the server refused for good, as the exception the application gets: why, and what to do next. (Pure.)"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from holdfast.errors import (
     Forbidden,
@@ -13,28 +15,64 @@ from holdfast.errors import (
     NotAMember,
     NotFound,
     Unauthorized,
+    error_of,
 )
+from holdfast.wire.closing import Closing
 from holdfast.wire.frames import Error
 
-_BY_CODE: dict[str, type[HoldfastError]] = {
-    kind.code: kind
-    for kind in (
+_NEXT: Mapping[str, str] = {
+    Forbidden.code: "ask an owner or admin of the chat",
+    InternalError.code: "tell the server's operator, whose log has the cause",
+    InvalidContentType.code: "send it as text/plain or text/markdown",
+    InvalidMessage.code: "correct it and send it again",
+    KeyReused.code: "send it under a client_message_id of its own",
+    MessageTooLarge.code: "split it",
+    NotAMember.code: "ask an owner or admin of the chat to add you",
+    NotFound.code: "check the chat's id",
+    Unauthorized.code: "get a new token",
+}
+
+_STOPPED: Mapping[str, tuple[type[HoldfastError], str]] = {
+    Closing.DUPLICATE_CONNECTION.reason: (
         Forbidden,
-        InvalidContentType,
-        InvalidMessage,
-        KeyReused,
-        MessageTooLarge,
-        NotAMember,
-        NotFound,
-        Unauthorized,
-    )
+        "another client took its place: give each running client a state file or device_id of its own, "
+        "and end one if there are more than the server allows per user",
+    ),
+    Closing.PROTOCOL_ERROR.reason: (InvalidMessage, "do client and server have versions that go together?"),
+    Closing.UNAUTHORIZED.reason: (Unauthorized, "get a new token"),
+}
+_STATUS: Mapping[int, tuple[type[HoldfastError], str]] = {
+    400: (InvalidMessage, "do client and server have versions that go together?"),
+    403: (Forbidden, "ask the server's operator to let you in"),
+    404: (NotFound, "is this the address of a Holdfast server?"),
+    426: (InvalidMessage, "do client and server, and a proxy between them, speak WebSocket?"),
 }
 
 
 def refusal(error: Error) -> HoldfastError:
-    """The error of our tree with this code; a code of a newer server is an InternalError that names it."""
-    kind = _BY_CODE.get(error.code)
-    details = {str(key): value for key, value in (error.details or {}).items()}
-    if kind is None:
-        return InternalError(f"{error.code}: {error.message}", **details)
-    return kind(error.message, **details)
+    """A send's: never retried."""
+    what_next = _NEXT.get(error.code, _NEXT[InternalError.code])
+    return error_of(error.code, f"{error.message}; {what_next}", details=error.details)
+
+
+def stopped(reason: str, message: str) -> HoldfastError:
+    """The server closed the connection and does not want it back."""
+    kind, what_next = _STOPPED.get(reason, (Forbidden, "ask the server's operator"))
+    return kind(f"the server closed the connection for good: {message or reason}; {what_next}")
+
+
+def kept_out(status: int, message: str) -> HoldfastError | None:
+    """The server's answer to a handshake; None if a later one may be answered otherwise."""
+    if 300 <= status < 400:
+        return InvalidMessage(f"the server redirects to {message}; use that address")
+    if status not in _STATUS:
+        return None
+    kind, what_next = _STATUS[status]
+    return kind(f"{message or f'the server answered the handshake with {status}'}; {what_next}")
+
+
+def locked_out(message: str, can_renew: bool) -> HoldfastError:
+    """The token is not taken, and there is no other."""
+    if can_renew:
+        return Unauthorized(f"{message}; a new token was refused too: does it come from where the server expects?")
+    return Unauthorized(f"{message}; start again with a new token, or hand over a function that gets one when needed")
