@@ -24,6 +24,7 @@ from holdfast.verify.history import (
     Invoke,
     Key,
     Level,
+    LogAtEnd,
     Logged,
     Membership,
     Moved,
@@ -82,12 +83,14 @@ def good() -> dict[str, AnyEvent]:
         "sync": Invoke(at=3.5, op=11, client="B", verb="sync", chat_id="c", cursors={"c": Cursor(1, 2)}),
         "synced": Ok(at=3.6, op=11, pages=[page(2, 3, head=3)]),
         "level": Level(at=4, where="b1 messages", value=1000, bound=1000),
+        "stall": Fault(at=3.9, until=9.5, plane="connection", name="stall", clients=["B"]),
         "warned": Warned(at=4, connection="b1", grace_seconds=5),
         "closing": ClosingSaid(at=9, connection="b1", reason="slow_consumer"),
         "closed": Closed(at=9, client="B", connection="b1", by="server"),
         "log 1": Logged(position=1, chat_id="c", sequence=1),
         "log 2": Logged(position=2, chat_id="c", sequence=2),
         "log 3": Logged(position=3, chat_id="c", sequence=3),
+        "log": LogAtEnd(position=3),
         "chat": ChatAtEnd(
             chat_id="c",
             tenant="t",
@@ -173,6 +176,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             chat={"messages": [message(1), message(2), message(3)]},
         ),
     ),
+    "a message was pushed twice": (
+        {4},
+        broken(push_again=Pushed(at=2.4, client="B", connection="b1", chat_id="c", message=message(2))),
+    ),
     "a push came before any page": ({4}, broken(drop=("resume", "resumed"))),
     "a read saw less than was acked": (
         {5},
@@ -191,6 +198,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         {5},
         broken(synced={"pages": [page(2, 3, head=3, epoch=2)]}, chat={"epoch": 2}),
     ),
+    "a reset within an epoch": (
+        {5},
+        broken(synced={"pages": [page(2, 1, 2, 3, head=3, reset=True)]}),
+    ),
     "a cursor was clamped": ({5}, broken(synced={"pages": [page(5, 3, head=3, through=3)]})),
     "a client's cursor went back": ({5}, broken(moved_2={"sequence": 0})),
     "a buffer overflowed": ({6}, broken(level={"value": 1001})),
@@ -198,6 +209,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     "a connection was closed without a word": ({7}, broken(drop=("closing",))),
     "a grace was cut short": ({7}, broken(closing={"at": 8.9})),
     "a slow consumer was never warned": ({7}, broken(drop=("warned",))),
+    "a slow consumer was warned again a moment before": (
+        {7},
+        broken(warned_again=Warned(at=7, connection="b1", grace_seconds=5)),
+    ),
     "a request was never answered": ({8}, broken(drop=("ack 3",))),
     "a request was answered late": ({8}, broken(ack_1={"at": 7.0}, sync={"at": 7.1}, synced={"at": 7.2})),
     "a request timed out": (
@@ -207,7 +222,24 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             fault=Fault(at=2, until=9, plane="durability", name="hang"),
         ),
     ),
+    "a broken connection was felt late": (
+        {8},
+        broken(
+            ack_3=Unknown(at=30, op=3, reason="disconnected"),
+            fault=Fault(at=3, until=30, plane="process", name="kill -9"),
+        ),
+    ),
+    "a client gave up although it could be reached": ({8}, broken(ack_3=Unknown(at=5.0, op=3, reason="timeout"))),
+    "a request was late before its client went away": (
+        {8},
+        broken(
+            drop=("sync", "synced"),
+            ack_3=Unknown(at=12, op=3, reason="timeout"),
+            fault=Fault(at=9, until=12, plane="connection", name="hole", clients=["A"]),
+        ),
+    ),
     "a stored message was never published": ({9}, broken(drop=("log 2",))),
+    "nothing was published at all": ({9}, broken(drop=("log 1", "log 2", "log 3"))),
     "a client at rest lacks a message": ({9}, broken(held={"messages": [(1, "msg_1"), (3, "msg_3")]})),
     "a client at rest has a message twice": (
         {9},
@@ -228,7 +260,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     "one client's failure reached another": (
         {10},
         broken(
-            closed={"client": "A", "by": "network"},
+            closed={"client": "A", "connection": "a1", "by": "network"},
             fault=Fault(at=3, until=4, plane="connection", name="cut", clients=["B"]),
         ),
     ),
@@ -238,6 +270,26 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             closing={"reason": "upstream_failure"},
             fault=Fault(at=3, until=9, plane="durability", name="down"),
         ),
+    ),
+    "a send failed long after its fault": (
+        {10},
+        broken(
+            ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
+            fault=Fault(at=1, until=2.9, plane="durability", name="down"),
+        ),
+    ),
+    "a full queue without a slow store": ({10}, broken(ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"))),
+    "somebody who reads was called slow": (
+        {10},
+        broken(stall={"clients": ["A"]}),
+    ),
+    "somebody who answers was called idle": (
+        {10},
+        broken(stall={"clients": ["A"]}, closing={"reason": "idle_timeout"}),
+    ),
+    "a client heard nothing and hung up": (
+        {10},
+        broken(drop=("closing", "stall"), closed={"by": "client"}),
     ),
     "another tenant was served": ({12}, broken(bob={"tenant": "other"})),
     "a non-member was served": ({12}, broken(chat={"memberships": [Membership(0, "ann", True)]})),
@@ -282,13 +334,24 @@ EXCUSED: dict[str, History] = {
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
         fault=Fault(at=3, until=4, plane="durability", name="down"),
     ),
-    "a full queue is an answer": broken(ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY")),
+    "an open breaker explains a failed send for its rest": broken(
+        ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
+        **{f"fault_{n}": Fault(at=0, until=n / 2, plane="durability", name="down") for n in range(5)},
+    ),
+    "a slow store explains a full queue": broken(
+        ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"),
+        fault=Fault(at=3, until=4, plane="durability", name="slow"),
+    ),
     "a killed process closes without a word": broken(
         drop=("closing",), closed={"by": "network"}, fault=Fault(at=9, until=10, plane="process", name="kill -9")
     ),
-    "an unanswered request of a broken connection is unknown": broken(
-        ack_3=Unknown(at=30, op=3, reason="disconnected"),
+    "a request of a broken connection is unknown": broken(
+        ack_3=Unknown(at=3.1, op=3, reason="disconnected"),
         fault=Fault(at=3, until=30, plane="process", name="kill -9"),
+    ),
+    "while its network is a hole a client's clock stands": broken(
+        ack_3=Unknown(at=18, op=3, reason="timeout"),
+        fault=Fault(at=3, until=17, plane="connection", name="hole", clients=["A"]),
     ),
 }
 

@@ -19,6 +19,7 @@ import asyncio
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar, cast
@@ -72,7 +73,8 @@ class Odds:
 class Plan:
     """Which fault meets which call: from a seed by the odds of each verb, or by ``script``, consumed in order.
 
-    ``heal`` ends all faults and lets hanging calls go on; ``counts`` tells what happened.
+    ``heal`` ends all faults and lets hanging calls go on; ``counts`` tells what happened, and ``during`` is entered for
+    as long as a call is disturbed.
     """
 
     rng: random.Random
@@ -80,6 +82,7 @@ class Plan:
     script: dict[str, list[Fault]] = field(default_factory=dict)
     counts: dict[tuple[str, Fault], int] = field(default_factory=dict)
     healed: asyncio.Event = field(default_factory=asyncio.Event)
+    during: Callable[[str, Fault], AbstractContextManager[None]] = lambda verb, fault: nullcontext()
 
     def next(self, verb: str) -> tuple[Fault, float]:
         """The fault of this call, and for how long where that matters."""
@@ -124,6 +127,13 @@ def _answers_later(verb: Any) -> bool:
 
 async def _disturbed(plan: Plan, verb: str, call: Callable[[], Awaitable[T]]) -> T:
     fault, seconds = plan.next(verb)
+    if fault is Fault.NONE:
+        return await call()
+    with plan.during(verb, fault):
+        return await _carried_out(plan, verb, call, fault, seconds)
+
+
+async def _carried_out(plan: Plan, verb: str, call: Callable[[], Awaitable[T]], fault: Fault, seconds: float) -> T:
     match fault:
         case Fault.FAIL:
             raise Unavailable(f"injected: {verb} failed")

@@ -217,6 +217,12 @@ class Logged(Event, frozen=True, tag="logged"):
     sequence: int
 
 
+class LogAtEnd(Event, frozen=True, tag="log"):
+    """At the end: the whole event log was read, up to this position; without this nothing is known of the log."""
+
+    position: int
+
+
 class Key(Struct, frozen=True):
     """One stored idempotency key."""
 
@@ -278,6 +284,7 @@ AnyEvent = (
     | Fault
     | Committed
     | Logged
+    | LogAtEnd
     | ChatAtEnd
     | Held
 )

@@ -9,7 +9,7 @@ from holdfast.eventlog.contract import EventLog
 from holdfast.message import Message
 from holdfast.store.changes import membership_event
 from holdfast.store.contract import Store
-from holdfast.verify.history import ChatAtEnd, Key, Logged, Membership, Recorder, Sighting
+from holdfast.verify.history import ChatAtEnd, Key, LogAtEnd, Logged, Membership, Recorder, Sighting
 
 _BATCH = 500
 _BYTES = 2**22
@@ -50,6 +50,7 @@ async def note_log(record: Recorder, log: EventLog) -> None:
             message = entry.message
             record.note(Logged(position=entry.position, chat_id=message.chat_id, sequence=message.sequence))
         after = entries[-1].position
+    record.note(LogAtEnd(position=after))
 
 
 async def read_all(store: Store, chat_id: str) -> list[Message]:

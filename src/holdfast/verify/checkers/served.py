@@ -15,6 +15,7 @@ from holdfast.verify.history import (
     Held,
     History,
     Invoke,
+    LogAtEnd,
     Logged,
     Moved,
     Ok,
@@ -44,8 +45,9 @@ def no_late_fill(history: History) -> Verdict:
 
 
 def _pushes_follow(history: History, verdict: Verdict) -> None:
-    """On one connection a chat's pushes follow what was given on it before, by push or page."""
+    """On one connection a chat's pushes follow what was given on it before, by push or page, and none comes twice."""
     through: dict[str, dict[str, int]] = {}
+    pushed: dict[tuple[str, str], int] = {}
     invokes = {o.invoke.op: o.invoke for o in history.operations}
     for event in history.events:
         if isinstance(event, Opened):
@@ -58,6 +60,10 @@ def _pushes_follow(history: History, verdict: Verdict) -> None:
             kept = known is not None and event.message.sequence <= known + 1
             verdict.require(kept, f"{event.client} was pushed a message past {known}", event)
             given[event.chat_id] = max(known or 0, event.message.sequence)
+            before = pushed.get((event.connection, event.chat_id), 0)
+            once = event.message.sequence > before
+            verdict.require(once, f"{event.connection} was pushed {event.message.sequence} after {before}", event)
+            pushed[event.connection, event.chat_id] = event.message.sequence
 
 
 def _count_answer(given: dict[str, int], invoke: Invoke, ok: Ok) -> None:
@@ -74,9 +80,10 @@ def cursors_monotone(history: History) -> Verdict:
     verdict = Verdict("cursors are monotone, epochs honest")
     for invoke, _, page in history.pages():
         asked = page.after
-        if asked is not None and not page.reset:
-            verdict.require(page.epoch == asked.epoch, "another epoch without a reset", invoke, page)
-            verdict.require(page.through >= asked.sequence, "a page goes back", invoke, page)
+        if asked is not None:
+            honest = page.reset == (page.epoch != asked.epoch)
+            verdict.require(honest, "a reset without another epoch, or another epoch without one", invoke, page)
+            verdict.require(page.reset or page.through >= asked.sequence, "a page goes back", invoke, page)
         verdict.require(page.head >= page.through, "a page goes beyond its head", invoke, page)
         numbers = [m.sequence for m in page.messages]
         verdict.require(numbers == sorted(set(numbers)), "a page is out of order", invoke, page)
@@ -140,16 +147,21 @@ def _acks_rise(history: History, verdict: Verdict) -> None:
 def acked_is_offered(history: History) -> Verdict:
     """9: what was acknowledged is in the log, and every member at rest holds all of its chat, in order, once."""
     verdict = Verdict("acked is offered in the end")
-    logged = {(entry.chat_id, entry.sequence) for entry in history.of(Logged)}
-    for chat in history.chats.values():
-        for message in chat.messages:
-            published = not logged or (chat.chat_id, message.sequence) in logged
-            verdict.require(published, f"{chat.chat_id} {message.sequence} is stored, never published", message)
+    if history.of(LogAtEnd):
+        _all_published(history, verdict)
     for held in history.of(Held):
         chat_held = history.chats.get(held.chat_id)
         if chat_held is not None:
             _holds_all(chat_held, held, verdict)
     return verdict
+
+
+def _all_published(history: History, verdict: Verdict) -> None:
+    logged = {(entry.chat_id, entry.sequence) for entry in history.of(Logged)}
+    for chat in history.chats.values():
+        for message in chat.messages:
+            published = (chat.chat_id, message.sequence) in logged
+            verdict.require(published, f"{chat.chat_id} {message.sequence} is stored, never published", message)
 
 
 def _holds_all(chat: ChatAtEnd, held: Held, verdict: Verdict) -> None:

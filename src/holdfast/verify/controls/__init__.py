@@ -1,7 +1,8 @@
 """Negative controls: deliberately broken variants, each with the checkers that must turn red, and no other.
 
 They run in the simulation, in the place of the part they break and in the weather in which it shows. A checker that
-no control can turn red is not a proof; a control that turns others red shows that checkers overlap.
+no control can turn red is not a proof; a control that turns others red shows that checkers overlap. Three controls
+break more than one promise at once; each says in its own docstring why the others follow from the first.
 """
 
 from __future__ import annotations
@@ -68,7 +69,16 @@ def weather(**changes: object) -> Callable[[Options], Options]:
             "reads": QUIET,
             "fanout": QUIET,
         }
-        none = ("cuts", "holes", "stalls", "device_crashes", "server_crashes", "membership_changes", "redactions")
+        none = (
+            "cuts",
+            "holes",
+            "stalls",
+            "device_crashes",
+            "server_crashes",
+            "membership_changes",
+            "redactions",
+            "bursts",
+        )
         return replace(options, **{**dict.fromkeys(none, 0), **calm, **changes})  # type: ignore[arg-type]
 
     return change

@@ -17,7 +17,11 @@ from holdfast.verify.simulation.parts import Disk
 
 
 class TwoPhaseStore(MemoryStore):
-    """Allocates numbers first and stores each message later, by itself: 43 can be read while 42 is on its way."""
+    """Allocates numbers first and stores each message later, by itself: 43 can be read while 42 is on its way.
+
+    Red: 4, the late fill. 9 follows and cannot be kept green: a page is authoritative, so whoever was served up to 43
+    never asks for 42 again and rests without it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +47,11 @@ class TwoPhaseStore(MemoryStore):
 
 
 class OverwritingStore(MemoryStore):
-    """Puts without a condition, and now and then somebody repairs a counter to one too few."""
+    """Puts without a condition, and now and then somebody repairs a counter to one too few.
+
+    Red: 1, an acknowledged message is overwritten. 3 and 9 follow and cannot be kept green: the number now stands for
+    two messages, and whoever was given the first one rests with a chat that is not the stored one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +117,11 @@ class Around:
 
 
 class EarlyAcks(Around):
-    """Answers from a forecast and commits a moment later; a kill in between loses what was acknowledged."""
+    """Answers from a forecast and commits a moment later; a kill in between loses what was acknowledged.
+
+    Red: 1. 3 and 5 follow and cannot be kept green: the lost message's number is given to the next one (two messages
+    under one number), and whoever reads after the restart sees less than was acknowledged before it.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)

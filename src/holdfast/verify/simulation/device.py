@@ -35,7 +35,17 @@ from holdfast.verify.history import (
     digest,
 )
 from holdfast.wire.codec import ServerFrame, encode_client_frame
-from holdfast.wire.frames import Ack, AnyClientFrame, Error, MessageAck, Resume, Resumed, SendMessage, SyncRequest
+from holdfast.wire.frames import (
+    Ack,
+    AnyClientFrame,
+    Error,
+    MessageAck,
+    Resume,
+    Resumed,
+    SendMessage,
+    SyncBody,
+    SyncRequest,
+)
 
 if TYPE_CHECKING:
     from holdfast.verify.simulation.network import Wire
@@ -66,6 +76,8 @@ class Device:
         self.wire: Wire | None = None
         self._connections = 0
         self._connection = ""
+        self._refused = False
+        self._asides = 0
         self._open_ops: dict[str, int] = {}
         self._asked: dict[str, AnyClientFrame] = {}
         self.stopped: Stop | None = None
@@ -89,6 +101,14 @@ class Device:
         entry = Entry(key, chat_id, content, "text/plain")
         self.unsent[key] = entry
         self._do(self.machine.send(entry, self._loop.time()))
+
+    def ask_at_once(self, chat_id: str, pages: int) -> None:
+        """Ask for several pages beside what the machine does, which asks for one at a time; it ignores the answers."""
+        cursor = self.cursors.get(chat_id, Cursor(1, 0))
+        for _ in range(pages):
+            self._asides += 1
+            body = SyncBody(chat_id, cursor.epoch, cursor.sequence, 100)
+            self._write(SyncRequest(request_id=f"aside-{self._asides}", payload=body))
 
     def pause(self, paused: bool) -> None:
         """Stop or go on reading: a slow consumer."""
@@ -137,6 +157,7 @@ class Device:
         self.wire = wire
         self._connections += 1
         self._connection = f"{self.name}/{self._connections}"
+        self._refused = False
         self._record.note(Opened(at=self._loop.time(), client=self.name, connection=self._connection))
         wire.read_on(not self.paused)
         self._do(self.machine.opened(None, self._loop.time()))
@@ -159,8 +180,11 @@ class Device:
         self.wire = None
         now = self._loop.time()
         self._record.note(Closed(at=now, client=self.name, connection=self._connection, by=by))
+        gave_up = (
+            by == "client" and not self._refused
+        )  # a client that was refused its resume hangs up, waiting for nothing
         for op in self._open_ops.values():
-            self._record.note(Unknown(at=now, op=op, reason="timeout" if by == "client" else "disconnected"))
+            self._record.note(Unknown(at=now, op=op, reason="timeout" if gave_up else "disconnected"))
         self._open_ops.clear()
         self._asked.clear()
         self.machine.disconnected()
@@ -304,6 +328,7 @@ class Device:
             case Error(outcome="unknown"):
                 self._record.note(Unknown(at=now, op=op, reason="answered", code=payload.code))
             case Error():
+                self._refused = self._refused or isinstance(asked, Resume)
                 self._record.note(Fail(at=now, op=op, code=payload.code))
             case _:
                 self._record.note(Ok(at=now, op=op))

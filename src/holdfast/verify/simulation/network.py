@@ -56,6 +56,7 @@ class Wire:
         self._code: int | None = None
         self.hole = False
         self.over = False
+        self.ended = asyncio.Event()
         self.closed_by_server = False
 
     def attach(self, connection: Connection, far: Far) -> None:
@@ -120,9 +121,13 @@ class Wire:
         """Break the connection: both sides learn of it, each at its own moment; what was under way is lost."""
         if self.over:
             return
-        self.over = True
+        self._end()
         self._loop.call_later(self._delay(), self._lost_by_server)
         self._loop.call_later(self._delay(), self._lost_by_device)
+
+    def _end(self) -> None:
+        self.over = True
+        self.ended.set()
 
     # How things arrive
 
@@ -147,7 +152,7 @@ class Wire:
             frame, size = self._down.popleft()
             self._down_bytes -= size
             if frame is None:
-                self.over = True
+                self._end()
                 self._far.ended(self, self._code)
                 self._loop.call_later(self._delay(), self._lost_by_server)
             else:

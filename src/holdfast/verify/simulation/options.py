@@ -31,6 +31,7 @@ class Options:
     server_crashes: int
     membership_changes: int
     redactions: int
+    bursts: int
     writes: Odds
     reads: Odds
     fanout: Odds
@@ -60,6 +61,7 @@ class Options:
             server_crashes=some(2),
             membership_changes=some(4),
             redactions=some(2),
+            bursts=some(3),
             writes=_store_odds(rng),
             reads=_store_odds(rng),
             fanout=_fanout_odds(rng),
@@ -79,7 +81,7 @@ def _store_odds(rng: random.Random) -> Odds:
         lost_reply=rng.choice([0.0, 0.05, 0.2]),
         late_reply=rng.choice([0.0, 0.1]),
         throttle=rng.choice([0.0, 0.05]),
-        seconds_max=rng.choice([0.05, 1.0]),
+        seconds_max=rng.choice([0.05, 1.0, 3.0]),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from holdfast import telemetry
@@ -18,6 +19,7 @@ from holdfast.clock import Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.message import Cursor, Entry, User
 from holdfast.store.changes import Act, AddMember, Command, CreateChat, Redact, RemoveMember
+from holdfast.verify.faults import Fault as Disturbance
 from holdfast.verify.faults import Odds, Plan
 from holdfast.verify.history import (
     Client,
@@ -54,6 +56,12 @@ USERS = (OWNER, User(TENANT, "bob"), User(TENANT, "cal"))
 STRANGER = User("other", "eve")
 READERS = {"ann over REST": OWNER, "eve over REST": STRANGER}
 LOOKS = 4
+BURST_PAGES = 4
+PLANES: dict[str, Plane] = {
+    **dict.fromkeys(("append", "change", "mark"), "durability"),
+    **dict.fromkeys(("gateways_of", "deliver", "announce", "withdraw", "read"), "fanout"),
+}  # fmt: skip
+"""The plane whose dependency a verb belongs to; every other verb reads history."""
 
 
 class World:
@@ -73,6 +81,7 @@ class World:
         self.dead: list[Server] = []
         self.devices: list[Device] = []
         self.founders: dict[str, list[str]] = {}
+        self._disturbances: dict[object, tuple[str, Disturbance, float]] = {}
         outbound = limits_of(options).backpressure.outbound
         bounds = {"messages": outbound.max_buffer_messages, "bytes": BYTES_MAX, "requests": REQUESTS_MAX}
         self.watch = Watch(self.record, self.clock.monotonic, bounds)
@@ -96,10 +105,27 @@ class World:
 
     def _new_plan(self) -> Plan:
         options = self.options
-        odds = dict.fromkeys(("append", "change", "mark"), options.writes)
-        odds |= dict.fromkeys(("gateways_of", "deliver", "announce", "withdraw", "read"), options.fanout)
-        odds |= dict.fromkeys(("wait", "end"), QUIET)
-        return Plan(random.Random(options.seed + 2), odds={"*": options.reads, **odds})
+        by_plane: dict[Plane, Odds] = {"durability": options.writes, "fanout": options.fanout}
+        odds = {verb: by_plane[plane] for verb, plane in PLANES.items()} | dict.fromkeys(("wait", "end"), QUIET)
+        plan = Plan(random.Random(options.seed + 2), odds={"*": options.reads, **odds})
+        plan.during = self._disturbed
+        return plan
+
+    @contextmanager
+    def _disturbed(self, verb: str, fault: Disturbance) -> Iterator[None]:
+        """Note one disturbed call of a dependency, from its beginning to its end or to that of its server."""
+        mark = object()
+        self._disturbances[mark] = (verb, fault, self.clock.monotonic())
+        try:
+            yield
+        finally:
+            self._over([mark])
+
+    def _over(self, marks: Iterable[object]) -> None:
+        for mark in marks:
+            if (open_now := self._disturbances.pop(mark, None)) is not None:
+                verb, fault, began = open_now
+                self._note_fault(PLANES.get(verb, "history"), f"{verb}: {fault.value}", began)
 
     async def _found_chats(self) -> None:
         for number in range(self.options.chats):
@@ -167,12 +193,13 @@ class World:
             (self._crash_server, options.server_crashes),
             (self._change_members, options.membership_changes),
             (self._redact, options.redactions),
+            (self._burst, options.bursts),
             (self._look, LOOKS),
         ]
 
     async def _cut(self) -> None:
         device = self._somebody()
-        self._fault("cut", 0.0, device)
+        self._fault("cut", self.clock.monotonic(), device)
         if device.wire is not None:
             device.wire.cut()
 
@@ -180,23 +207,30 @@ class World:
         """Everything to and from one device vanishes for a while; then its connection breaks."""
         device, seconds = self._somebody(), self.rng.uniform(1, 20)
         wire = device.wire
-        if wire is None:
+        if wire is None or wire.hole:
             return
         wire.hole = True
-        self._fault("hole", seconds, device)
-        await asyncio.sleep(seconds)
-        wire.cut()
+        began = self.clock.monotonic()
+        try:
+            async with asyncio.timeout(seconds):
+                await wire.ended.wait()
+        except TimeoutError:
+            wire.cut()
+        self._fault("hole", began, device)
 
     async def _stall(self) -> None:
         device, seconds = self._somebody(), self.rng.uniform(1, 20)
+        if device.paused:
+            return
+        began = self.clock.monotonic()
         device.pause(True)
-        self._fault("stall", seconds, device)
         await asyncio.sleep(seconds)
         device.pause(False)
+        self._fault("stall", began, device)
 
     async def _crash_device(self) -> None:
         device = self._somebody()
-        self._fault("device crash", 0.0, device)
+        self._fault("device crash", self.clock.monotonic(), device)
         device.crash()
 
     async def _crash_server(self) -> None:
@@ -206,10 +240,11 @@ class World:
         if server.committing:
             telemetry.sometimes("the server was killed while a commit was open")
         server.kill()
+        self._over(list(self._disturbances))
         self.dead.append(server)
-        down = self.rng.uniform(0.1, 2)
-        self._note_fault("process", "kill -9", down)
-        await asyncio.sleep(down)
+        began = self.clock.monotonic()
+        await asyncio.sleep(self.rng.uniform(0.1, 2))
+        self._note_fault("process", "kill -9", began)
         self._start_server()
 
     async def _change_members(self) -> None:
@@ -233,6 +268,10 @@ class World:
             except HoldfastError as error:
                 self.record.note(Fail(at=self.clock.monotonic(), op=op, code=error.code))
 
+    async def _burst(self) -> None:
+        """Ask for several pages at once, as a client may that is not ours."""
+        self._somebody().ask_at_once(self._some_chat(), BURST_PAGES)
+
     async def _redact(self) -> None:
         chat_id = self._some_chat()
         head = (await self.disk.store.heads([chat_id]))[chat_id].sequence
@@ -254,21 +293,17 @@ class World:
     def _some_chat(self) -> str:
         return self.rng.choice(list(self.founders)[: self.options.chats])
 
-    def _fault(self, name: str, seconds: float, device: Device) -> None:
-        self._note_fault("connection", name, seconds, [device.name])
+    def _fault(self, name: str, began: float, device: Device) -> None:
+        self._note_fault("connection", name, began, [device.name])
 
-    def _note_fault(self, plane: Plane, name: str, seconds: float, clients: Sequence[str] = ()) -> None:
+    def _note_fault(self, plane: Plane, name: str, began: float, clients: Sequence[str] = ()) -> None:
+        """Something was broken from ``began`` until now."""
         now = self.clock.monotonic()
-        self.record.note(Fault(at=now, until=now + seconds, plane=plane, name=name, clients=clients))
+        self.record.note(Fault(at=began, until=now, plane=plane, name=name, clients=clients))
 
     # The end
 
     async def _heal(self) -> None:
-        now, options = self.clock.monotonic(), self.options
-        planes: dict[Plane, Odds] = {"durability": options.writes, "history": options.reads, "fanout": options.fanout}
-        for plane, odds in planes.items():
-            if odds != QUIET:
-                self.record.note(Fault(at=0.0, until=now, plane=plane, name=str(odds)))
         self.plan.heal()
         for device in self.devices:
             device.pause(False)
@@ -295,6 +330,7 @@ class World:
     async def _finish(self) -> None:
         if self.server is not None:
             await self.server.stop()
+        self._over(list(self._disturbances))
         for device in self.devices:
             device.switch_off()
             device.note_copies(await self.disk.store.memberships(device.user))

@@ -1,0 +1,88 @@
+"""What was broken when: the faults of a history, as checkers 8 and 10 ask for them. (Pure.)
+
+A fault excuses nothing but what it touched: its own plane, its own clients, while it lasted. Two things outlast it, and
+both are the design's: a breaker that it opened stays open for its rest, and a cut takes a moment to be felt.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from holdfast.verify.history import Fault, History, Ok, Plane, Verb
+
+FELT_SECONDS = 1.0
+"""How long a cut may take to reach the one who was cut off."""
+REST_SECONDS = 30.0
+OPENS_AFTER = 5
+"""The breaker: this many failures within ``REST_SECONDS`` open it for as long; a failed probe opens it again."""
+
+ASKS: Mapping[Plane, frozenset[Verb]] = {
+    "durability": frozenset({"send", "change"}),
+    "history": frozenset({"sync", "resume"}),
+    "fanout": frozenset(),
+    "connection": frozenset(),
+    "process": frozenset({"send", "sync", "resume", "change"}),
+}
+"""Which requests a failure of each plane may fail. A broken connection fails none: nobody is there to be answered."""
+
+
+class Weather:
+    """The faults of a history by plane and client."""
+
+    def __init__(self, history: History) -> None:
+        self._by_plane: dict[Plane, list[Fault]] = defaultdict(list)
+        for fault in history.of(Fault):
+            self._by_plane[fault.plane].append(fault)
+        self._away = {client: _merged(self._of_connection(client)) for client in history.clients}
+        self._open = {plane: self._breaker(history, plane) for plane in ("durability", "history")}
+
+    def faults(self, plane: Plane, since: float, until: float, client: str | None = None) -> bool:
+        """Whether something of this plane was broken at any time between the two, for this client."""
+        return any(
+            fault.at <= until and fault.until >= since
+            for fault in self._by_plane[plane]
+            if client is None or not fault.clients or client in fault.clients
+        )
+
+    def breaker_open(self, plane: Plane, since: float, until: float) -> bool:
+        """Whether the plane's breaker may have been open at any time between the two."""
+        return any(opened <= until and since <= closed for opened, closed in self._open.get(plane, ()))
+
+    def away_seconds(self, client: str, since: float, until: float) -> float:
+        """For how long between the two nothing could reach this client: its network was a hole, or it did not read."""
+        return sum(max(min(end, until) - max(start, since), 0.0) for start, end in self._away[client])
+
+    def _of_connection(self, client: str) -> Iterable[tuple[float, float]]:
+        return [(f.at, f.until) for f in self._by_plane["connection"] if not f.clients or client in f.clients]
+
+    def _breaker(self, history: History, plane: Plane) -> list[tuple[float, float]]:
+        """When the breaker may have been open. A success that clients saw closes it, and so does a new process."""
+        closings = sorted(
+            [o.end.at for o in history.operations if isinstance(o.end, Ok) and o.invoke.verb in ASKS[plane]]
+            + [fault.at for fault in self._by_plane["process"]]
+        )
+        spans: list[tuple[float, float]] = []
+        failures: list[float] = []
+        for at in sorted(fault.until for fault in self._by_plane[plane]):
+            failures = [*(f for f in failures if f > at - REST_SECONDS), at]
+            probed = bool(spans) and not _any_between(closings, spans[-1][1], at)
+            if probed or len(failures) >= OPENS_AFTER:
+                spans.append((at, at + REST_SECONDS))
+        return spans
+
+
+def _any_between(times: Sequence[float], since: float, until: float) -> bool:
+    at = bisect_right(times, since)
+    return at < len(times) and times[at] < until
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
