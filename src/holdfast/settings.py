@@ -30,6 +30,7 @@ from holdfast.limits.plane import LimitsSettings
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.plan import ChatLimits
+from holdfast.telemetry import safe_text
 from holdfast.webhooks.plane import WorkSettings
 
 PREFIX = "HOLDFAST_"
@@ -224,8 +225,9 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
 
 
 def differences(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
-    """Every setting that is not at its default: (path, value, default)."""
-    yield from _differences("", settings, Settings())
+    """Every setting that is not at its default, as it may be shown: (path, value, default)."""
+    for path, value, default in _differences("", settings, Settings()):
+        yield path, safe_text(value) if isinstance(value, str) else value, default
 
 
 def paths() -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,9 @@ def posture(settings: Settings) -> Iterator[str]:
     server = settings.server
     state = server.state_path
     yield f"Holdfast {__version__} listens on {server.url}"
-    yield f"  storage   SQLite in {state}; an ack means that the message is on disk"
+    full = settings.durability.sqlite.synchronous == "FULL"
+    kept = "an ack means that the message is on disk" if full else "A POWER CUT MAY LOSE WHAT WAS ACKNOWLEDGED"
+    yield f"  storage   SQLite in {state}; {kept}"
     yield f"  secrets   {state / 'secrets.json'}, readable only by you"
     if server.trusted_proxies:
         yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"

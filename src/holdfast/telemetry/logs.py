@@ -14,7 +14,13 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("holdfast")
 
 
 LOG_VALUE_CHARACTERS_MAX = 2000
-_SECRET = re.compile(r"hf_(?:tenant|admin)_[\w-]+|eyJ[\w-]+\.[\w-]+\.[\w-]*|(?i:bearer[ .])[\w.~+/=-]{8,}")
+_SECRET = re.compile(
+    r"hf_(?:tenant|admin)_[\w-]+"
+    r"|eyJ[\w-]+\.[\w-]+\.[\w-]*"
+    r"|(?i:bearer[ .])[\w.~+/=-]{8,}"
+    r"|(?<=://)[^/\s]+(?=@)"  # who and by which password, in the URL of an engine
+    r"|(?i:(?<=password=)[^&\s]+)"
+)
 
 
 def safe_text(value: str) -> str:

@@ -1,0 +1,30 @@
+"""What a node says of itself when it starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.node.posture import posture
+from holdfast.settings import differences, load
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "shown"),
+    [
+        ("work.url", "postgresql://ann:S3CRET@db:5432/x", "postgresql://[secret]@db:5432/x"),
+        ("work.url", "postgresql://db/x?user=ann&password=S3CRET&sslmode=require", None),
+        ("limits.counters_url", "redis://:S3CRET@cache/0", "redis://[secret]@cache/0"),
+        ("limits.counters_url", "redis://:S3CR@ET@cache/0", "redis://[secret]@cache/0"),
+    ],
+)
+def test_the_password_of_an_engine_is_never_shown(path: str, value: str, shown: str | None) -> None:
+    settings = load(None, {}, {path: value})
+    told = "\n".join(posture(settings)) + str(list(differences(settings)))
+    assert path in told and "S3C" not in told
+    assert shown is None or shown in told
+
+
+@pytest.mark.parametrize(("synchronous", "said"), [("FULL", "on disk"), ("NORMAL", "A POWER CUT MAY LOSE")])
+def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> None:
+    settings = load(None, {}, {"durability.sqlite.synchronous": synchronous})
+    assert said in "\n".join(posture(settings))
