@@ -55,7 +55,7 @@ def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open
         assert await hand.turn(want=3) == seqs[:3]
         assert await hand.turn() == seqs[3:]
         assert await hand.turn() == []
-        await hand.seat.rewind()
+        await hand.rewind()
         assert await hand.turn(completed=seqs[:1]) == seqs[1:]
 
     check(opened, body)
@@ -109,7 +109,7 @@ def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(open
         await hand.turn(failed=[hand.failure(m1)], held=[m2], completed=[other])
         (blocked,) = await o.store.streams()
         assert (blocked.block.stream, blocked.block.head, blocked.waiting) == ("s", m1, 1)
-        blocks = await hand.seat.rewind()
+        blocks = await hand.rewind()
         assert [block.head for block in blocks] == [m1]
         assert await hand.turn() == [], "neither the head nor what it holds may come"
 
@@ -141,7 +141,7 @@ def test_process_work_batch_stream_based_failure_cascade_releases_later_messages
         await hand.turn(failed=[hand.failure(m1)], held=[m2, m3, m4])
         claimed = await hand.call(released=[m2, m3])
         assert claimed.notice, "what was released is read by a rewind"
-        (block,) = await hand.seat.rewind()
+        (block,) = await hand.rewind()
         assert block.released_ids == {m2, m3}
         assert await hand.turn() == [m2, m3]
         (head,) = await o.store.find(Query(seqs=[m1]))
@@ -160,7 +160,7 @@ def test_matrix_failed_and_scheduled_without_release_blocks(opened: Open) -> Non
         hand = await Hand.sit(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2])
-        await hand.seat.rewind()
+        await hand.rewind()
         assert await hand.turn() == []
 
     check(opened, body)
@@ -175,7 +175,7 @@ def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: O
         await hand.turn(failed=[hand.failure(m1)], held=[m2])
         await o.store.release("s", ids=[m2], by="ann", why="independent")
         assert (await hand.call()).notice
-        await hand.seat.rewind()
+        await hand.rewind()
         assert await hand.turn() == [m2]
 
     check(opened, body)
@@ -192,7 +192,7 @@ def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Open) ->
         assert (head.state, head.due_at) == (State.PARKED, None)
         await o.store.release("s", through=m2, by="ann", why="m1 is poison")
         await hand.call()
-        await hand.seat.rewind()
+        await hand.rewind()
         assert await hand.turn() == [m2]
         await o.pass_time(1e6)
         assert await hand.turn(completed=[m2]) == [], "a parked job never runs by itself"
@@ -233,7 +233,7 @@ def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Open
         await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
         await o.store.release("s", type="mail", by="ann", why="mails are independent")
         await hand.call()
-        (block,) = await hand.seat.rewind()
+        (block,) = await hand.rewind()
         assert await hand.turn() == [m2]
         assert not block.holds(m3 + 100, "mail")
         assert block.holds(m3, "order")
@@ -250,10 +250,10 @@ def test_a_later_failure_makes_a_new_block(opened: Open) -> None:
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
         await hand.call(released=[m2, m3])
-        await hand.seat.rewind()
+        await hand.rewind()
         assert await hand.turn() == [m2, m3]
         await hand.turn(failed=[hand.failure(m2)], held=[m3])
-        await hand.seat.rewind()
+        await hand.rewind()
         assert await hand.turn() == [], "m3 waits behind the new block"
         assert [blocked.block.head for blocked in await o.store.streams()] == [m1, m2]
 
@@ -459,11 +459,11 @@ def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Open) -> No
         assert await o.store.park([m1], by="ann", why="look first") == 1
         claimed = await hand.call()
         assert claimed.notice
-        (block,) = await hand.seat.rewind()
+        (block,) = await hand.rewind()
         assert (block.head, block.policy, block.why) == (m1, OnFailure.PARK, "look first")
         assert await o.store.bury([m1], by="ann", why="hopeless") == 1
         assert (await hand.call()).notice
-        assert await hand.seat.rewind() == []
+        assert await hand.rewind() == []
         assert await hand.turn() == [m2]
         assert [act.verb for act in await o.store.acts()] == ["dead", "park"]
 

@@ -26,7 +26,12 @@ def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [], "it said that it is awake"
-            await hand.seat.process(Report(), Want(jobs=10, sleeping=True))
+            assert (await hand.seat.process(Report(), Want(jobs=10, sleeping=True))).jobs
+            await o.store.enqueue([draft()])
+            await connection.fetchval("SELECT 1")
+            assert heard == [], "it found something, so it did not fall asleep"
+            await hand.turn()
+            assert not (await hand.seat.process(Report(), Want(jobs=10, sleeping=True))).jobs
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [str(hand.seat.instance)]
@@ -75,7 +80,7 @@ def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Server) -
             assert await first.turn() == []
             fences = await second.seat.take(range(PARTITIONS))
             assert len(fences) == PARTITIONS
-            await second.seat.rewind()
+            await second.rewind()
             assert await second.turn() == [seq]
 
     run(main())
@@ -136,11 +141,80 @@ def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pie
             await transaction.commit()
             claimed = await hand.call(10)
             assert claimed.notice and not claimed.jobs, "too many at once: rewind"
-            await hand.seat.rewind()
+            await hand.rewind()
             got = set[int]()
             for _ in range(95):
                 got.update(await hand.turn(10))
             assert set(late) <= got
             await connection.close()
+
+    run(main())
+
+
+def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(postgres_server: Server) -> None:
+    """It looked whether anybody sleeps before the worker had said so, and commits after the worker has looked."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            hand, sleeping = await Hand.sit(o.store), Want(jobs=10, sleeping=True)
+            await hand.turn()
+            connection = await asyncpg.connect(postgres_server.url)
+            transaction = connection.transaction()
+            await transaction.start()
+            (seq,) = await enqueue(connection, draft())
+            claimed = await hand.seat.process(Report(), sleeping)
+            assert claimed.next_due_seconds is not None and claimed.next_due_seconds < 0.01
+            assert (await hand.seat.process(Report(), sleeping)).next_due_seconds is None, (
+                "a long one is not waited for"
+            )
+            await transaction.commit()
+            await connection.close()
+            assert await hand.turn() == [seq]
+
+    run(main())
+
+
+def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            seqs = await o.store.enqueue([draft("deep") for _ in range(4)])
+            first, second = await Hand.sit(o.store, "first"), await Hand.sit(o.store, "second")
+            await first.turn()
+            await first.turn(held=seqs[2:])
+            await first.turn(completed=seqs[:2])
+            kept = (first.jobs[seqs[0]].partition + 1) % PARTITIONS
+            await first.seat.give([partition for partition in range(PARTITIONS) if partition != kept])
+            assert await first.turn(backlogs={"deep": seqs[1]}) == []
+            await second.seat.take(range(PARTITIONS))
+            await second.rewind()
+            assert await second.turn() == seqs[2:]
+
+    run(main())
+
+
+def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
+    """A hundred thousand blocked jobs must cost nothing: the claim reads ready ones by an index of their own."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            seqs = await o.store.enqueue([draft("blocked") for _ in range(2000)])
+            hand = await Hand.sit(o.store)
+            await hand.turn(2000)
+            await hand.turn(failed=[hand.failure(seqs[0])], held=seqs[1:])
+            seat: Any = hand.seat
+            await seat._connection.execute("VACUUM ANALYZE holdfast_work.job")
+            (ready,) = await o.store.enqueue([draft("other")])
+
+            async def rows_read() -> int:
+                await seat._connection.execute("SELECT pg_stat_force_next_flush()")
+                sql = "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'holdfast_work.job'::regclass"
+                return int(await seat._connection.fetchval(sql))
+
+            before = await rows_read()
+            await hand.rewind()
+            assert await hand.turn() == [ready]
+            for _ in range(3):
+                assert await hand.turn() == []
+            assert await rows_read() - before < 50
 
     run(main())

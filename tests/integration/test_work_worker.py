@@ -372,3 +372,29 @@ def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -
         assert blocked.waiting == 99
 
     check(opened, body)
+
+
+def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, started, over, warm = Handlers(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.order_id == "long":
+                started.set()
+                await over.wait()
+            else:
+                (warm if order.order_id == "warm" else over).set()
+
+        lazy = WorkerSettings(concurrency=2, poll_min_seconds=50, poll_max_seconds=50, balance_seconds=50)
+        async with Worker(o.store, handlers, settings=lazy).running():
+            for _ in range(3):
+                warm.clear()
+                await o.store.enqueue([handlers.draft(Order("warm"))])
+                await asyncio.wait_for(warm.wait(), 20)
+            await o.store.enqueue([handlers.draft(Order("long"))])
+            await asyncio.wait_for(started.wait(), 20)
+            await o.store.enqueue([handlers.draft(Order("short"))])
+            await asyncio.wait_for(over.wait(), 20)
+
+    check(opened, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 import asyncpg
 
 from holdfast.clock import SystemClock
-from holdfast.work.contract import Claimed, Failed, Report, Seat, Want, WorkStore
-from holdfast.work.job import PARTITIONS, Draft, Failure, Job, Policies, Reason, decide
+from holdfast.work.contract import Claimed, Failed, Report, Rewound, Seat, Want, WorkStore
+from holdfast.work.job import PARTITIONS, Block, Draft, Failure, Job, Policies, Reason, decide
 from holdfast.work.memory import MemoryWork
 from holdfast.work.sqlite import SqliteWork
 
@@ -108,14 +108,20 @@ class Hand:
     seat: Seat
     policies: Policies = field(default_factory=lambda: Policies.preset("seed"))
     jobs: dict[int, Job] = field(default_factory=dict)
+    rewound: Rewound = field(default_factory=Rewound)
 
     @classmethod
     async def sit(cls, store: WorkStore, name: str = "hand", policies: Policies | None = None) -> Hand:
         hand = cls(await store.join(name), policies or Policies.preset("seed"))
         await hand.seat.roster()
         await hand.seat.take(range(PARTITIONS))
-        await hand.seat.rewind()
+        await hand.rewind()
         return hand
+
+    async def rewind(self) -> Sequence[Block]:
+        """The next turn reads from the start, and the backlogs that may be free."""
+        self.rewound = await self.seat.rewind()
+        return self.rewound.blocks
 
     async def turn(
         self, want: int = 100, *, starting: int = 0, backlogs: dict[str, int] | None = None, **report: Any
@@ -127,8 +133,11 @@ class Hand:
     async def call(
         self, want: int = 100, *, starting: int = 0, backlogs: dict[str, int] | None = None, **report: Any
     ) -> Claimed:
-        wanted = Want(jobs=want, starting=starting, backlogs=backlogs or {})
+        rewound, self.rewound = self.rewound, Rewound()
+        asked = {**dict.fromkeys(rewound.backlogs, 0), **(backlogs or {})}
+        wanted = Want(jobs=want, starting=starting, backlogs=asked)
         claimed = await self.seat.process(Report(**report), wanted)
+        claimed.backlog = [j for j in claimed.backlog if not any(b.holds(j.seq, j.type) for b in rewound.blocks)]
         self.jobs.update({job.seq: job for job in [*claimed.backlog, *claimed.jobs]})
         return claimed
 

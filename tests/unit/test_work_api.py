@@ -71,7 +71,7 @@ def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -
 
         assert await act("release", stream="s", type="mail") == 1
         await hand.call()
-        await hand.seat.rewind()
+        await hand.rewind()
         assert await hand.turn() == [seqs[2]]
         assert await act("retry", seqs=[seqs[0]], reset=True) == 1
         assert await hand.turn() == [seqs[0]]

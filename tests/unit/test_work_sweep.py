@@ -161,3 +161,15 @@ def test_a_held_transaction_is_remembered_once_and_everything_else_settles() -> 
     model.end(held, commit=True)
     assert call(model, sweep, want=10) == held.rows
     assert not sweep.late
+
+
+def test_a_writer_that_was_open_at_the_read_is_expected_once() -> None:
+    sweep = Sweep()
+    sweep.advance(10, "5:5:", 0)
+    assert sweep.expecting, "5 to 9 were assigned before this call's own id and had not ended"
+    sweep.advance(11, "5:11:5,6,7,8,9", 0)
+    assert not sweep.expecting, "they are known"
+    sweep.advance(13, "5:11:5,6,7,8,9", 0)
+    assert sweep.expecting, "11 and 12 are new"
+    sweep.advance(14, "14:14:", 0)
+    assert not sweep.expecting

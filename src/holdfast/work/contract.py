@@ -70,6 +70,7 @@ class Want:
     """How much the seat can take: jobs and bytes, how many of them start at once, and which backlogs to read on.
 
     ``backlogs`` maps a stream to the sequence after which its held jobs are wanted, at most ``per_backlog`` of each.
+    ``sleeping``: if nothing is found, ``Seat.wait`` shall be ended by the next enqueue.
     """
 
     jobs: int = 0
@@ -95,6 +96,14 @@ class Claimed:
     busy: list[int] = field(default_factory=list)
     notice: bool = False
     next_due_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Where streams stand when everything is read again: their blocks, and whose held jobs may be free to run."""
+
+    blocks: Sequence[Block] = ()
+    backlogs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +240,11 @@ class Seat(Protocol):
         """Report and claim, in one transaction; see the module's text for order and durability."""
         ...
 
-    async def rewind(self) -> Sequence[Block]:
-        """Read everything again from the start with the next ``process``; returns the blocks of this seat's streams.
+    async def rewind(self) -> Rewound:
+        """Read everything again from the start with the next ``process``; says how this seat's streams stand.
 
-        The caller drops what it has not started and ignores jobs it knows. Always safe.
+        The caller drops what it has not started and ignores jobs it knows. ``process`` hands out ready jobs; held
+        ones come only as a backlog that is asked for, so that a million of them cost nothing. Always safe.
         """
         ...
 

@@ -146,6 +146,7 @@ class _Shift:
         self._window = settings.concurrency
         self._recently_ended: deque[int] = deque(maxlen=8)
         self._poll = settings.poll_min_seconds
+        self._asleep = self._resting = False
         self._balance_at = float("-inf")
         self._ended_by: Exception | None = None
         self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
@@ -192,14 +193,16 @@ class _Shift:
                 await asyncio.sleep(backoff.bound(failures))
                 continue
             self._wake_runners()
-            if self._busy:
+            look_again = self._fell_asleep(want, claimed)
+            if self._busy or look_again:
                 await asyncio.sleep(0)
             else:
                 await self._rest(claimed)
         raise self._ended_by
 
     async def _rewind(self) -> None:
-        self._streams.rewound(await self._seat.rewind())
+        rewound = await self._seat.rewind()
+        self._streams.rewound(rewound.blocks, rewound.backlogs)
         self._unsure = False
 
     async def _balance(self) -> None:
@@ -256,8 +259,7 @@ class _Shift:
         jobs, bytes_max = self._streams.room()
         starting = max(0, self._window - len(self._streams.announced))
         backlogs = self._streams.backlogs() if jobs else {}
-        idle = not self._streams.started and not self._streams.waiting
-        return Want(jobs, bytes_max, starting, backlogs, sleeping=idle and self._poll > self._settings.poll_min_seconds)
+        return Want(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0)
 
     def _apply(self, report: Report, want: Want, claimed: Claimed) -> None:
         busy = set(claimed.busy)
@@ -288,6 +290,12 @@ class _Shift:
             return True
         return self._streams.announceable and len(self._streams.announced) < self._window and not self._stopping
 
+    def _fell_asleep(self, want: Want, claimed: Claimed) -> bool:
+        """Whether the store has just learned that we sleep: who enqueued before that woke nobody, so look once more."""
+        asleep = self._shared and want.sleeping and not (claimed.jobs or claimed.backlog)
+        before, self._asleep = self._asleep, asleep
+        return asleep and not before
+
     @property
     def _drained(self) -> bool:
         return not (self._streams.started or self._report.completed or self._report.failed)
@@ -301,8 +309,12 @@ class _Shift:
             seconds = min(seconds, max(claimed.next_due_seconds, 0.001))
         if self._closing:
             seconds = min(seconds, self._settings.poll_min_seconds)
-        if await self._seat.wait(seconds):
-            self._poll = self._settings.poll_min_seconds
+        self._resting = True
+        try:
+            if await self._seat.wait(seconds):
+                self._poll = self._settings.poll_min_seconds
+        finally:
+            self._resting = False
 
     def _wake_runners(self) -> None:
         for _ in range(min(len(self._idle), self._streams.startable)):
@@ -323,7 +335,8 @@ class _Shift:
                 self._record(job, await self._runner.run(job, self._seat))
             except Exception as error:
                 self._ended_by = error  # the lease is lost, or a defect: either ends the shift
-            self._seat.wake()
+            if self._resting:
+                self._seat.wake()
 
     def _record(self, job: Job, outcome: Outcome) -> None:
         failed = outcome.failed

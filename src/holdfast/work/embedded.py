@@ -14,7 +14,7 @@ import apsw
 
 from holdfast.errors import NotFound
 from holdfast.sqlite.statements import load
-from holdfast.work.contract import Claimed, Failed, LeaseLost, Mark, Report, Want
+from holdfast.work.contract import Claimed, Failed, LeaseLost, Mark, Report, Rewound, Want
 from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
 from holdfast.work.statements import script
 
@@ -164,8 +164,9 @@ def _bury(db: apsw.Connection, seq: int, now: float) -> int:
     return buried
 
 
-def blocks(db: apsw.Connection) -> list[Block]:
-    return [block_of(row) for row in db.execute(SQL["blocks"])]
+def standing(db: apsw.Connection) -> Rewound:
+    blocks = [block_of(row) for row in db.execute(SQL["blocks"])]
+    return Rewound(blocks, [stream for (stream,) in db.execute(SQL["backlogs"])])
 
 
 def block_of(row: Any) -> Block:

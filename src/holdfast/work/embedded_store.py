@@ -23,11 +23,12 @@ from holdfast.work.contract import (
     OpenBreaker,
     Query,
     Report,
+    Rewound,
     Roster,
     Stats,
     Want,
 )
-from holdfast.work.job import PARTITIONS, Block, Draft, Job, Reason, State
+from holdfast.work.job import PARTITIONS, Draft, Job, Reason, State
 
 T = TypeVar("T")
 SQL = embedded.SQL
@@ -149,10 +150,10 @@ class EmbeddedSeat:
             self._cursor = read
         return claimed
 
-    async def rewind(self) -> Sequence[Block]:
+    async def rewind(self) -> Rewound:
         self._rewinds += 1
         self._cursor = 0
-        return await self._transact(embedded.blocks)
+        return await self._transact(embedded.standing)
 
     async def step(self, job: Job, stages: int) -> None:
         def work(db: apsw.Connection) -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import asyncpg
@@ -18,7 +19,7 @@ import asyncpg
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.work.contract import Claimed, LeaseLost, Report, Roster, Want
+from holdfast.work.contract import Claimed, LeaseLost, Report, Rewound, Roster, Want
 from holdfast.work.heartbeat import Beat, Heartbeat
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
 from holdfast.work.outbox import arguments
@@ -32,6 +33,9 @@ _CHANNEL = "holdfast_work"
 _CASTS = {33: "::text::pg_snapshot", 34: "::text::xid8", 35: "::text[]::xid8[]"}
 _PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 39))})"
 _SEEN_BATCH = 1000
+_BACKLOG = 1
+_SOON_SECONDS = 0.002
+"""When to look for what was being committed when this worker fell asleep: its writer did not know that yet."""
 _LOST = "this worker was declared dead; its jobs belong to others now"
 
 
@@ -110,12 +114,16 @@ class PostgresSeat:
         elif row["snapshot"] is not None and sweep is self._sweep:
             sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
             _unpack(row, claimed)
+            if sweep.expecting and want.sleeping:
+                claimed.next_due_seconds = min(claimed.next_due_seconds or _SOON_SECONDS, _SOON_SECONDS)
         return claimed
 
-    async def rewind(self) -> Sequence[Block]:
+    async def rewind(self) -> Rewound:
         self._sweep = Sweep()
+        owned = self._owned()
         async with self._call() as connection:
-            return [block_of(row) for row in await connection.fetch(_PEOPLE["blocks"], self._owned())]
+            blocks = [block_of(row) for row in await connection.fetch(_PEOPLE["blocks"], owned)]
+            return Rewound(blocks, [row["stream"] for row in await connection.fetch(_PEOPLE["backlogs"], owned)])
 
     async def step(self, job: Job, stages: int) -> None:
         with translated():
@@ -167,6 +175,7 @@ class PostgresSeat:
             async with asyncio.timeout(timeout_seconds):
                 if self._listener is None or self._listener.is_closed():
                     await self._listen()
+                    return True  # what came before it listened was not heard
                 await self._woken.wait()
         except TimeoutError:
             return False
@@ -307,7 +316,8 @@ def _unpack(row: Any, claimed: Claimed) -> None:
         row["kinds"], *columns, strict=True
     ):
         job = Job(seq, type_, payload, stream, destination, partition, attempt + 1, *rest)
-        (claimed.backlog if kind else claimed.jobs).append(job)
+        (claimed.backlog if kind == _BACKLOG else claimed.jobs).append(job)
+    claimed.jobs.sort(key=attrgetter("seq"))
     claimed.started.update(row["started"] or ())
 
 

@@ -230,8 +230,8 @@ class Streams:
         held, self._held = self._held, []
         return held
 
-    def rewound(self, blocks: Iterable[Block]) -> None:
-        """Everything is read again: drop what has not started, take the blocks as they are now.
+    def rewound(self, blocks: Iterable[Block], backlogs: Iterable[str] = ()) -> None:
+        """Everything is read again: drop what has not started, take blocks and backlogs as they are now.
 
         The store does not know yet what has ended without being reported: blocks made by such failures stay, and a
         block whose head has been done is lifted.
@@ -254,6 +254,8 @@ class Streams:
                 self._want_backlog(block.stream, stream, 0)
             else:
                 stream.blocks.append(block)
+        for key in backlogs:
+            self._want_backlog(key, self._stream(key), 0)
 
     def close(self, partitions: Iterable[int]) -> None:
         """Start nothing more of these partitions, and drop what has not started."""

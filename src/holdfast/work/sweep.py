@@ -40,19 +40,28 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Sweep:
-    """Where one worker stands in the table. A new one reads everything."""
+    """Where one worker stands in the table. A new one reads everything.
+
+    ``unfinished`` are the transactions that were open, with an id below the call's own, when it read; ``expecting``:
+    some of them for the first time. What they enqueued may come with their commit and without any other sign.
+    """
 
     settled: int = 0
     through: int = 0
     snapshot: str | None = None
     xid: int = 0
     late: set[int] = field(default_factory=set)
+    expecting: bool = False
+    unfinished: frozenset[int] = frozenset()
     _checkpoint: int | None = None
     _bound: int | None = None
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
         """After a call that took ``xid``, then read in this snapshot up to ``through``."""
         snapshot = Snapshot.parse(snapshot_text)
+        unfinished = snapshot.running.union(range(snapshot.xmax, xid))
+        self.expecting = not unfinished <= self.unfinished
+        self.unfinished = unfinished
         self.late = {late for late in self.late if not snapshot.ended(late)}
         if self._checkpoint is not None and self._bound is None:
             self._bound = xid

@@ -50,10 +50,12 @@ $$;
 -- f_*:       failure reports, see fail().
 -- held:      jobs that wait behind a block; released: jobs let past the blocks of their streams.
 -- running:   what is in flight; the first `starting` claimed jobs that are no suspects are added to it.
+-- is_sleeping: wake this worker, with a NOTIFY, at the next enqueue; counts only if nothing is found now.
 -- want, bytes_max: how much to read at most; owned: a bit per partition, NULL for all.
 -- settled, through, seen, seen_by, late: where the worker's sweep stands, see work/sweep.py.
 -- b_stream, b_after, b_limit: streams whose held jobs are wanted, after which sequence, how many of each.
 --
+-- kinds:     0 ready jobs after `through`, 1 the wanted backlogs, 2 jobs of transactions that ended late, 3 due retries.
 -- overflow: a transaction that ended late has more jobs than there is room for: nothing is handed out of turn, the
 -- worker rewinds and reads them in order, in its own pieces.
 --
@@ -77,11 +79,13 @@ LANGUAGE plpgsql
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
     busy_lanes integer[];
     due bigint[];
+    heads bigint[];
 BEGIN
     SELECT notice INTO noticed FROM holdfast_work.instance WHERE id = me FOR NO KEY UPDATE;
     lost := NOT FOUND;
@@ -89,6 +93,11 @@ BEGIN
         RETURN;
     END IF;
     process.xid := pg_current_xact_id()::text;
+
+    -- Who only asks does not wait for the disk: what is lost with the server is read again after it.
+    IF cardinality(completed) + cardinality(f_seq) + cardinality(held) + cardinality(released) + cardinality(c_parent) = 0 THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
 
     -- Children whose lane is held by an open transaction must not make this worker wait: they come again.
     IF cardinality(c_parent) > 0 THEN
@@ -110,11 +119,17 @@ BEGIN
                                      array_agg(delay ORDER BY n))
           INTO due FROM born HAVING count(*) > 0;
         due := NULL;
+        DELETE FROM holdfast_work.block WHERE head = ANY (c_parent) AND head <> ALL (coalesce(process.busy, '{}'));
     END IF;
     IF cardinality(completed) > 0 THEN
-        DELETE FROM holdfast_work.job WHERE seq = ANY (completed) AND seq <> ALL (coalesce(process.busy, '{}'));
-        IF EXISTS (SELECT FROM holdfast_work.block) THEN
-            DELETE FROM holdfast_work.block WHERE head = ANY (completed) AND head <> ALL (coalesce(process.busy, '{}'));
+        -- Only a job that had a due time or was parked while it ran can be the head of a block.
+        WITH done AS (
+            DELETE FROM holdfast_work.job WHERE seq = ANY (completed) AND seq <> ALL (coalesce(process.busy, '{}'))
+            RETURNING seq, due_at IS NOT NULL OR state = 3 AS may_head
+        )
+        SELECT array_agg(seq) INTO heads FROM done WHERE may_head;
+        IF heads IS NOT NULL THEN
+            DELETE FROM holdfast_work.block WHERE head = ANY (heads);
         END IF;
     END IF;
     IF cardinality(f_seq) > 0 THEN
@@ -141,73 +156,67 @@ BEGIN
         ), woken AS (
             UPDATE holdfast_work.job SET state = 0 WHERE seq IN (SELECT seq FROM chosen) RETURNING seq
         )
-        SELECT array_agg(seq) INTO due FROM woken;
+        SELECT coalesce(array_agg(seq), '{}') INTO due FROM woken;
     END IF;
     SELECT extract(epoch FROM due_at - clock_timestamp()) INTO due_in FROM holdfast_work.job
      WHERE state = 1 AND (owned IS NULL OR get_bit(owned, partition) = 1) ORDER BY due_at LIMIT 1;
 
     IF want > 0 THEN
-        WITH overdue AS (
-            (SELECT j.* FROM holdfast_work.job AS j
-              WHERE j.seq > settled AND j.seq <= through AND NOT pg_visible_in_snapshot(j.xid, seen) AND j.xid <> seen_by
-                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 257)
-            UNION ALL
-            (SELECT j.* FROM holdfast_work.job AS j
-              WHERE j.xid = ANY (late) AND j.seq <= settled
-                AND j.state = 0 AND (owned IS NULL OR get_bit(owned, j.partition) = 1) LIMIT want + 257)
-        ), forward AS (
-            SELECT j.* FROM holdfast_work.job AS j
-             WHERE j.seq > through AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
-               AND (j.state = 0 OR (j.state = 2 AND NOT EXISTS (
-                        SELECT FROM holdfast_work.block AS b
-                         WHERE b.stream = j.stream AND b.head < j.seq AND j.seq > b.released_through
-                           AND j.seq <> ALL (b.released_ids) AND j.type <> ALL (b.released_types))))
-             ORDER BY j.seq LIMIT want
-        ), weighed AS (
-            SELECT *, sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS before
-              FROM forward
-        ), fitting AS (
-            SELECT * FROM weighed WHERE before < bytes_max
+        WITH forward AS (
+            SELECT seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin,
+                   sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) AS weight
+              FROM holdfast_work.job
+             WHERE seq > through AND state = 0 AND (owned IS NULL OR get_bit(owned, partition) = 1)
+             ORDER BY seq LIMIT want
+        ), overdue AS (
+            (SELECT * FROM holdfast_work.job
+              WHERE seq > settled AND seq <= through AND NOT pg_visible_in_snapshot(xid, seen) AND xid <> seen_by
+                AND seq <> ALL (due) AND state = 0 AND (owned IS NULL OR get_bit(owned, partition) = 1) LIMIT want + 257)
+            UNION ALL  -- "+ 0" leaves just the index by xid, whatever the planner believes about the table
+            (SELECT * FROM holdfast_work.job
+              WHERE xid = ANY (late) AND seq + 0 <= settled
+                AND seq <> ALL (due) AND state + 0 = 0 AND (owned IS NULL OR get_bit(owned, partition) = 1) LIMIT want + 257)
         ), backlog AS (
             SELECT h.* FROM unnest(b_stream, b_after) AS b(stream, after)
              CROSS JOIN LATERAL (SELECT * FROM holdfast_work.job AS j
                                   WHERE j.stream = b.stream AND j.seq > b.after AND j.state = 2
+                                    AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
                                   ORDER BY j.seq LIMIT b_limit) AS h
         ), found AS (
-            SELECT 0::smallint AS kind, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
-              FROM fitting
+            SELECT 0::smallint AS kind, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages,
+                   origin, weight
+              FROM forward WHERE weight - octet_length(payload) < bytes_max
             UNION ALL
-            SELECT 0::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
+            SELECT 1::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin, 0
+              FROM backlog
+            UNION ALL
+            SELECT 2::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin, 0
               FROM overdue
             UNION ALL
-            SELECT 0::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
+            SELECT 3::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin, 0
               FROM holdfast_work.job WHERE seq = ANY (due) AND seq <= through
-            UNION ALL
-            SELECT 1::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin
-              FROM backlog
-        ), listed AS (
-            SELECT DISTINCT ON (kind, seq) * FROM found ORDER BY kind, seq
         )
-        SELECT pg_current_snapshot()::text, (SELECT count(*) FROM overdue) > want + 256,
-               CASE WHEN (SELECT count(*) FROM fitting) = want OR (SELECT count(*) FROM fitting) < (SELECT count(*) FROM forward)
-                    THEN (SELECT max(seq) FROM fitting)
+        SELECT pg_current_snapshot()::text, count(*) FILTER (WHERE kind = 2) > want + 256,
+               CASE WHEN count(*) FILTER (WHERE kind = 0) = want OR max(weight) >= bytes_max
+                    THEN max(seq) FILTER (WHERE kind = 0)
                     -- Drawn before the next call takes its id, so it may be a checkpoint like a row that was seen.
-                    ELSE greatest((SELECT max(seq) FROM fitting),
+                    ELSE greatest(max(seq) FILTER (WHERE kind = 0),
                                   (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM holdfast_work.job_seq)) END,
                array_agg(seq), array_agg(kind), array_agg(type), array_agg(payload), array_agg(stream),
                array_agg(destination), array_agg(partition), array_agg(attempt), array_agg(strikes), array_agg(crashes),
                array_agg(stages), array_agg(origin)
           INTO process.snapshot, overflow, read_through, seqs, kinds, types, payloads, streams, destinations, partitions,
                attempts, process.strikes, process.crashes, process.stages, origins
-          FROM listed;
+          FROM found;
         IF starting > 0 AND seqs IS NOT NULL THEN
             SELECT array_agg(s) INTO process.started
-              FROM (SELECT s FROM unnest(seqs, kinds, process.crashes) AS u(s, k, c) WHERE k = 0 AND c = 0 LIMIT starting) AS first;
+              FROM (SELECT s FROM unnest(seqs, kinds, process.crashes) AS u(s, k, c) WHERE k <> 1 AND c = 0 ORDER BY s LIMIT starting) AS first;
         END IF;
     END IF;
 
     UPDATE holdfast_work.instance
-       SET beat_at = clock_timestamp(), running = process.running || coalesce(process.started, '{}'), sleeping = is_sleeping,
+       SET beat_at = clock_timestamp(), running = process.running || coalesce(process.started, '{}'),
+           sleeping = is_sleeping AND seqs IS NULL,
            notice = false
      WHERE id = me;
 END $$;

@@ -39,6 +39,7 @@ CREATE TABLE holdfast_work.job (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 20000,
     autovacuum_vacuum_insert_threshold = -1, autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 50000
 );
+CREATE INDEX job_ready ON holdfast_work.job (seq) WHERE state = 0;
 CREATE INDEX job_xid ON holdfast_work.job (xid);
 CREATE INDEX job_due ON holdfast_work.job (due_at) WHERE state = 1;
 CREATE INDEX job_held ON holdfast_work.job (stream, seq) WHERE state = 2;

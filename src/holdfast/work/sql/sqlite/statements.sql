@@ -49,14 +49,9 @@ UPDATE job SET state = 0 WHERE seq = ?1
 SELECT due_at FROM job WHERE state = 1 ORDER BY due_at LIMIT 1
 
 -- name: claim
--- Jobs after a sequence that are ready, or held by no block.
+-- Ready jobs after a sequence.
 SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stages, origin FROM job
- WHERE seq > ?1 AND (state = 0 OR (state = 2 AND NOT EXISTS (
-       SELECT 1 FROM block AS b
-        WHERE b.stream = job.stream AND b.head < job.seq AND job.seq > b.released_through
-          AND NOT EXISTS (SELECT 1 FROM json_each(b.released_ids) WHERE value = job.seq)
-          AND NOT EXISTS (SELECT 1 FROM json_each(b.released_types) WHERE value = job.type))))
- ORDER BY seq LIMIT ?2
+ WHERE seq > ?1 AND state = 0 ORDER BY seq LIMIT ?2
 
 -- name: last
 -- The last sequence that was given out; with one writer nothing at or below it can still appear.
@@ -100,6 +95,21 @@ UPDATE job SET stages = stages | ?2 WHERE seq = ?1
 
 -- name: blocks
 SELECT stream, head, policy, released_through, released_ids, released_types, by, why FROM block
+
+-- name: backlogs
+-- Streams with held jobs, but for those that wait behind a block past which nothing was released. From stream to
+-- stream by the index: a stream costs the same however many of its jobs are held.
+WITH RECURSIVE held (stream, seq) AS (
+    SELECT * FROM (SELECT stream, seq FROM job WHERE state = 2 ORDER BY stream, seq LIMIT 1)
+    UNION ALL
+    SELECT (SELECT stream FROM job WHERE state = 2 AND stream > held.stream ORDER BY stream, seq LIMIT 1),
+           (SELECT seq FROM job WHERE state = 2 AND stream > held.stream ORDER BY stream, seq LIMIT 1)
+      FROM held WHERE held.stream IS NOT NULL
+)
+SELECT stream FROM held
+ WHERE stream IS NOT NULL AND NOT EXISTS (
+       SELECT 1 FROM block AS b WHERE b.stream = held.stream AND b.head < held.seq
+          AND b.released_through = 0 AND b.released_ids = '[]' AND b.released_types = '[]')
 
 -- name: blocks_of
 SELECT head, released_ids, released_types, released_through FROM block WHERE stream = ?1
