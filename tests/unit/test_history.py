@@ -28,7 +28,7 @@ class Bench:
         self.raised: list[tuple[str, int]] = []
         self.history = History(faulty(self.store, self.plan), self.raise_epoch, LoopClock(), settings)  # type: ignore[arg-type]
 
-    async def raise_epoch(self, user: User, chat_id: str, epoch: int) -> None:
+    async def raise_epoch(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
         self.raised.append((chat_id, epoch))
         await self.store.change(RaiseEpoch(operator(user), chat_id, epoch))
 
@@ -118,11 +118,45 @@ def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_takes() ->
     on_virtual_time(test, HistorySettings(read_timeout_seconds=4.5), read_after=Odds(delay=1.0, seconds_max=4.4))
 
 
+@pytest.mark.parametrize("verb", ["sync", "resume"])
+def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(verb: str) -> None:
+    """It waited two seconds for its turn, its cursor proves a rollback, and every step takes almost its own limit."""
+
+    async def test(bench: Bench) -> None:
+        head, clock = await bench.fill(5), LoopClock()
+
+        async def slowly(user: User, chat_id: str, epoch: int, deadline: float) -> None:
+            await asyncio.sleep(min(1.9, deadline - clock.monotonic()))
+            await bench.raise_epoch(user, chat_id, epoch, deadline)
+
+        history, beyond, asked_at = History(bench.history._store, slowly, clock), Cursor(head.epoch, 9), -2.0
+        with pytest.raises(Unavailable):
+            if verb == "sync":
+                await history.sync(BELA, CHAT, beyond, 100, asked_at)
+            else:
+                await history.resume(BELA, {CHAT: beyond}, asked_at)
+        assert clock.monotonic() <= asked_at + 5.001
+
+    always = Odds(delay=1.0, seconds_max=2.4)
+    on_virtual_time(test, read_after=always, heads=always, memberships=always)
+
+
+def test_a_request_without_any_time_left_says_nothing_about_the_store() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.fill(5)
+        for _ in range(10):
+            with pytest.raises(Unavailable):
+                await bench.history.sync(BELA, CHAT, Cursor(1, 0), 100, asked_at=-6.0)
+        assert bench.history.breaker is BreakerState.CLOSED
+
+    on_virtual_time(test)
+
+
 def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(5)
 
-        async def cannot(user: User, chat_id: str, epoch: int) -> None:
+        async def cannot(user: User, chat_id: str, epoch: int, deadline: float) -> None:
             raise Unavailable("the writer is away")
 
         history = History(bench.store, cannot, LoopClock())

@@ -24,7 +24,7 @@ def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:
         history = History(store, raiser, clock)
         page = await history.sync(BELA, CHAT, Cursor(epoch, 3), 10)
         assert page.reset and page.epoch == epoch + 1
-        await raiser(BELA, CHAT, epoch)
+        await raiser(BELA, CHAT, epoch, clock.monotonic() + 5)
         assert (await store.heads([CHAT]))[CHAT].epoch == epoch + 1
         (record,) = await store.audit(0, 10)
         assert record.actor == "holdfast" and "bela" in record.reason and record.target == CHAT

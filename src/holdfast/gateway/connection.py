@@ -320,10 +320,10 @@ class Connection:
         history, clock = self._plane.history, self._plane.clock
         try:
             if isinstance(effect, effects.Fetch):
-                page = await history.sync(session.user, effect.chat_id, effect.cursor, effect.limit)
+                page = await history.sync(session.user, effect.chat_id, effect.cursor, effect.limit, effect.asked_at)
                 steps = session.page_read(effect.token, page, clock.monotonic())
             else:
-                moved = await history.resume(session.user, effect.cursors)
+                moved = await history.resume(session.user, effect.cursors, effect.asked_at)
                 steps = session.resume_read(effect.token, moved, clock.monotonic())
         except HoldfastError as error:
             if isinstance(effect, effects.Fetch):

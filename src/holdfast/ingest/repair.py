@@ -20,7 +20,7 @@ class EpochRaiser:
         self._ids = ids
         self._timeout_seconds = timeout_seconds
 
-    async def __call__(self, user: User, chat_id: str, epoch: int) -> None:
+    async def __call__(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
         """Raises what ``Durability.change`` raises; on return the chat's epoch is above ``epoch``."""
         act = Act(
             actor=User(user.tenant, SERVER),
@@ -29,5 +29,5 @@ class EpochRaiser:
             operator=True,
             reason=f"a cursor of {user.user_id} is beyond the head: messages were lost",
         )
-        deadline = self._clock.monotonic() + self._timeout_seconds
-        await self._durability.change(RaiseEpoch(act, chat_id, epoch), deadline)
+        by = min(deadline, self._clock.monotonic() + self._timeout_seconds)
+        await self._durability.change(RaiseEpoch(act, chat_id, epoch), by)

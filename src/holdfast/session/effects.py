@@ -30,12 +30,16 @@ class Submit(Struct, frozen=True, gc=False):
 
 
 class Fetch(Struct, frozen=True, gc=False):
-    """Read a sync page; answer with ``Session.page_read(token, page or error)``. One at a time."""
+    """Read a sync page; answer with ``Session.page_read(token, page or error)``. One at a time.
+
+    ``asked_at``: when the client asked; it may have waited for its turn since, and its time runs from there.
+    """
 
     token: int
     chat_id: str
     cursor: Cursor
     limit: int
+    asked_at: float
 
 
 class FetchResume(Struct, frozen=True, gc=False):
@@ -43,6 +47,7 @@ class FetchResume(Struct, frozen=True, gc=False):
 
     token: int
     cursors: Mapping[str, Cursor]
+    asked_at: float
 
 
 class Verify(Struct, frozen=True, gc=False):

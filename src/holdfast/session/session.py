@@ -351,9 +351,9 @@ class Session:
             if (place := self._deliveries.places.get(chat_id)) is not None:
                 place.pull(cursor)
         if pull.chat_id is None:
-            effects.append(FetchResume(pull.token, pull.cursors))
+            effects.append(FetchResume(pull.token, pull.cursors, pull.at))
         else:
-            effects.append(Fetch(pull.token, pull.chat_id, pull.cursors[pull.chat_id], pull.limit))
+            effects.append(Fetch(pull.token, pull.chat_id, pull.cursors[pull.chat_id], pull.limit, pull.at))
 
     # What the client is owed.
 

@@ -37,8 +37,8 @@ from holdfast.store.paging import size_of
 
 T = TypeVar("T")
 
-RaiseEpoch = Callable[[User, str, int], Awaitable[None]]
-"""Raise a chat's epoch if it is still this one; the user's cursor proved the rollback."""
+RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
+"""Raise a chat's epoch if it is still this one, by a deadline; the user's cursor proved the rollback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,12 @@ class History:
     async def ask(self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None) -> T:
         """Any read of the store, bounded and in time. Raises only ``holdfast.errors``. Cancel-safe."""
         started = self._clock.monotonic()
-        seconds = self._settings.request_timeout_seconds if deadline is None else max(deadline - started, 0.0)
-        outcome = "busy"
+        seconds = self._settings.request_timeout_seconds if deadline is None else deadline - started
+        outcome = "timeout"
         try:
+            if seconds <= 0:  # which is no fault of the store
+                raise Unavailable("there was no time left to read; try again", retry_after_seconds=1)
+            outcome = "busy"
             async with self._reads.one(seconds):
                 outcome = "breaker_open"
                 refusal = self._guard.refusal()
@@ -122,33 +125,37 @@ class History:
         """The (epoch, head) of every chat of the user."""
         return await self.ask(lambda store: store.memberships(user))
 
-    async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
+    async def heads(self, chat_ids: Iterable[str], deadline: float | None = None) -> Mapping[str, Cursor]:
         """The (epoch, head) of each chat that exists."""
-        return await self.ask(lambda store: store.heads(chat_ids))
+        return await self.ask(lambda store: store.heads(chat_ids), deadline)
 
-    async def sync(self, user: User, chat_id: str, cursor: Cursor, limit: int) -> Page:
-        """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch."""
-        wanted = _Wanted(user, chat_id, cursor, limit, self._settings.max_page_bytes, self._deadline())
+    async def sync(self, user: User, chat_id: str, cursor: Cursor, limit: int, asked_at: float | None = None) -> Page:
+        """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch.
+
+        Its time runs from ``asked_at`` (monotonic; now, if not given): a request may have waited before it comes here.
+        """
+        wanted = _Wanted(user, chat_id, cursor, limit, self._settings.max_page_bytes, self._deadline(asked_at))
         return await self._page(wanted)
 
-    async def resume(self, user: User, cursors: Mapping[str, Cursor]) -> ResumeRead:
-        """What a returning client missed; see ``ResumeRead``."""
-        deadline = self._deadline()
-        async with self._resumes.one(self._settings.request_timeout_seconds):
+    async def resume(self, user: User, cursors: Mapping[str, Cursor], asked_at: float | None = None) -> ResumeRead:
+        """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``."""
+        deadline = self._deadline(asked_at)
+        async with self._resumes.one(max(deadline - self._clock.monotonic(), 0.0)):
             heads = dict(await self.ask(lambda store: store.memberships(user), deadline))
             joined = [chat_id for chat_id in heads if chat_id not in cursors]
             gone = [chat_id for chat_id in cursors if chat_id not in heads]
             for chat_id, cursor in cursors.items():
                 head = heads.get(chat_id)
                 if head is not None and _beyond(cursor, head):
-                    heads[chat_id] = await self._rolled_back(user, chat_id, cursor, head)
+                    heads[chat_id] = await self._rolled_back(user, chat_id, cursor, head, deadline)
             pages = await self._first_pages(user, _moved(heads, cursors), deadline, gone)
             for chat_id in (*gone, *(page.chat_id for page in pages)):
                 heads.pop(chat_id, None)
             return ResumeRead(pages=pages, joined=joined, gone=gone, heads=heads)
 
-    def _deadline(self) -> float:
-        return self._clock.monotonic() + self._settings.request_timeout_seconds
+    def _deadline(self, asked_at: float | None) -> float:
+        since = self._clock.monotonic() if asked_at is None else asked_at
+        return since + self._settings.request_timeout_seconds
 
     async def _first_pages(
         self, user: User, moved: Iterable[tuple[str, Cursor]], deadline: float, gone: list[str]
@@ -177,7 +184,7 @@ class History:
         page = await self._read(wanted, cursor.sequence)
         head = Cursor(page.epoch, page.head)
         if _beyond(cursor, head):
-            await self._rolled_back(wanted.user, wanted.chat_id, cursor, head)
+            await self._rolled_back(wanted.user, wanted.chat_id, cursor, head, wanted.deadline)
         elif page.epoch == cursor.epoch:
             return page
         return replace(await self._read(wanted, 0), reset=True)
@@ -186,16 +193,16 @@ class History:
         user, chat_id, _, limit, bytes_max, deadline = wanted
         return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, reader=user), deadline)
 
-    async def _rolled_back(self, user: User, chat_id: str, cursor: Cursor, head: Cursor) -> Cursor:
+    async def _rolled_back(self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float) -> Cursor:
         """Raise the epoch and return the chat's new place; nothing is answered in the old one."""
         self._may_raise(chat_id)
         telemetry.rollback_proven(chat_id, cursor.epoch, cursor.sequence, head.sequence)
         try:
-            await self._raise_epoch(user, chat_id, cursor.epoch)
+            await self._raise_epoch(user, chat_id, cursor.epoch, deadline)
         except BaseException:
             self._raised_at.pop(chat_id, None)
             raise
-        now = (await self.heads([chat_id])).get(chat_id)
+        now = (await self.heads([chat_id], deadline)).get(chat_id)
         if now is None or now.epoch == cursor.epoch:
             raise Unavailable("the chat is being repaired; try again", retry_after_seconds=1)
         return now
