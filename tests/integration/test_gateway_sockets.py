@@ -193,6 +193,16 @@ def test_fragments_become_one_message_with_a_ping_in_between(tmp_path: Path) -> 
     serve(tmp_path, story)
 
 
+@pytest.mark.parametrize("payload", [b"", b"\x03\xe8", b"\x03\xe8bye"])
+def test_a_client_that_closes_gets_its_own_words_back(tmp_path: Path, payload: bytes) -> None:
+    async def story(node: Node) -> None:
+        client = await raw(node, "alice")
+        client.send(0x8, payload)
+        assert await client.rest() == bytes([0x88, len(payload)]) + payload
+
+    serve(tmp_path, story)
+
+
 def oversize(client: Raw) -> None:
     client.send(0x1, b"x" * 70_000)
 
@@ -223,9 +233,21 @@ def unmasked(client: Raw) -> None:
     client.send(0x1, b"{}", masked=False)
 
 
-@pytest.mark.parametrize(
-    "breaks", [oversize, binary, reserved_bit, bad_utf8, seventeen_fragments, lone_continuation, unmasked]
-)
+def reserved_ping(client: Raw) -> None:
+    client.send(0x9, b"", rsv=4)
+
+
+def bad_close_code(client: Raw) -> None:
+    client.send(0x8, (1005).to_bytes(2, "big"))
+
+
+BREAKS = [
+    oversize, binary, reserved_bit, bad_utf8, seventeen_fragments, lone_continuation, unmasked, reserved_ping,
+    bad_close_code,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("breaks", BREAKS)
 def test_a_broken_protocol_ends_that_connection_and_no_other(tmp_path: Path, breaks: Callable[[Raw], None]) -> None:
     async def story(node: Node) -> None:
         async with connected(node, "bob") as bob:

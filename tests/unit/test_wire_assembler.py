@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.assembler import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Assembler, BrokenProtocol
+from holdfast.wire.assembler import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Assembler, BrokenProtocol, control
 
 KIB = 1024
 
@@ -32,19 +32,33 @@ def test_fragments_are_joined_in_order_and_the_next_message_starts_afresh() -> N
 
 
 @pytest.mark.parametrize("opcode", [PING, PONG, CLOSE])
-def test_control_frames_may_come_between_fragments(opcode: int) -> None:
-    to = assembler()
-    feed(to, TEXT, b"a", final=False)
-    assert feed(to, opcode, b"x") is None
-    assert feed(to, CONTINUATION, b"b") == b"ab"
+def test_a_control_frame_is_answered_with_what_it_carried(opcode: int) -> None:
+    assert control(opcode, True, False, b"") == b""
+    assert control(opcode, True, False, b"\x03\xe8bye") == b"\x03\xe8bye"
 
 
-def test_a_fragmented_or_long_control_frame_breaks_the_protocol() -> None:
+def test_a_fragmented_long_or_reserved_control_frame_breaks_the_protocol() -> None:
     with pytest.raises(BrokenProtocol, match="fragmented"):
-        feed(assembler(), PING, b"", final=False)
+        control(PING, False, False, b"")
     with pytest.raises(BrokenProtocol, match="125"):
-        feed(assembler(), PING, b"x" * 126)
-    assert feed(assembler(), PING, b"x" * 125) is None
+        control(PING, True, False, b"x" * 126)
+    with pytest.raises(BrokenProtocol, match="reserved"):
+        control(PING, True, True, b"")
+    with pytest.raises(BrokenProtocol, match="opcode 11"):
+        control(0xB, True, False, b"")
+    assert control(PING, True, False, b"x" * 125)
+
+
+@pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 2999, 5000])
+def test_a_close_code_that_must_not_be_sent_breaks_the_protocol(code: int) -> None:
+    with pytest.raises(BrokenProtocol, match="must not be sent"):
+        control(CLOSE, True, False, code.to_bytes(2, "big"))
+
+
+@pytest.mark.parametrize("payload", [b"\x03", b"\x03\xe8\xff"])
+def test_half_a_close_code_or_a_reason_that_is_no_text_breaks_the_protocol(payload: bytes) -> None:
+    with pytest.raises(BrokenProtocol):
+        control(CLOSE, True, False, payload)
 
 
 def test_sixteen_fragments_are_allowed_and_seventeen_are_not() -> None:

@@ -6,10 +6,10 @@ from asyncio import Transport
 from collections.abc import Callable
 from typing import Any
 
-from picows import WSFrame, WSListener, WSTransport, WSUpgradeResponse, WSUpgradeResponseWithListener
+from picows import WSFrame, WSListener, WSMsgType, WSTransport, WSUpgradeResponse, WSUpgradeResponseWithListener
 
 from holdfast.gateway.connection import Connection, Socket
-from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol
+from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
 from holdfast.wire.frames import SUBPROTOCOL
 
 
@@ -50,23 +50,21 @@ class Listener(WSListener):
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind: Any = frame.msg_type  # a C enum: an int at run time
-        if kind >= CLOSE:
-            self._control(transport, frame, kind)
-            return
         reserved = frame.rsv1 or frame.rsv2 or frame.rsv3
+        payload = frame.get_payload_as_bytes()
         try:
-            data = self._assembler.feed(kind, frame.fin, reserved, frame.get_payload_as_bytes())
+            if kind >= CLOSE:
+                self._control(transport, kind, control(kind, frame.fin, reserved, payload))
+            elif (data := self._assembler.feed(kind, frame.fin, reserved, payload)) is not None:
+                self._connection.frame_received(data)
         except BrokenProtocol as broken:
             self._connection.protocol_broken(str(broken))
-            return
-        if data is not None:
-            self._connection.frame_received(data)
 
-    def _control(self, transport: WSTransport, frame: WSFrame, kind: int) -> None:
+    def _control(self, transport: WSTransport, kind: int, answer: bytes) -> None:
         if kind == PING and self._connection.ping_received():
-            transport.send_pong(frame.get_payload_as_bytes())
+            transport.send_pong(answer)
         elif kind == CLOSE:
-            transport.send_close(frame.get_close_code(), frame.get_close_message())
+            transport.send(WSMsgType.CLOSE, answer)
             transport.disconnect()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:

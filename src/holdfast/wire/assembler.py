@@ -1,7 +1,8 @@
 """Fragments to whole messages, by the rules of RFC 6455 and our bounds. (Pure.)
 
-A message is text, of at most ``bytes_max`` in all and ``fragments_max`` fragments. Control frames may come
-between the fragments. What breaks a rule breaks the connection: there is no telling where the next message begins.
+A message is text, of at most ``bytes_max`` in all and ``fragments_max`` fragments. Control frames may come between
+the fragments; ``control`` has their rules. What breaks a rule breaks the connection: there is no telling where the
+next message begins.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ CLOSE = 0x8
 PING = 0x9
 PONG = 0xA
 
-_CONTROL = (CLOSE, PING, PONG)
+_RESERVED = "a reserved bit is set, and no extension was agreed on"
 _CONTROL_BYTES_MAX = 125
+_CLOSE_CODES = frozenset({*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)})
+"""Those a peer may send; 1005 and its like are what an endpoint says to itself."""
 
 
 class BrokenProtocol(InvalidMessage):
@@ -35,25 +38,16 @@ class Assembler:
         self._size = 0
 
     def feed(self, opcode: int, final: bool, reserved: bool, payload: bytes) -> bytes | None:
-        """Take one frame; returns the message it completes. Control frames are checked and otherwise passed over."""
+        """Take one frame; returns the message it completes."""
         if opcode == TEXT and final and not reserved and self._fragments is None and len(payload) <= self._bytes_max:
             return _text(payload)  # the usual case: a whole message in one frame
         if reserved:
-            raise BrokenProtocol("a reserved bit is set, and no extension was agreed on")
-        if opcode in _CONTROL:
-            self._check_control(final, payload)
-            return None
+            raise BrokenProtocol(_RESERVED)
         self._check_place(opcode)
         self._size += len(payload)
         if self._size > self._bytes_max:
             raise BrokenProtocol(f"a message is larger than {self._bytes_max} bytes", limit=self._bytes_max)
         return self._gather(final, payload)
-
-    def _check_control(self, final: bool, payload: bytes) -> None:
-        if not final:
-            raise BrokenProtocol("a control frame is fragmented")
-        if len(payload) > _CONTROL_BYTES_MAX:
-            raise BrokenProtocol(f"a control frame is larger than {_CONTROL_BYTES_MAX} bytes")
 
     def _check_place(self, opcode: int) -> None:
         """Whether a data frame of this kind may come now."""
@@ -84,4 +78,21 @@ def _text(payload: bytes) -> bytes:
             payload.decode()
         except UnicodeDecodeError:
             raise BrokenProtocol("a text message is not valid UTF-8") from None
+    return payload
+
+
+def control(opcode: int, final: bool, reserved: bool, payload: bytes) -> bytes:
+    """Check a ping, a pong or a close; what the answer to it carries: the same again."""
+    if reserved:
+        raise BrokenProtocol(_RESERVED)
+    if not final:
+        raise BrokenProtocol("a control frame is fragmented")
+    if len(payload) > _CONTROL_BYTES_MAX:
+        raise BrokenProtocol(f"a control frame is larger than {_CONTROL_BYTES_MAX} bytes")
+    if opcode not in (CLOSE, PING, PONG):
+        raise BrokenProtocol(f"unknown frame opcode {opcode}")
+    if opcode == CLOSE and payload:
+        if len(payload) < 2 or int.from_bytes(payload[:2], "big") not in _CLOSE_CODES:
+            raise BrokenProtocol("a close frame carries a code that must not be sent")
+        _text(payload[2:])
     return payload
