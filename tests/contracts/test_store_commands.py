@@ -207,8 +207,11 @@ async def test_the_last_owner_stays_until_there_is_another(store: Any, rig: Rig)
         await refused(store, command, Forbidden, "last owner", "make another member an owner first")
     await store.change(ChangeRole(act(), "chat_a", "bob", "owner"))
     await store.change(RemoveMember(act(), "chat_a", "ann"))
+    await refused(store, ChangeRole(act(BOB), "chat_a", "bob", "member"), Forbidden, "last owner")
     await store.change(RemoveMember(act(BOB), "chat_a", "bob"))
     assert await roles(store) == {}, "the last of all may go"
+    await refused(store, AddMember(operator(), "chat_a", "bob"), Forbidden, "must be an owner")
+    await store.change(AddMember(operator(), "chat_a", "bob", "owner"))
 
 
 @on_every_store

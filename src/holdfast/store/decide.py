@@ -142,6 +142,8 @@ def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan
         raise InvalidMessage(f"{command.user_id} is already a member; change the role instead", field="role")
     if seen.members >= limits.members_max:
         raise Forbidden(f"a chat has at most {limits.members_max} members", limit=limits.members_max)
+    if not seen.members and command.role != "owner":
+        raise Forbidden("nobody is in this chat: whom an operator adds first must be an owner")
     _check_room_for_a_chat(command.user_id, seen, limits)
     _check_not_halted(chat)
     return Plan(
@@ -159,8 +161,8 @@ def _remove(command: RemoveMember, chat: Chat, seen: Seen) -> Plan:
         raise NotFound(f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id)
     if not leaving:
         _check_role(command.act, seen, "remove_member", seen.target.role)
-    if seen.target.role == "owner":
-        _check_an_owner_stays(seen, command.user_id)
+    if seen.target.role == "owner" and seen.owners == 1 and seen.members > 1:
+        raise _last_owner(command.user_id)
     _check_not_halted(chat)
     return Plan(
         chat,
@@ -177,8 +179,8 @@ def _change_role(command: ChangeRole, chat: Chat, seen: Seen) -> Plan:
         raise NotFound(f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id)
     if seen.target.role == command.role:
         return Plan(chat)
-    if seen.target.role == "owner":
-        _check_an_owner_stays(seen, command.user_id)
+    if seen.target.role == "owner" and seen.owners == 1:
+        raise _last_owner(command.user_id)
     _check_not_halted(chat)
     return Plan(
         chat,
@@ -296,9 +298,8 @@ def _check_not_halted(chat: Chat) -> None:
         raise halted_chat(chat.chat_id, chat.halted)
 
 
-def _check_an_owner_stays(seen: Seen, user_id: str) -> None:
-    if seen.owners == 1 and seen.members > 1:
-        raise Forbidden(f"{user_id} is the last owner; make another member an owner first")
+def _last_owner(user_id: str) -> Forbidden:
+    return Forbidden(f"{user_id} is the last owner; make another member an owner first")
 
 
 def _check_room_for_a_chat(user_id: str, seen: Seen, limits: ChatLimits) -> None:
