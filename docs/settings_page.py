@@ -115,6 +115,7 @@ NOTES: dict[str, str] = {
     "durability.chats.members_max": "Members of a chat. The next: FORBIDDEN with the limit.",
     "durability.chats.members_at_creation_max": "Members a chat may be created with, its creator included. Above: INVALID_MESSAGE with the limit.",
     "durability.chats.chats_per_user_max": "Chats of one user. The next: FORBIDDEN with the limit.",
+    "durability.chats.devices_per_member_max": "Devices whose watermarks are kept per chat and member. Above: the one furthest behind is merged into the one without a name.",
     "durability.chats.name_characters_max": "Characters of a chat's name. Above: INVALID_MESSAGE.",
     "durability.sqlite.synchronous": "FULL: a commit is on stable storage. NORMAL loses acknowledged messages at a power cut; it exists to prove that.",
     "durability.sqlite.readers": "Threads that read; they never wait for the writer.",

@@ -32,6 +32,7 @@ from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, N
 from holdfast.message import Acked, Cursor, Entry, User, Watermark
 from holdfast.store.changes import RETAIN_AT_ONCE, HaltChat, RecoverChat, Redact, RemoveMember, RenameChat, Retain
 from holdfast.store.contract import UNREAD_EXACT
+from holdfast.store.plan import ChatLimits
 from holdfast.verify.faults import Fault, Plan, faulty
 
 Scenario = Callable[..., Awaitable[None]]
@@ -380,6 +381,28 @@ async def test_watermarks_merge_to_their_maxima_and_what_is_no_members_is_ignore
     assert await store.watermarks("chat_a") == [], "they are of an older epoch now"
     await store.mark([Watermark(BOB, "phone", "chat_a", 2, 1, 1)])
     assert await store.watermarks("chat_a") == [Watermark(BOB, "phone", "chat_a", 2, 1, 1)]
+
+
+def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_under_none(rig: Rig) -> None:
+    rig.limits = ChatLimits(devices_per_member_max=2)
+
+    async def scenario(store: Any) -> None:
+        await create(store, "bob")
+        await fill(store, 9)
+        await store.mark([Watermark(BOB, "read-on", "chat_a", 1, 1, 5), Watermark(ANN, "other", "chat_a", 1, 1, 1)])
+        await store.mark([Watermark(BOB, f"phone-{n}", "chat_a", 1, n, 0) for n in range(2, 8)])
+        kept = [
+            Watermark(BOB, "", "chat_a", 1, 5, 5),
+            *(Watermark(BOB, f"phone-{n}", "chat_a", 1, n, 0) for n in (6, 7)),
+        ]
+        assert await store.watermarks("chat_a") == [Watermark(ANN, "other", "chat_a", 1, 1, 1), *kept]
+        await store.change(RecoverChat(operator(), "chat_a"))
+        await store.mark([Watermark(BOB, "phone-8", "chat_a", 2, 1, 1), Watermark(BOB, "phone-9", "chat_a", 2, 1, 1)])
+        assert [w.device_id for w in await store.watermarks("chat_a")] == ["phone-8", "phone-9"], (
+            "an old epoch goes first"
+        )
+
+    rig.run(scenario)
 
 
 @on_every_store

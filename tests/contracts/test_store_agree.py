@@ -31,7 +31,7 @@ from holdfast.store.plan import ChatLimits
 
 USERS = [User("default", name) for name in ("ann", "bob", "carl", "dora")] + [User("other", "ann")]
 CHATS = [f"chat_{n}" for n in range(6)]
-LIMITS = ChatLimits(members_max=4, members_at_creation_max=3, chats_per_user_max=4)
+LIMITS = ChatLimits(members_max=4, members_at_creation_max=3, chats_per_user_max=4, devices_per_member_max=2)
 STEPS = 150
 
 
@@ -83,8 +83,8 @@ class Steps:
     def marks(self) -> list[Watermark]:
         return [
             Watermark(
-                self.rng.choice(USERS), self.rng.choice("pq"), self.rng.choice(CHATS), self.rng.randrange(3),
-                self.rng.randrange(9), self.rng.randrange(9),
+                self.rng.choice(USERS), self.rng.choice(("", "p", "q", "r", "s")), self.rng.choice(CHATS),
+                self.rng.randrange(3), self.rng.randrange(9), self.rng.randrange(9),
             )
             for _ in range(3)
         ]  # fmt: skip

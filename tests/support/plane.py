@@ -128,6 +128,7 @@ class Bench:
     ids: Ids
     neighbours: NoNeighbours
     intake: Intake
+    watermarks: Watermarks
     sockets: list[FakeSocket] = field(default_factory=list)
 
     def connect(self, user_id: str | None, device_id: str = "", expires_at: float | None = None) -> FakeSocket:
@@ -189,7 +190,7 @@ async def bench(
     neighbours = NoNeighbours()
     running = asyncio.create_task(intake.run())
     async with Gateway(plane, neighbours, memory_budget_bytes) as gateway:
-        made = Bench(gateway, store, clock, ids, neighbours, intake)
+        made = Bench(gateway, store, clock, ids, neighbours, intake, plane.watermarks)
         yield made
         for socket in made.sockets:
             socket.connection.lost()

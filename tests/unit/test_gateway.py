@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from chats import draft
 from plane import Bench, FakeSocket, bench, message, settle
 
 from holdfast.errors import Unavailable
@@ -49,6 +50,23 @@ def test_a_send_is_acknowledged_after_its_commit() -> None:
             assert ack["request_id"] == "q1"
             assert ack["payload"]["sequence"] == 1
             assert (await parts.store.heads([chat_id]))[chat_id] == Cursor(1, 1)
+
+    run(story())
+
+
+def test_a_client_without_a_device_id_leaves_one_watermark_however_often_it_comes() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            for n in range(1, 4):
+                await parts.store.append([draft(f"c{n}", sender=ALICE, chat_id=chat_id)])
+                socket = await live(parts, "bob")
+                socket.say("ack", chat_id=chat_id, epoch=1, sequence=n)
+                socket.say("read", chat_id=chat_id, sequence=n)
+                await parts.watermarks.flush()
+                socket.connection.lost()
+            (mark,) = await parts.store.watermarks(chat_id)
+            assert (mark.device_id, mark.delivered, mark.read) == ("", 3, 3)
 
     run(story())
 

@@ -177,6 +177,11 @@ class Connection:
         return self.owed.chats
 
     @property
+    def _marked_as(self) -> str:
+        """The device of its watermarks. One without a name is another one each time it comes, so all share a mark."""
+        return "" if self.device_id == self.connection_id else self.device_id
+
+    @property
     def waiting_bytes(self) -> int:
         return self.session.waiting_bytes if self.session is not None else 0
 
@@ -284,11 +289,11 @@ class Connection:
                     self._verify(effect)
                 case effects.Delivered():
                     self._plane.watermarks.delivered(
-                        self.user, self.device_id, effect.chat_id, effect.epoch, effect.sequence
+                        self.user, self._marked_as, effect.chat_id, effect.epoch, effect.sequence
                     )
                 case effects.WasRead():
                     self._plane.watermarks.read(
-                        self.user, self.device_id, effect.chat_id, effect.epoch, effect.sequence
+                        self.user, self._marked_as, effect.chat_id, effect.epoch, effect.sequence
                     )
                 case effects.IsTyping():
                     self._host.typing(self.user, effect.chat_id, effect.active)

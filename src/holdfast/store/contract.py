@@ -78,7 +78,11 @@ class Store(Protocol):
         ...
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
-        """Merge watermarks; those of unknown chats, non-members and other epochs than the chat's are ignored."""
+        """Merge watermarks; those of unknown chats, non-members and other epochs than the chat's are ignored.
+
+        The device "" stands for all of a user's devices without a name. Of the named ones the ``ChatLimits`` that are
+        furthest are kept per chat; one that is forgotten merges into "", so the user's maxima stay.
+        """
         ...
 
     async def read_after(

@@ -75,6 +75,22 @@ class _Chat(Struct):
     def now(self) -> Chat:
         return replace(self.chat, head=self.head)
 
+    def mark(self, mark: Watermark) -> None:
+        key = (mark.user.user_id, mark.device_id)
+        earlier = self.marks.get(key)
+        if earlier is not None and earlier.epoch == mark.epoch:
+            mark = replace(mark, delivered=max(mark.delivered, earlier.delivered), read=max(mark.read, earlier.read))
+        self.marks[key] = mark
+
+    def forget_devices(self, user_id: str, devices_max: int) -> None:
+        """Merge the named devices that are furthest behind into the one without a name."""
+        named = [mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id]
+        named.sort(key=lambda mark: (mark.epoch, mark.delivered, mark.read, mark.device_id), reverse=True)
+        for mark in named[devices_max:]:
+            del self.marks[user_id, mark.device_id]
+            if mark.epoch == self.chat.epoch:
+                self.mark(replace(mark, device_id=""))
+
     def holes(self) -> list[tuple[int, int]]:
         """The stretches between first_sequence and head where no message is stored."""
         found: list[tuple[int, int]] = []
@@ -149,13 +165,10 @@ class MemoryStore:
                 or mark.epoch != held.chat.epoch
             ):
                 continue
-            key = (mark.user.user_id, mark.device_id)
-            earlier = held.marks.get(key)
-            if earlier is not None and earlier.epoch == mark.epoch:
-                mark = replace(
-                    mark, delivered=max(mark.delivered, earlier.delivered), read=max(mark.read, earlier.read)
-                )
-            held.marks[key] = mark
+            held.mark(mark)
+        for chat_id, user in {(mark.chat_id, mark.user) for mark in watermarks}:
+            if chat_id in self._chats:
+                self._chats[chat_id].forget_devices(user.user_id, self._limits.devices_per_member_max)
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None

@@ -36,11 +36,12 @@ class ChatLimits:
     members_at_creation_max: int = 90
     chats_per_user_max: int = 5_000
     name_characters_max: int = 200
+    devices_per_member_max: int = 20
 
     def __post_init__(self) -> None:
         if not 2 <= self.members_at_creation_max <= self.members_max:
             raise ValueError("members_at_creation_max must be between 2 and members_max")
-        positive(self, "chats_per_user_max", "name_characters_max")
+        positive(self, "chats_per_user_max", "name_characters_max", "devices_per_member_max")
 
 
 class Seen(Struct, frozen=True):

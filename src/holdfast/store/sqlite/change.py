@@ -58,11 +58,15 @@ def change(handle: Handle, command: Command, limits: ChatLimits) -> Written[Chan
         raise halted_chat(command.chat_id, damage.why) from None
 
 
-def mark(handle: Handle, watermarks: Sequence[Watermark]) -> Written[None]:
+def mark(handle: Handle, watermarks: Sequence[Watermark], limits: ChatLimits) -> Written[None]:
     """Merge watermarks."""
     rows = [(w.user.tenant, w.user.user_id, w.device_id, w.chat_id, w.epoch, w.delivered, w.read) for w in watermarks]
+    marks = encode(rows).decode()
     with handle.transaction() as connection:
-        connection.execute(SQL["mark"], {"watermarks": encode(rows).decode()})
+        connection.execute(SQL["mark"], {"watermarks": marks})
+        devices_max = {"watermarks": marks, "devices_max": limits.devices_per_member_max}
+        if forgotten := connection.execute(SQL["forget_devices"], devices_max).fetchall():
+            connection.execute(SQL["mark"], {"watermarks": encode(forgotten).decode()})
     return Written(None)
 
 

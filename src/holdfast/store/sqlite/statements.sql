@@ -133,6 +133,22 @@ ON CONFLICT (chat, user_id, device_id) DO UPDATE SET
   read = CASE WHEN epoch = excluded.epoch THEN max(read, excluded.read) ELSE excluded.read END,
   epoch = excluded.epoch;
 
+-- name: forget_devices
+-- Of those just marked, the devices that are furthest behind while a member has more than :devices_max. Answers with
+-- watermarks for the device '', which stands for all that have no name.
+DELETE FROM watermarks WHERE (chat, user_id, device_id) IN (
+  SELECT chat, user_id, device_id FROM (
+    SELECT w.chat, w.user_id, w.device_id, row_number() OVER (
+             PARTITION BY w.chat, w.user_id ORDER BY w.epoch DESC, w.delivered DESC, w.read DESC, w.device_id DESC) AS n
+    FROM (SELECT DISTINCT c.chat, m.value ->> 1 AS user_id
+          FROM json_each(:watermarks) AS m CROSS JOIN chats AS c ON c.chat_id = m.value ->> 3
+          WHERE (SELECT count(*) FROM watermarks AS w
+                 WHERE w.chat = c.chat AND w.user_id = m.value ->> 1 AND w.device_id <> '') > :devices_max) AS marked
+    CROSS JOIN watermarks AS w ON w.chat = marked.chat AND w.user_id = marked.user_id AND w.device_id <> '')
+  WHERE n > :devices_max)
+RETURNING (SELECT tenant FROM chats AS c WHERE c.chat = watermarks.chat), user_id, '',
+          (SELECT chat_id FROM chats AS c WHERE c.chat = watermarks.chat), epoch, delivered, read;
+
 -- name: readable
 -- A chat for somebody who wants to read it: its number, itself, and whether :user_id is a member.
 SELECT v.chat, v.value, EXISTS (SELECT 1 FROM members AS m WHERE m.chat = v.chat AND m.user_id = :user_id)

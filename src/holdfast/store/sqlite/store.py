@@ -75,7 +75,7 @@ class SqliteStore:
         return await self._write(partial(change.change, command=command, limits=self._limits))
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
-        await self._writer.do(partial(change.mark, watermarks=watermarks))
+        await self._writer.do(partial(change.mark, watermarks=watermarks, limits=self._limits))
 
     async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
         await self._writer.do(partial(change.record, act=act, action=action, target=target, details=details))
