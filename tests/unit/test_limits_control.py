@@ -17,7 +17,7 @@ from holdfast.limits.entrances import DEFAULT_RULES, Entrances, LimitedSends
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleName, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
-from holdfast.message import User
+from holdfast.message import Outcome, User
 from holdfast.telemetry import REGISTRY
 
 RULE: dict[str, Any] = {
@@ -161,16 +161,63 @@ def test_an_entrance_asks_for_user_tenant_and_address() -> None:
     asyncio.run(main())
 
 
+class Doors:
+    """Sends of one turn behind rules: what went on, and who was refused."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.admitted: list[str] = []
+        self.refused: list[str] = []
+        self.sends = LimitedSends(self, entrances(*rules))
+
+    def submit(self, body: Any, sender: User, source: str, deadline: float, answer: Any) -> None:
+        self.admitted.append(source)
+
+    def send(self, user_id: str, source: str) -> None:
+        def answer(outcome: Outcome) -> None:
+            assert isinstance(outcome, RateLimited) and outcome.retry_after_seconds
+            self.refused.append(source)
+
+        self.sends.submit(None, User("acme", user_id), source, 0.0, answer)  # type: ignore[arg-type]
+
+
+def at_the_doors(doors: Doors, *sends: tuple[str, str]) -> Doors:
+    async def main() -> None:
+        for user_id, source in sends:
+            doors.send(user_id, source)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    return doors
+
+
 def test_a_refused_send_is_answered_and_goes_no_further() -> None:
-    submitted: list[str] = []
-    answers: list[object] = []
+    doors = at_the_doors(Doors(Rule("*", "send:user", "fixed_window", 1, 60.0)), ("ann", "a1"), ("ann", "a2"))
+    assert (doors.admitted, doors.refused) == (["a1"], ["a2"])
 
-    class Inner:
-        def submit(self, body: Any, sender: User, source: str, deadline: float, answer: Any) -> None:
-            submitted.append(source)
 
-    sends = LimitedSends(Inner(), entrances(Rule("*", "send:user", "fixed_window", 1, 60.0)))
-    for _ in range(2):
-        sends.submit(None, User("acme", "ann"), "c1", 0.0, answers.append)  # type: ignore[arg-type]
-    assert submitted == ["c1"]
-    assert [type(answer) for answer in answers] == [RateLimited]
+def test_of_sends_that_come_together_as_many_go_on_as_fit_in_their_order() -> None:
+    by_user = Rule("*", "send:user", "token_bucket", 3, 60.0, burst_size=3)
+    by_tenant = Rule("*", "send:tenant", "fixed_window", 6, 60.0)
+    together = [(user, f"{user}{n}") for user in ("ann", "bob", "ann") for n in range(2)]
+    doors = at_the_doors(Doors(by_user, by_tenant), *together, *[("eve", f"eve{n}") for n in range(4)])
+    assert doors.admitted == ["ann0", "ann1", "bob0", "bob1", "ann0", "eve0"], "three of ann's, six of the tenant's"
+    assert doors.refused == ["ann1", "eve1", "eve2", "eve3"]
+
+
+def test_a_broken_listener_does_not_cost_the_others_their_answers() -> None:
+    async def main() -> None:
+        doors = Doors(Rule("*", "send:user", "fixed_window", 1, 60.0))
+        doors.send("ann", "a1")
+        doors.sends.submit(None, User("acme", "ann"), "a2", 0.0, lambda outcome: 1 / 0)  # type: ignore[arg-type]
+        doors.send("ann", "a3")
+        doors.send("bob", "b1")
+        await asyncio.sleep(0)
+        assert (doors.admitted, doors.refused) == (["a1", "b1"], ["a3"])
+
+    asyncio.run(main())
+
+
+def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
+    doors = Doors(Rule("*", "send:user", "concurrency", 2, 60.0))
+    at_the_doors(doors, *[("ann", f"a{n}") for n in range(3)])
+    assert (doors.admitted, doors.refused) == (["a0", "a1"], ["a2"])

@@ -11,11 +11,15 @@ within one round trip to the counters. So the absence of limits never delays a s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal, Protocol
 
-from holdfast.errors import HoldfastError, RateLimited
+from holdfast import telemetry
+from holdfast.errors import InvalidMessage, RateLimited
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import ANY, Check, Decision, Rule
 from holdfast.message import Outcome, User
@@ -86,6 +90,31 @@ class Entrances:
                 return refusal([decision])
         return None
 
+    def admit_at_once(self, entrance: Entrance, who: User, count: int) -> tuple[int, RateLimited | None]:
+        """``ask_at_once`` for ``count`` alike: how many of them may pass, and what the others are told."""
+        refused = None
+        for check in questions(entrance, who):
+            admitted, decision = self._admit(check, count)
+            if decision is not None:
+                count, refused = admitted, refusal([decision])
+        return count, refused
+
+    def _admit(self, check: Check, count: int) -> tuple[int, Decision | None]:
+        """All at once where they fit, else one by one up to the first that is refused."""
+        if count > 1 and self._fit(check, count):
+            return count, None
+        for admitted in range(count):
+            decision = self._limiter.check_soon(*check)
+            if not decision.allowed:
+                return admitted, decision
+        return count, None
+
+    def _fit(self, check: Check, count: int) -> bool:
+        try:
+            return self._limiter.check_soon(check.tenant, check.resource, check.subject, count).allowed
+        except InvalidMessage:  # more than the rule ever grants at once, or one that counts holders one by one
+            return False
+
 
 def refusal(decisions: list[Decision]) -> RateLimited | None:
     """The answer to give if any refused: the longest wait, and the rule that said so."""
@@ -109,18 +138,39 @@ class Sends(Protocol):
     ) -> None: ...
 
 
+_Send = tuple[SendBody, User, str, float, Callable[[Outcome], None]]
+_sender = itemgetter(1)
+
+
 class LimitedSends:
-    """Sends with the entrance ``send`` before them; a refused one is answered at once and goes no further."""
+    """Sends with the entrance ``send`` before them; a refused one is answered and goes no further.
+
+    What comes in one turn of the loop is asked for together, once per sender, and goes on in its order. What waits
+    here is bounded by what sessions and requests may have open.
+    """
 
     def __init__(self, sends: Sends, entrances: Entrances) -> None:
         self._sends = sends
         self._entrances = entrances
+        self._waiting: list[_Send] = []
 
     def submit(
         self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
     ) -> None:
-        refused: HoldfastError | None = self._entrances.ask_at_once("send", sender)
-        if refused is not None:
-            answer(refused)
-        else:
-            self._sends.submit(body, sender, source, deadline, answer)
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._admit)
+        self._waiting.append((body, sender, source, deadline, answer))
+
+    def _admit(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for sender, group in groupby(waiting, _sender):
+            sends = list(group)
+            admitted, refused = self._entrances.admit_at_once("send", sender, len(sends))
+            for place, send in enumerate(sends):
+                try:
+                    if refused is None or place < admitted:
+                        self._sends.submit(*send)
+                    else:
+                        send[4](refused)
+                except Exception as error:  # one broken listener must not cost the others their answers
+                    telemetry.defect("limits", error)
