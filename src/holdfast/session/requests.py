@@ -9,7 +9,6 @@ once: by its outcome, by its age, or by the close.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, auto
 
 from msgspec import Struct
 
@@ -17,22 +16,10 @@ from holdfast.errors import Deferred, RateLimited, ServerBusy
 from holdfast.message import Cursor
 from holdfast.resilience import Bucket
 from holdfast.session.limits import Inbound, Timeouts
+from holdfast.wire.frames import Authenticate, Resume, SendMessage, SyncRequest
 
-
-class Asked(Enum):
-    """What kind of request it is: decides how it is answered if the connection closes first."""
-
-    SEND = auto()
-    PULL = auto()
-    REFRESH = auto()
-
-
-class Request(Struct, frozen=True, gc=False):
-    """One request without an answer."""
-
-    asked: Asked
-    request_id: str | None
-    client_message_id: str | None = None
+Request = SendMessage | SyncRequest | Resume | Authenticate
+"""A frame that is answered."""
 
 
 class Pull(Struct, frozen=True):
@@ -64,18 +51,15 @@ class Requests:
         """Take from the send rate, or say how long to wait."""
         if self._sends is None:
             self._sends = Bucket(self._inbound.rate_limit_per_second, self._inbound.rate_limit_burst, now)
-        return self._rated(self._sends.take(now), "messages", self._inbound.rate_limit_per_second)
+        wait = self._sends.take(now)
+        return _rated(wait, "messages", self._inbound.rate_limit_per_second) if wait else None
 
     def rate_other(self, now: float) -> Deferred | None:
         """Take from the rate of all other frames, or say how long to wait."""
         if self._others is None:
             self._others = Bucket(self._inbound.other_rate_limit_per_second, self._inbound.other_rate_limit_burst, now)
-        return self._rated(self._others.take(now), "frames", self._inbound.other_rate_limit_per_second)
-
-    def _rated(self, wait: float, what: str, rate: float) -> Deferred | None:
-        if not wait:
-            return None
-        return RateLimited(f"more than {rate:g} {what} per second", retry_after_seconds=max(round(wait, 3), 0.001))
+        wait = self._others.take(now)
+        return _rated(wait, "frames", self._inbound.other_rate_limit_per_second) if wait else None
 
     def full(self) -> Deferred | None:
         """Why no further request can be opened, or None."""
@@ -142,6 +126,10 @@ class Requests:
         recent.append(now)
         self._invalid_at = recent
         return len(recent) >= self._inbound.max_invalid_frames
+
+
+def _rated(wait: float, what: str, rate: float) -> Deferred:
+    return RateLimited(f"more than {rate:g} {what} per second", retry_after_seconds=max(round(wait, 3), 0.001))
 
 
 class Overload:

@@ -30,7 +30,7 @@ from holdfast.session.effects import (
 from holdfast.session.heartbeat import Heartbeat, StaleAcks
 from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note
-from holdfast.session.requests import Asked, Overload, Pull, Request, Requests
+from holdfast.session.requests import Overload, Pull, Request, Requests
 from holdfast.session.resume import Gathering, brought_up_to_date, resumed
 from holdfast.session.validation import refusal_of
 from holdfast.session.words import acknowledgement, farewell, hello
@@ -211,9 +211,7 @@ class Session:
         if refusal is not None:
             self._refuse(frame, refusal, effects)
             return
-        body = frame.payload
-        token = self._requests.begin(Request(Asked.SEND, frame.request_id, body.client_message_id))
-        effects.append(Submit(token, body))
+        effects.append(Submit(self._requests.begin(frame), frame.payload))
 
     def _ask(self, frame: SyncRequest | Resume | Authenticate, effects: list[Effect], now: float) -> None:
         if isinstance(frame, Resume) and not self._gather(frame, effects):
@@ -225,12 +223,12 @@ class Session:
             case SyncRequest(payload=body):
                 limit = body.limit or self._limits.pages.default_messages
                 cursors = {body.chat_id: Cursor(body.epoch, body.after_sequence)}
-                token = self._requests.begin(Request(Asked.PULL, frame.request_id))
+                token = self._requests.begin(frame)
                 self._requests.wait(Pull(token, now, cursors, body.chat_id, limit))
                 self._pull_next(effects)
             case Resume():
                 cursors = self._gathering.whole()
-                token = self._requests.begin(Request(Asked.PULL, frame.request_id))
+                token = self._requests.begin(frame)
                 self._requests.wait(Pull(token, now, cursors))
                 self._pull_next(effects)
             case Authenticate(payload=body):
@@ -241,8 +239,7 @@ class Session:
             refusal = InvalidMessage("a connection's device cannot change: open a new connection", field="device_id")
             self._refuse(frame, refusal, effects)
             return
-        token = self._requests.begin(Request(Asked.REFRESH, frame.request_id))
-        effects.append(Verify(token, body.token, body.device_id))
+        effects.append(Verify(self._requests.begin(frame), body.token, body.device_id))
 
     def _gather(self, frame: Resume, effects: list[Effect]) -> bool:
         """Whether this was the last frame of a resume."""
@@ -258,7 +255,7 @@ class Session:
 
     def _refuse(self, frame: AnyClientFrame, refusal: HoldfastError, effects: list[Effect]) -> None:
         if isinstance(frame, SendMessage):
-            self._fail(Request(Asked.SEND, frame.request_id, frame.payload.client_message_id), refusal, effects)
+            self._fail(frame, refusal, effects)
             return
         if isinstance(frame, Resume):
             self._gathering.spoil(frame.payload)
@@ -281,7 +278,8 @@ class Session:
         if isinstance(outcome, HoldfastError):
             self._fail(request, outcome, effects)
             return effects
-        ack = acknowledgement(request.client_message_id or "", outcome)
+        assert isinstance(request, SendMessage)
+        ack = acknowledgement(request.payload.client_message_id, outcome)
         self._deliveries.say(ack, request.request_id, effects)
         return effects
 
@@ -339,7 +337,8 @@ class Session:
         return effects
 
     def _fail(self, request: Request, error: HoldfastError, effects: list[Effect]) -> None:
-        payload = error_payload(error, of_send=request.asked is Asked.SEND, client_message_id=request.client_message_id)
+        key = request.payload.client_message_id if isinstance(request, SendMessage) else None
+        payload = error_payload(error, of_send=key is not None, client_message_id=key)
         self._deliveries.say(payload, request.request_id, effects)
 
     def _pull_next(self, effects: list[Effect]) -> None:
@@ -483,7 +482,7 @@ class Session:
         effects: list[Effect] = []
         for token in list(self._requests.open or ()):
             if (request := self._requests.end(token)) is not None:
-                sent = request.asked is Asked.SEND
+                sent = isinstance(request, SendMessage)
                 text = f"the connection closes: {closing.reason}"
                 self._fail(request, OutcomeUnknown(text) if sent else Unavailable(text), effects)
         self._requests.waiting = self._requests.pulling = None
