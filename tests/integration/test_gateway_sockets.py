@@ -16,6 +16,7 @@ import pytest
 from plane import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
+from holdfast.node import http
 from holdfast.node.node import Node
 
 
@@ -95,6 +96,32 @@ def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
             assert (await http.get("/v1/ws")).status_code == 426
         async with connected(node, "alice"):
             pass
+
+    serve(tmp_path, story)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /v1/ws HTTP/1.1\r\nHost: lo", b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / H"])
+def test_who_never_finishes_a_request_is_cut_off(tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
+
+    async def story(node: Node) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        writer.write(said)
+        answers = await asyncio.wait_for(reader.read(-1), 4)
+        assert answers.count(b"HTTP/1.1 404") == said.count(b"\r\n\r\n"), "what was whole is answered"
+        writer.close()
+
+    serve(tmp_path, story)
+
+
+def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        writer.write(b"GET / HTTP/1.1\r\nX-Long: ")
+        for _ in range(70):
+            writer.write(b"x" * 1024)
+        assert (await asyncio.wait_for(reader.read(-1), 4)).startswith(b"HTTP/1.1 400")
+        writer.close()
 
     serve(tmp_path, story)
 

@@ -9,12 +9,17 @@ from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from holdfast.bounds import KIB
 from holdfast.errors import BadSetting
 from holdfast.gateway.port import Port
 
 HTTP_STOP_SECONDS = 5
 """How long requests that are open after the drain may still take."""
+HEAD_SECONDS = 5.0
+"""How long a client may take for the head of a request, before it has said who it is: as long as for a handshake."""
+HEAD_BYTES_MAX = 64 * KIB
 BACKLOG = 2048
 
 
@@ -35,6 +40,46 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listening
     finally:
         listening.close()
+
+
+class _Requests(HttpToolsProtocol):
+    """uvicorn's protocol, which would wait for ever for a head, and take one of any size."""
+
+    _due: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._due is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.send_400_response(f"The head of a request has at most {HEAD_BYTES_MAX} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._due is None:  # the next request of a connection that was kept
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_bytes = 0
+        self._due = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 class _Server(uvicorn.Server):
@@ -58,7 +103,7 @@ async def serving(app: ASGIApp, port: Port, listening: socket.socket, broken: as
     """Serve HTTP, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=_Requests,
         ws=port,  # type: ignore[arg-type]  # a factory serves where it wants a class
         lifespan="off",
         log_config=None,
