@@ -1,6 +1,6 @@
-"""Jobs per second beside PgQueuer and Procrastinate: the same PostgreSQL, the same run, a handler awaited.
+"""Jobs per second beside PgQueuer, Procrastinate and (in the full run) Graphile Worker.
 
-Holdfast keeps the order of 500 streams, retries what fails (one job in 499 fails once) and sweeps for late commits;
+The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500 streams, retries what fails (one job in 499 fails once) and sweeps for late commits;
 the peers do what they do by default. Synchronous commit is on for all. Rates are for draining a filled queue.
 
     python bench/work.py --quick --json
@@ -24,6 +24,7 @@ import structlog
 import uvloop
 
 from harness import arguments, finish, median, percentile, say
+from work_peers import PeerMissing, graphile, pgqueuer, procrastinate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -91,70 +92,6 @@ async def fresh(url: str) -> AsyncIterator[PostgresWork]:
 async def holdfast(url: str, total: int) -> float:
     async with fresh(url) as store:
         return await drain(store, total)
-
-
-async def pgqueuer(url: str, total: int, batch: int) -> float:
-    """Its documented benchmark: five queue managers, each with a connection and a batch size."""
-    from pgqueuer.db import AsyncpgDriver
-    from pgqueuer.qm import QueueManager
-    from pgqueuer.queries import Queries
-    from pgqueuer.types import QueueExecutionMode
-
-    connections = [await asyncpg.connect(url) for _ in range(6)]
-    try:
-        queries = Queries.from_asyncpg_connection(connections[0])
-        await connections[0].execute("DROP TABLE IF EXISTS pgqueuer_seen")
-        try:
-            await queries.install()
-        except asyncpg.DuplicateObjectError:
-            await queries.clear_queue()
-        for start in range(0, total, 500):
-            count = min(500, total - start)
-            await queries.enqueue(["fetch"] * count, [b"{}"] * count, [0] * count)
-        managers = [QueueManager(Queries(AsyncpgDriver(connection))) for connection in connections[1:]]
-        done = 0
-        for manager in managers:
-
-            @manager.entrypoint("fetch")
-            async def fetch(_job: Any) -> None:
-                nonlocal done
-                await asyncio.sleep(0)
-                done += 1
-
-        started = time.perf_counter()
-        await asyncio.gather(*(m.run(batch_size=batch, mode=QueueExecutionMode.drain) for m in managers))
-        seconds = time.perf_counter() - started
-        assert done == total, f"pgqueuer handled {done} of {total}"
-        return total / seconds
-    finally:
-        for connection in connections:
-            await connection.close()
-
-
-async def procrastinate(url: str, total: int) -> float:
-    from procrastinate import App, PsycopgConnector
-    from procrastinate.exceptions import ConnectorException
-
-    app = App(connector=PsycopgConnector(conninfo=url))
-    done = 0
-
-    @app.task(name="fetch")
-    async def fetch() -> None:
-        nonlocal done
-        await asyncio.sleep(0)
-        done += 1
-
-    async with app.open_async():
-        try:
-            await app.schema_manager.apply_schema_async()
-        except ConnectorException:
-            pass  # it is there already
-        await fetch.batch_defer_async(*({} for _ in range(total)))
-        started = time.perf_counter()
-        await app.run_worker_async(concurrency=100, wait=False, install_signal_handlers=False, listen_notify=False)
-        seconds = time.perf_counter() - started
-    assert done == total, f"procrastinate handled {done} of {total}"
-    return total / seconds
 
 
 async def with_blocked(url: str, total: int, blocked: int) -> float:
@@ -226,23 +163,22 @@ async def sqlite(total: int) -> float:
             await store.close()
 
 
-async def peer(name: str, measure: Callable[[], Awaitable[float]]) -> float | None:
-    try:
-        return await measure()
-    except ImportError as error:
-        say(f"  {name}: skipped, it is not installed ({error.name}); see the group 'bench' in pyproject.toml")
-        return None
-
-
 async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
     rounds, jobs = (2, 12_000) if quick else (5, 60_000)
     figures, ratios, runs = dict[str, float](), dict[str, float](), dict[str, list[float]]()
+    missing = set[str]()
 
     async def run(name: str, function: Callable[[], Awaitable[float]]) -> None:
-        value = await peer(name, function)
-        if value is not None:
-            runs.setdefault(name, []).append(value)
-            say(f"  {name:<28}{value:>12,.1f}")
+        if name in missing:
+            return
+        try:
+            value = await function()
+        except PeerMissing as error:
+            missing.add(name)
+            say(f"  {name}: skipped, {error}")
+            return
+        runs.setdefault(name, []).append(value)
+        say(f"  {name:<28}{value:>12,.1f}")
 
     for _ in range(rounds):
         await run("holdfast", lambda: holdfast(url, jobs))
@@ -250,6 +186,8 @@ async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, flo
             await run("pgqueuer 5x10", lambda: pgqueuer(url, jobs // 8, 10))
             await run("pgqueuer 5x100", lambda: pgqueuer(url, jobs // 4, 100))
             await run("procrastinate", lambda: procrastinate(url, jobs // 40))
+            if not quick:
+                await run("graphile worker", lambda: graphile(url, jobs // 8))
         if "blocked" in parts:
             await run("with 100 k blocked", lambda: with_blocked(url, jobs, 100_000))
         if "held" in parts:
@@ -267,6 +205,7 @@ async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, flo
         ("pgqueuer 5x10", "jobs_vs_pgqueuer"),
         ("pgqueuer 5x100", "jobs_vs_pgqueuer_100"),
         ("procrastinate", "jobs_vs_procrastinate"),
+        ("graphile worker", "jobs_vs_graphile"),
     ):
         if name in middle:
             ratios[ratio] = middle["holdfast"] / middle[name]
