@@ -1,7 +1,8 @@
 """Jobs per second beside PgQueuer, Procrastinate and (in the full run) Graphile Worker.
 
-The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500 streams, retries what fails (one job in 499 fails once) and sweeps for late commits;
-the peers do what they do by default. Synchronous commit is on for all. Rates are for draining a filled queue.
+The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500 streams, retries what fails (one
+job in 499 fails once) and sweeps for late commits; the peers do what they do by default. Synchronous commit is on for
+all. Rates are for draining a filled queue.
 
     python bench/work.py --quick --json
 """
