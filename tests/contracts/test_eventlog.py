@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from chats import ANN, acked, act, create, draft, send
 
+from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.eventlog.sqlite import SqliteEventLog, TailSettings
 from holdfast.message import Entry
@@ -153,5 +155,28 @@ def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(t
                 log._source = store
                 assert len(entries) == 10
                 position = entries[-1].position
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("damage", ["content = CAST(x'68ff69' AS TEXT)", "kind = 'nonsense'"])
+def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_read(damage: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with SqliteStore(tmp_path / "chats.db") as store:
+            await create(store)
+            for n in range(4):
+                acked(await send(store, f"k{n}", f"text {n}"))
+            end = await store.log_end()
+        damaged = apsw.Connection(str(tmp_path / "chats.db"))
+        damaged.pragma("ignore_check_constraints", True)
+        damaged.execute(f"UPDATE messages SET {damage} WHERE client_message_id = 'k2'")
+        damaged.close()
+        async with SqliteStore(tmp_path / "chats.db") as store:
+            log = SqliteEventLog(store)
+            assert [e.message.content for e in await log.read(end - 4, 10)] == ["text 0", "text 1"]
+            with pytest.raises(UnreadableEvent) as caught:
+                await log.read(end - 2, 10)
+            assert caught.value.position == end - 1 and b"k2" in caught.value.data
+            assert [e.message.content for e in await log.read(end - 1, 10)] == ["text 3"]
 
     asyncio.run(run())

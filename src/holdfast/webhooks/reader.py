@@ -48,10 +48,10 @@ class Reader:
         """Make jobs of the entries after ``position``; returns where it stands then."""
         try:
             entries = await self._log.read(position, BATCH)
-        except UnreadableEvent:
+        except UnreadableEvent as event:
             # The fanout reports it; a message that cannot be read cannot be sent.
-            await self._mark(position + 1)
-            return position + 1
+            await self._mark(event.position)
+            return event.position
         if not entries:
             return position
         by_tenant = await self._by_tenant(position)

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import apsw
+from msgspec import MsgspecError
 from msgspec.json import Decoder, encode
 
-from holdfast.errors import Unavailable
+from holdfast.errors import Unavailable, UnreadableEvent
 from holdfast.message import Chat, Cursor, Entry, Member, Message, Page, User, Watermark
 from holdfast.store.contract import UNREAD_EXACT, AuditRecord, ChatSummary, Inspection
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before
@@ -34,6 +35,8 @@ _summaries = Decoder(list[tuple[Chat, str, str, int, int, int, Message | None]])
 _pairs = Decoder(list[tuple[int, int]])
 _audit = Decoder(list[AuditRecord])
 _entries = Decoder(list[Entry])
+_entry = Decoder(Entry)
+UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
 
 class Deadline:
@@ -196,4 +199,21 @@ def log_end(handle: Handle, deadline: Deadline) -> int:
 
 def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[Entry]:
     with deadline.over(handle) as connection:
-        return _entries.decode(connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get)
+        try:
+            return _entries.decode(connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get)
+        except UNREADABLE:
+            return _up_to_the_damage(connection, after, limit)
+
+
+def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[Entry]:
+    """Entry by entry; UnreadableEvent if the damaged one is the first."""
+    entries: list[Entry] = []
+    while len(entries) < limit and (row := connection.execute(SQL["log_next"], {"after": after}).fetchone()):
+        after, data = row
+        try:
+            entries.append(_entry.decode(data))
+        except UNREADABLE as error:
+            if not entries:
+                raise UnreadableEvent(str(error), after, data) from error
+            break
+    return entries

@@ -266,6 +266,11 @@ SELECT '[' || coalesce(group_concat(
          json_object('position', position, 'tenant', tenant, 'message', json(value)), ',' ORDER BY position), '') || ']'
 FROM (SELECT * FROM message_values WHERE position > :after ORDER BY position LIMIT :limit);
 
+-- name: log_next
+-- The bytes of one entry, which may make no sense: a text that is not UTF-8 could not even be fetched as one.
+SELECT position, CAST(json_object('position', position, 'tenant', tenant, 'message', json(value)) AS BLOB)
+FROM message_values WHERE position > :after ORDER BY position LIMIT 1;
+
 -- name: raise_all_epochs
 -- After a restore: what clients have may be newer than what is stored. One more than before would be given twice to
 -- whoever restores the same backup twice, so there is a least that only time moves.
