@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,18 @@ async def stay(socket: FakeSocket, seconds: int) -> None:
         for frame in socket.take():
             if frame["type"] == "heartbeat":
                 socket.say("heartbeat_ack")
+
+
+def test_in_somebody_elses_process_our_lines_go_to_its_logging_without_secrets_or_locals() -> None:
+    program = """
+from holdfast import telemetry
+payload = "the text of a message"
+try:
+    raise ValueError("redis://ann:S3CRET@cache/0 does not answer")
+except ValueError as error:
+    telemetry.defect("work", error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert "event='defect' part='work'" in done.stderr and "ValueError" in done.stderr
+    assert "S3CRET" not in done.stderr and "the text of" not in done.stderr

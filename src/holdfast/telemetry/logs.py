@@ -46,6 +46,19 @@ def _escaped(_logger: object, _method: str, event: MutableMapping[str, Any]) -> 
     return event
 
 
+if not structlog.is_configured():
+    # In somebody else's process (the client, the work library) our lines are lines of its own logging: structlog
+    # alone would print them to its standard output, tracebacks with every local variable.
+    structlog.configure(
+        processors=[
+            structlog.processors.format_exc_info,
+            _safe,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+
+
 def configure_logging(json: bool, level: str = "info", stream: TextIO | None = None) -> None:
     """Every log line, ours and our libraries', to ``stream`` (stderr): JSON for machines or text for people."""
     number = logging.getLevelNamesMapping()[level.upper()]
