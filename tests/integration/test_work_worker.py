@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from work_stores import Opened, draft, embedded_work, postgres_work, run
+from work_stores import Opened, draft, embedded_work, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import Unavailable
@@ -27,16 +27,6 @@ SOON = Policies.preset("seed").with_type("Order", base_seconds=0.02)
 class Order(msgspec.Struct):
     order_id: str
     number: int = 0
-
-
-async def until(condition: Any, seconds: float = 20.0) -> None:
-    """Wait for something a real server must bring about."""
-    async with asyncio.timeout(seconds):
-        while True:
-            result = condition()
-            if await result if asyncio.iscoroutine(result) else result:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def empty(o: Opened) -> bool:

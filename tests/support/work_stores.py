@@ -157,3 +157,13 @@ def draft(stream: str | None = "s", type: str = "order", payload: bytes = b"{}",
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+async def until(condition: Any, seconds: float = 20.0) -> None:
+    """Wait for something a real server must bring about."""
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if await result if asyncio.iscoroutine(result) else result:
+                return
+            await asyncio.sleep(0.01)

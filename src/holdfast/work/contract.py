@@ -268,11 +268,17 @@ class Seat(Protocol):
         ...
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        """Lease free partitions; returns those now owned with their fence. Call ``rewind`` after."""
+        """Lease partitions that are free, or this seat's in the roster; returns those owned now with their fence.
+
+        Call ``rewind`` after. When the answer is lost, the roster tells which are this seat's: take them again.
+        """
         ...
 
     async def give(self, partitions: Sequence[int]) -> None:
-        """Give up partitions of which nothing runs and everything is reported."""
+        """Give up partitions of which nothing runs and everything is reported.
+
+        They are given up even if the call fails; what the roster still shows as this seat's is taken or given again.
+        """
         ...
 
     async def wait(self, timeout_seconds: float) -> bool:

@@ -190,6 +190,7 @@ class _Shift:
                 telemetry.log.warning("work_store_unavailable", error=str(error))
                 self._give_back(report)
                 self._unsure = True
+                self._balance_at = float("-inf")
                 await asyncio.sleep(backoff.bound(failures))
                 continue
             self._wake_runners()
@@ -211,31 +212,37 @@ class _Shift:
         if now >= self._balance_at:
             self._balance_at = now + self._settings.balance_seconds
             await self._runner.share_breakers(self._seat)
-            roster = await self._seat.roster()
-            share = share_of(self._seat.instance, roster.alive) if self._shared else set(range(PARTITIONS))
-            free = {partition for partition, owner in roster.owners.items() if owner is None}
-            if self._closing & share:
-                self._streams.reopen(self._closing & share)
-                self._closing -= share
-                self._unsure = True
-            self._closing |= self._owned - share
-            self._streams.close(self._closing)
-            missing = sorted((share & free) - self._owned)
-            if missing:
-                self._owned = set(await self._seat.take(missing))
-                self._unsure = True
+            await self._share_out()
         if self._closing:
             await self._give_idle()
         if self._unsure:
             await self._rewind()
 
+    async def _share_out(self) -> None:
+        """What the store says is ours decides: an answer to ``take`` or ``give`` may have been lost."""
+        roster = await self._seat.roster()
+        share = share_of(self._seat.instance, roster.alive) if self._shared else set(range(PARTITIONS))
+        ours = {partition for partition, owner in roster.owners.items() if owner == self._seat.instance}
+        free = {partition for partition, owner in roster.owners.items() if owner is None}
+        if self._closing & share:
+            self._streams.reopen(self._closing & share)
+            self._closing -= share
+            self._unsure = True
+        self._closing |= ours - share
+        self._streams.close(self._closing)
+        missing = (share & (free | ours)) - self._owned
+        if missing:
+            self._owned = set(await self._seat.take(sorted(missing)))
+            self._unsure = True
+
     async def _give_idle(self) -> None:
+        """From here on they are not ours, whatever becomes of the call; the next roster tells."""
         idle = self._closing - self._streams.in_use()
         if idle:
-            await self._seat.give(sorted(idle))
             self._owned -= idle
             self._closing -= idle
             self._streams.reopen(idle)
+            await self._seat.give(sorted(idle))
 
     def _take_report(self) -> Report:
         """What ended since the last report, and what may start before the next.

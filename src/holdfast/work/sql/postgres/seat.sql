@@ -13,9 +13,10 @@ SELECT id FROM holdfast_work.instance ORDER BY id
 SELECT id, owner FROM holdfast_work.partition
 
 -- name: take
--- Lease free partitions. $1 instance, $2 partitions
+-- Lease partitions that are free, or leased by a call whose answer was lost. $1 instance, $2 partitions
 UPDATE holdfast_work.partition SET owner = $1, epoch = epoch + 1
- WHERE id = ANY ($2::smallint[]) AND owner IS NULL AND EXISTS (SELECT FROM holdfast_work.instance WHERE id = $1 FOR SHARE)
+ WHERE id = ANY ($2::smallint[]) AND (owner IS NULL OR owner = $1)
+   AND EXISTS (SELECT FROM holdfast_work.instance WHERE id = $1 FOR SHARE)
 RETURNING id, epoch
 
 -- name: give

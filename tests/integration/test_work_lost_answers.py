@@ -1,0 +1,176 @@
+"""Workers on a shared store whose connections break, statement by statement and by chance: nothing is stuck or doubled.
+
+``test_work_faults`` does the same with one embedded worker on virtual time. Here several workers come and go on a real
+PostgreSQL, so that partitions move while the answers about them are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+from work_stores import Opened, postgres_work, run, until
+
+from engines import Server
+from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.work.contract import Query
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import Policies, Stage
+from holdfast.work.statements import statements
+
+NAMES = {text: name for file in ("seat", "people") for name, text in statements(f"postgres/{file}.sql").items()}
+CALLS = ("process", "bury_dead", "blocks", "open_breakers", "alive", "owners", "take", "give")
+SETTINGS = WorkerSettings(concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32)
+POLICIES = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False)
+
+
+class Deed(msgspec.Struct):
+    stream: str
+
+
+class Breaking:
+    """A connection that is lost before a statement or after it, as the plan has it for the statement's name."""
+
+    def __init__(self, connection: Any, plan: Plan) -> None:
+        self._connection, self._plan = connection, plan
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(statement: str, *values: Any, **more: Any) -> Any:
+            function = statement.partition("holdfast_work.")[2].partition("(")[0]
+            fault, seconds = self._plan.next(NAMES.get(statement, function))
+            if fault is Fault.FAIL:
+                raise asyncpg.ConnectionDoesNotExistError("injected: before")
+            answer = await getattr(self._connection, method)(statement, *values, **more)
+            if fault is Fault.LOST_REPLY:
+                raise asyncpg.ConnectionDoesNotExistError("injected: after")
+            await asyncio.sleep(seconds if fault is Fault.DELAY else 0)
+            return answer
+
+        return call
+
+
+def breaking(seat: Any, plan: Plan) -> Any:
+    """The seat, on connections that break; ``step``, which uses the pool, fails at the seat's own edge."""
+    plain = seat._call
+
+    @asynccontextmanager
+    async def call() -> AsyncIterator[Any]:
+        async with plain() as connection:
+            yield Breaking(connection, plan)
+
+    seat._call = call
+    return faulty(seat, Plan(plan.rng, odds={"step": Odds(fail=0.05, lost_reply=0.05)}))
+
+
+class World:
+    """Workers that come and go, and what became of the jobs."""
+
+    def __init__(self, opened: Opened, plan: Plan) -> None:
+        self.store, self.history, self.handlers = opened.store, JobHistory(), Handlers()
+        self._kept: set[int] = set()
+        join = self.store.join
+
+        async def disturbed(name: str) -> Any:
+            return breaking(await join(name), plan)
+
+        self.store.join = disturbed  # type: ignore[method-assign]
+        self.handlers.handle(Deed, stream=lambda deed: deed.stream)(self._handle)
+
+    async def _handle(self, ctx: Context, deed: Deed) -> None:
+        """The effect is a step: its bit is lost when ``step`` fails, so the resource knows the job's key."""
+        started, succeeded = time.monotonic(), False
+
+        async def effect() -> None:
+            if ctx.key not in self._kept:
+                self._kept.add(ctx.key)
+                self.history.effects.append(Effect(deed.stream, ctx.job.seq, ctx.fence))
+
+        try:
+            await ctx.step(Stage.USER, effect)
+            succeeded = True
+        finally:
+            ran = Ran(deed.stream, ctx.job.seq, str(ctx.seat.instance), started, time.monotonic(), succeeded)
+            self.history.runs.append(ran)
+
+    def worker(self) -> Any:
+        return Worker(self.store, self.handlers, settings=SETTINGS, policies=POLICIES).running()
+
+    async def enqueue(self, streams: int) -> None:
+        drafts = [self.handlers.draft(Deed(f"s{n}")) for n in range(streams)]
+        seqs = await self.store.enqueue(drafts)
+        self.history.enqueued += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)]
+
+    async def shared_by(self, workers: int) -> None:
+        """Until so many own every partition between them."""
+        owners = "SELECT count(owner) = 256 AND count(DISTINCT owner) = $1 FROM holdfast_work.partition"
+        await until(lambda: self.store._pool.fetchval(owners, workers))  # type: ignore[attr-defined]
+
+    async def done(self) -> None:
+        await until(self._nothing_left)
+
+    async def _nothing_left(self) -> bool:
+        return not await self.store.find(Query(), 1)
+
+    def judge(self) -> None:
+        verdict = effects_once_in_order(self.history)
+        assert verdict.ok, verdict
+
+
+def check(server: Server, plan: Plan, body: Any) -> None:
+    async def main() -> None:
+        async with postgres_work(server.url) as opened:
+            world = World(opened, plan)
+            await body(world)
+            world.judge()
+
+    run(main())
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOST_REPLY])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
+    postgres_server: Server, call: str, fault: Fault
+) -> None:
+    async def body(world: World) -> None:
+        await world.enqueue(60)
+        async with world.worker():
+            await world.shared_by(1)
+            async with world.worker():
+                await world.shared_by(2)
+                await world.enqueue(60)
+                await world.done()
+            await world.shared_by(1)
+            await world.enqueue(60)
+            await world.done()
+        assert not plan.script[call], "the fault was not met"
+
+    plan = Plan(random.Random(1), script={call: [fault]})
+    check(postgres_server, plan, body)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_come_and_go_while_answers_are_lost(postgres_server: Server, seed: int) -> None:
+    async def body(world: World) -> None:
+        async with world.worker():
+            for _ in range(4):
+                async with world.worker(), world.worker():
+                    await world.enqueue(50)
+                    await asyncio.sleep(rng.choice([0.0, 0.2, 0.4]))
+                await world.enqueue(50)
+            plan.heal()
+            await world.done()
+        assert plan.injected() > 10
+
+    rng = random.Random(seed)
+    odds = Odds(fail=0.08, lost_reply=0.08, delay=0.1, seconds_max=0.05)
+    plan = Plan(rng, odds=dict.fromkeys(CALLS, odds))
+    check(postgres_server, plan, body)
