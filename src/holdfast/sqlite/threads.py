@@ -16,13 +16,14 @@ T = TypeVar("T")
 
 
 class _Unit(Generic[T]):
-    """A piece of work and the future of its answer."""
+    """A piece of work, the future of its answer, and what is done on the loop after it."""
 
-    __slots__ = ("answer", "error", "future", "work")
+    __slots__ = ("answer", "error", "future", "then", "work")
 
-    def __init__(self, work: Callable[[Handle], T], future: asyncio.Future[T]) -> None:
+    def __init__(self, work: Callable[[Handle], T], future: asyncio.Future[T], then: Callable[[], None] | None) -> None:
         self.work = work
         self.future = future
+        self.then = then
         self.answer: T | None = None
         self.error: HoldfastError | None = None
 
@@ -55,8 +56,12 @@ class Crew:
         for thread in self._threads:
             thread.start()
 
-    def do(self, work: Callable[[Handle], T]) -> asyncio.Future[T]:
-        """Have ``work`` done by one of the threads; it is on its way when this returns. Cancelling does not undo it."""
+    def do(self, work: Callable[[Handle], T], then: Callable[[], None] | None = None) -> asyncio.Future[T]:
+        """Have ``work`` done by one of the threads; it is on its way when this returns. Cancelling does not undo it.
+
+        ``then`` runs on the event loop when the work has ended, whether or not the caller still waits; a caller that
+        does is resumed after it.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
             future.set_exception(unavailable_while_closing())
@@ -64,7 +69,7 @@ class Crew:
             future.set_exception(self._refusal())
         else:
             self._waiting += 1
-            self._queue.put(_Unit(work, future))  # type: ignore[arg-type]
+            self._queue.put(_Unit(work, future, then))  # type: ignore[arg-type]
         return future
 
     async def close(self) -> None:
@@ -93,9 +98,10 @@ class Crew:
 
     def _settle(self, unit: _Unit[object]) -> None:
         self._waiting -= 1
-        if unit.future.cancelled():
-            return
-        if unit.error is not None:
-            unit.future.set_exception(unit.error)
-        else:
-            unit.future.set_result(unit.answer)
+        if not unit.future.cancelled():
+            if unit.error is not None:
+                unit.future.set_exception(unit.error)
+            else:
+                unit.future.set_result(unit.answer)
+        if unit.then is not None:
+            unit.then()

@@ -128,16 +128,18 @@ class SqliteStore:
         return await self._read(reads.log_after, after, limit)
 
     def _write(self, work: Callable[[Handle], Written[T]]) -> Awaitable[T]:
-        """Have it done by the writer; the listeners hear of it before its caller does."""
-        tell = asyncio.get_running_loop().call_soon_threadsafe
+        """Have it done by the writer; the listeners hear of it before its caller does, or without one.
+
+        The caller's turn is arranged first: so the next group is on its way before this one is spread, and what a
+        connection gets of both, acks and messages, leaves in one write.
+        """
+        written: list[Written[T]] = []
 
         def done(handle: Handle) -> T:
-            written = work(handle)
-            if written.entries or written.forgets:
-                tell(self._tell, written.entries)
-            return written.answer
+            written.append(work(handle))
+            return written[0].answer
 
-        return self._writer.do(done)
+        return self._writer.do(done, lambda: self._tell(written))
 
     async def _read(self, read: Callable[..., T], *args: object) -> T:
         deadline = self._deadline(self._settings.read_deadline_seconds)
@@ -150,9 +152,11 @@ class SqliteStore:
         settings = self._settings if write else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
         return Handle(self._path, settings, self._vfs, write=write)
 
-    def _tell(self, entries: Sequence[Entry]) -> None:
-        for listener in self._listeners:
-            listener(entries)
+    def _tell(self, written: Sequence[Written[T]]) -> None:
+        for commit in written:
+            if commit.entries or commit.forgets:
+                for listener in self._listeners:
+                    listener(commit.entries)
 
 
 def _busy() -> HoldfastError:
