@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from chats import (
     ANN,
@@ -29,11 +30,13 @@ from chats import (
 
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
-from holdfast.message import Acked, Cursor, Entry, User, Watermark
+from holdfast.message import Acked, Cursor, Entry, Message, User, Watermark
 from holdfast.store.changes import RETAIN_AT_ONCE, HaltChat, RecoverChat, Redact, RemoveMember, RenameChat, Retain
 from holdfast.store.contract import UNREAD_EXACT
+from holdfast.store.paging import ENVELOPE_BYTES
 from holdfast.store.plan import ChatLimits
 from holdfast.verify.faults import Fault, Plan, faulty
+from holdfast.wire.codec import encode_frame
 
 Scenario = Callable[..., Awaitable[None]]
 
@@ -267,7 +270,8 @@ async def test_pages_are_cut_by_number_and_by_bytes_and_hold_one_message_at_leas
     first = await store.read_after("chat_a", 0, 100, 1 << 20)
     assert ([m.sequence for m in first.messages], first.through) == (list(range(1, 101)), 100)
     assert (first.has_more, first.head, first.epoch) == (True, 200, 1)
-    small = await store.read_after("chat_a", 100, 100, 5 * 1256)
+    whole = await store.read_after("chat_a", 0, 500, 1 << 20)
+    small = await store.read_after("chat_a", 100, 100, bytes_of(whole.messages[100:105]))
     assert (len(small.messages), small.through, small.has_more) == (5, 105, True)
     one = await store.read_after("chat_a", 105, 100, 1)
     assert (len(one.messages), one.through, one.has_more) == (1, 106, True)
@@ -275,8 +279,39 @@ async def test_pages_are_cut_by_number_and_by_bytes_and_hold_one_message_at_leas
     assert ([m.sequence for m in last.messages], last.through, last.has_more) == ([199, 200], 200, False)
     none = await store.read_after("chat_a", 200, 100, 1 << 20)
     assert (list(none.messages), none.through, none.has_more) == ([], 200, False)
-    long = await store.read_after("chat_a", 0, 500, 150 * 1256)
+    long = await store.read_after("chat_a", 0, 500, bytes_of(whole.messages[:150]))
     assert (len(long.messages), long.through) == (150, 150), "cut by bytes in a later slice too"
+    assert len((await store.read_after("chat_a", 0, 500, bytes_of(whole.messages[:150]) - 1)).messages) == 149
+
+
+def bytes_of(messages: Sequence[Message]) -> int:
+    """What a page of them takes on the wire, commas and the largest frame around them included."""
+    return ENVELOPE_BYTES + sum(len(msgspec.json.encode(message)) + 1 for message in messages)
+
+
+LONG_ID = '"' * 64
+HARD = ["\x01" * 4096, '"' * 4096, "\\" * 4096, "ü" * 2048, "\x7f" * 4096, "\n" * 4096, "x" * 4096]
+
+
+@on_every_store
+async def test_a_page_s_bytes_are_those_on_the_wire_whatever_the_messages_are_made_of(store: Any, rig: Rig) -> None:
+    await create(store, LONG_ID, chat_id=LONG_ID)
+    for kind, text in enumerate(HARD):
+        sender = User("default", LONG_ID)
+        group = [draft(f"{kind}{n:063}", text, sender, LONG_ID) for n in range(64)]
+        assert all(map(acked, await store.append(group)))
+    bytes_max, after, cut = 64 * 1024, 0, 0
+    while after < 64 * len(HARD):
+        page = await store.read_after(LONG_ID, after, 500, bytes_max)
+        size = len(encode_frame(page, LONG_ID))
+        back = await store.read_before(LONG_ID, page.messages[-1].sequence + 1, 500, bytes_max)
+        assert max(size, len(encode_frame(back, LONG_ID))) <= bytes_max
+        if page.has_more:
+            following = (await store.read_after(LONG_ID, page.through, 1, 1)).messages[0]
+            assert size + len(msgspec.json.encode(following)) > bytes_max - ENVELOPE_BYTES, "and no page is cut early"
+            cut += 1
+        after = page.through
+    assert cut > 20
 
 
 @on_every_store
@@ -287,7 +322,7 @@ async def test_pages_backwards_ascend_and_tell_of_older_ones(store: Any, rig: Ri
     assert ([m.sequence for m in page.messages], page.has_more) == (list(range(51, 151)), True)
     page = await store.read_before("chat_a", 51, 100, 1 << 20)
     assert ([m.sequence for m in page.messages], page.has_more) == (list(range(1, 51)), False)
-    page = await store.read_before("chat_a", 51, 100, 3 * 1256)
+    page = await store.read_before("chat_a", 51, 100, bytes_of(page.messages[-3:]))
     assert ([m.sequence for m in page.messages], page.has_more) == ([48, 49, 50], True)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from scripted import ANNA, BELA, CHAT, CLEO, act, create_chat, operator
 from virtual import LoopClock, run
@@ -207,15 +208,16 @@ def test_a_resume_lists_only_what_moved_what_was_joined_and_what_is_gone() -> No
     on_virtual_time(test)
 
 
-def test_a_resume_carries_one_budget_of_bytes_and_heads_for_the_rest() -> None:
+@pytest.mark.parametrize("content", ["x" * 4000, "\x01" * 4000])
+def test_a_resume_carries_one_budget_of_bytes_and_heads_for_the_rest(content: str) -> None:
     async def test(bench: Bench) -> None:
         chats = [f"chat_{n}" for n in range(100, 110)]
         for chat_id in chats:
             await create_chat(bench.store, ANNA, BELA, chat_id=chat_id)
-            await bench.fill(20, chat_id, content="x" * 4000)
+            await bench.fill(20, chat_id, content=content)
         read = await bench.history.resume(BELA, {})
-        size = sum(len(m.content) + 256 for page in read.pages for m in page.messages)
-        assert 200 * 1024 < size <= 256 * 1024
+        size = len(msgspec.json.encode(read.pages))
+        assert 200 * 1024 < size <= 256 * 1024, "as it is sent"
         assert 0 < len(read.pages) < len(chats)
         assert set(read.heads) | {p.chat_id for p in read.pages} == {CHAT, *chats}
         assert all(read.heads[c].sequence == 20 for c in read.heads if c != CHAT)

@@ -51,6 +51,15 @@ def test_of_5000_chats_that_are_gone_those_that_do_not_fit_are_to_be_synced_whic
     assert [*answer.gone, *later] == LONG
 
 
+def test_many_small_pages_and_names_with_the_longest_numbers_fit_together() -> None:
+    far = 2**53 - 1
+    heads = {chat_id: Cursor(far, far) for chat_id in LONG}
+    pages = [Page(name, far, [message(far, chat_id=name)], far, True, far) for name in LONG[:300]]
+    answer, later = take_resumed(Talk(heads), ResumeRead(pages, LONG, [], heads), {})
+    assert len(answer.chats) > 500
+    assert {chat.chat_id for chat in answer.chats} | set(later) == set(LONG)
+
+
 def test_a_full_page_leaves_no_room_for_names() -> None:
     heads = {chat_id: Cursor(1, 9) for chat_id in LONG}
     first = Page("chat_1", 1, [message(n, content="x" * 4000) for n in range(1, 61)], 60, True, 99)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.json import encode
+
 from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.places import Place
@@ -50,13 +52,12 @@ class Gathering:
 def resumed(
     places: Mapping[str, Place], cursors: Mapping[str, Cursor], read: ResumeRead, bytes_max: int
 ) -> tuple[Resumed, dict[str, Place]]:
-    """The answer, of about ``bytes_max`` at most, and the chats it has no room to name: those are owed a resync.
+    """The answer, of ``bytes_max`` at most, and the chats it has no room to name: those are owed a resync.
 
     The chats it settles become live. A chat without a page that has moved is named without messages.
     """
-    room = (bytes_max - sum(size_of(page) for page in read.pages)) // ENVELOPE_BYTES
-    names = _Names(max(room, 0))
-    gone = [chat_id for chat_id in read.gone if names.fits(chat_id, Place(Cursor(0, 0)))]
+    names = _Names(bytes_max - ENVELOPE_BYTES - sum(size_of(page) for page in read.pages))
+    gone = [chat_id for chat_id in read.gone if names.fits(chat_id, Place(Cursor(0, 0)), len(encode(chat_id)) + 1)]
     joined = dict.fromkeys(read.joined)
     chats = []
     paged = {page.chat_id for page in read.pages}
@@ -69,7 +70,7 @@ def resumed(
         moved = settled.messages or settled.has_more or settled.reset or settled.through > _had(cursors, page)
         if not moved and page.chat_id not in joined:
             continue
-        if page.chat_id in paged or names.fits(page.chat_id, place):
+        if page.chat_id in paged or names.fits(page.chat_id, place, size_of(settled)):
             if moved:
                 chats.append(_chat(settled))
         else:
@@ -78,7 +79,7 @@ def resumed(
 
 
 class _Names:
-    """So many chats can be named; the others are late, and behind: the client is told to sync them."""
+    """The bytes that are left to name chats; what does not fit is late, and behind: the client is told to sync it."""
 
     __slots__ = ("_room", "late")
 
@@ -86,9 +87,9 @@ class _Names:
         self._room = room
         self.late: dict[str, Place] = {}
 
-    def fits(self, chat_id: str, place: Place) -> bool:
-        if self._room > 0:
-            self._room -= 1
+    def fits(self, chat_id: str, place: Place, size: int) -> bool:
+        if size <= self._room:
+            self._room -= size
             return True
         place.fall_behind()
         self.late[chat_id] = place

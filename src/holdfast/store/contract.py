@@ -90,8 +90,8 @@ class Store(Protocol):
     ) -> Page:
         """The messages with sequence > ``after``, ascending; at least one if there is one, however large.
 
-        A message weighs its content and 256 bytes against ``bytes_max``. A page that meets the reader's deadline
-        ends there, with ``has_more``; Unavailable if it has nothing yet.
+        A frame with the page has at most ``bytes_max``, everything counted as it is sent. A page that meets the
+        reader's deadline ends there, with ``has_more``; Unavailable if it has nothing yet.
         With a ``reader``: NotAMember unless a member at this moment, NotFound for another tenant's chat.
         ``through`` is the last sequence the page settles: the last message's, or the head if nothing is left.
         """

@@ -33,7 +33,7 @@ from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.store.contract import Store
 from holdfast.store.guard import Guard
-from holdfast.store.paging import size_of
+from holdfast.store.paging import ENVELOPE_BYTES, size_of
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class History:
     ) -> list[Page]:
         """As many first pages as fit the budget and the time; chats lost meanwhile go to ``gone``."""
         pages: list[Page] = []
-        left = self._settings.max_page_bytes
+        left = self._settings.max_page_bytes - ENVELOPE_BYTES
         for chat_id, cursor in moved:
             if left <= 0 or self._clock.monotonic() >= deadline:
                 break

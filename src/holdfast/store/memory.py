@@ -29,7 +29,7 @@ from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
 from holdfast.store.contract import UNREAD_EXACT, AuditRecord, ChatSummary, Committed, Inspection
 from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Stored, number
-from holdfast.store.paging import page_after, page_before, within
+from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import (
     ChatLimits,
     Plan,
@@ -176,7 +176,7 @@ class MemoryStore:
         held = self._readable(chat_id, reader)
         sequences = sorted(held.messages)
         rest = sequences[bisect_right(sequences, after) :]
-        messages = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max)
+        messages, _ = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
         return page_after(held.now(), messages, len(messages) < len(rest))
 
     async def read_before(
@@ -185,8 +185,8 @@ class MemoryStore:
         held = self._readable(chat_id, reader)
         sequences = sorted(held.messages)
         rest = sequences[: bisect_left(sequences, before)][::-1]
-        messages = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max)[::-1]
-        return page_before(held.now(), before, messages, len(messages) < len(rest))
+        messages, _ = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
+        return page_before(held.now(), before, messages[::-1], len(messages) < len(rest))
 
     async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
         return {c: Cursor(self._chats[c].chat.epoch, self._chats[c].head) for c in chat_ids if c in self._chats}

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.json import encode
+
 from holdfast.message import Chat, Message, Page
 
-ENVELOPE_BYTES = 256
-"""What a message counts for in a page besides its content, and a page or a chat that is only named: ids, numbers,
-time and punctuation."""
+ENVELOPE_BYTES = 512
+"""More than a frame has around the messages of a page, or around its chats: type, request_id, ids, numbers."""
 
 
-def within(messages: Sequence[Message], bytes_max: int) -> list[Message]:
-    """The first of ``messages`` that fit into ``bytes_max``; one at least, if there is one."""
+def within(messages: Sequence[Message], bytes_max: int, *, none_yet: bool = True) -> tuple[list[Message], int]:
+    """The first of ``messages`` that take no more than ``bytes_max`` as they are sent, and what is left of it.
+
+    If there are ``none_yet`` on the page, one at least, however large.
+    """
     kept: list[Message] = []
-    total = 0
     for message in messages:
-        total += len(message.content.encode()) + ENVELOPE_BYTES
-        if kept and total > bytes_max:
+        size = len(encode(message)) + 1
+        if size > bytes_max and (kept or not none_yet):
             break
         kept.append(message)
-    return kept
+        bytes_max -= size
+    return kept, bytes_max
 
 
 def page_after(chat: Chat, messages: Sequence[Message], has_more: bool) -> Page:
@@ -36,5 +40,5 @@ def page_before(chat: Chat, before: int, messages: Sequence[Message], has_more: 
 
 
 def size_of(page: Page) -> int:
-    """What a page takes of a budget of bytes; one without messages takes its envelope."""
-    return ENVELOPE_BYTES + sum(len(message.content.encode()) + ENVELOPE_BYTES for message in page.messages)
+    """The bytes of a page among others in one frame, and of its chat's name, should it stand there once more."""
+    return len(encode(page)) + len(encode(page.chat_id)) + 2

@@ -13,7 +13,7 @@ from msgspec.json import Decoder, encode
 from holdfast.errors import Unavailable, UnreadableEvent
 from holdfast.message import Chat, Cursor, Entry, Member, Message, Page, User, Watermark
 from holdfast.store.contract import UNREAD_EXACT, AuditRecord, ChatSummary, Inspection
-from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before
+from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
 from holdfast.store.sqlite.database import SQL, Handle
@@ -91,26 +91,24 @@ def _slices(
 ) -> tuple[list[Message], bool]:
     """Messages from ``edge`` on, in slices; and False if the deadline came between two of them."""
     upward = name == "messages_after"
-    limit, bytes_left = max(bounds[0], 1), bounds[1]
+    limit, bytes_left = max(bounds[0], 1), bounds[1] - ENVELOPE_BYTES
     messages: list[Message] = []
     while len(messages) < limit:
         wanted = min(SLICE_MESSAGES, limit - len(messages))
         fields = {"chat": chat, "after": edge, "before": edge, "limit": wanted, "one": 0 if messages else 1}
         try:
-            text, used, count = connection.execute(
-                SQL[name], {**fields, "bytes_max": bytes_left, "envelope": ENVELOPE_BYTES}
-            ).get
+            text = connection.execute(SQL[name], {**fields, "bytes_max": bytes_left}).get
         except apsw.InterruptError:
             if not messages:
                 raise
-            return messages, False
+            return messages if upward else messages[::-1], False
         found = _messages.decode(text)
-        messages = messages + found if upward else found + messages
-        if count < wanted:
+        kept, bytes_left = within(found if upward else found[::-1], bytes_left, none_yet=not messages)
+        messages += kept
+        if len(kept) < wanted:
             break
-        bytes_left -= used
-        edge = found[-1].sequence if upward else found[0].sequence
-    return messages, True
+        edge = kept[-1].sequence
+    return messages if upward else messages[::-1], True
 
 
 def _any(connection: apsw.Connection, name: str, chat: int, sequence: int) -> bool:

@@ -155,29 +155,27 @@ SELECT v.chat, v.value, EXISTS (SELECT 1 FROM members AS m WHERE m.chat = v.chat
 FROM chat_values AS v WHERE v.chat_id = :chat_id;
 
 -- name: messages_after
--- Up to :limit messages past :after, as long as they weigh no more than :bytes_max with :envelope each; the first one
--- always. Weighing reads no content.
+-- Up to :limit messages past :after, as long as they weigh no more than :bytes_max; the first one always. A message
+-- weighs its content, unescaped, and 128 bytes: less than it takes when it is sent, and found without reading it.
 WITH next AS (
-  SELECT position, sequence, octet_length(content) + :envelope AS bytes
+  SELECT position, sequence, octet_length(content) + 128 AS bytes
   FROM messages WHERE chat = :chat AND sequence > :after ORDER BY sequence LIMIT :limit),
 weighed AS (
   SELECT position, row_number() OVER upward AS n, sum(bytes) OVER upward AS bytes
   FROM next WINDOW upward AS (ORDER BY sequence ROWS UNBOUNDED PRECEDING))
-SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']',
-       coalesce(max(weighed.bytes), 0), count(*)
+SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']'
 FROM weighed CROSS JOIN message_values AS v ON v.position = weighed.position
 WHERE weighed.n <= :one OR weighed.bytes <= :bytes_max;
 
 -- name: messages_before
 -- As messages_after, downwards from :before; the answer ascends all the same.
 WITH next AS (
-  SELECT position, sequence, octet_length(content) + :envelope AS bytes
+  SELECT position, sequence, octet_length(content) + 128 AS bytes
   FROM messages WHERE chat = :chat AND sequence < :before ORDER BY sequence DESC LIMIT :limit),
 weighed AS (
   SELECT position, row_number() OVER downward AS n, sum(bytes) OVER downward AS bytes
   FROM next WINDOW downward AS (ORDER BY sequence DESC ROWS UNBOUNDED PRECEDING))
-SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']',
-       coalesce(max(weighed.bytes), 0), count(*)
+SELECT '[' || coalesce(group_concat(v.value, ',' ORDER BY v.sequence), '') || ']'
 FROM weighed CROSS JOIN message_values AS v ON v.position = weighed.position
 WHERE weighed.n <= :one OR weighed.bytes <= :bytes_max;
 
