@@ -83,6 +83,16 @@ def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -
         assert [a["verb"] for a in acts] == ["discard", "replay", "dead", "park", "retry", "release"]
         assert {a["why"] for a in acts} == {"to repair it"}
         assert all(a["by"] for a in acts)
+        audit = (await rest.ask("GET", "/admin/audit", rest.admin_key("audit:read"))).json()["records"]
+        assert [(record["action"], record["target"]) for record in audit] == [
+            ("jobs.release", "s mail"),
+            ("jobs.retry", f"{seqs[0]} reset"),
+            ("jobs.park", str(seqs[1])),
+            ("jobs.bury", str(seqs[1])),
+            ("jobs.replay", f"{seqs[3]} at most 100"),
+            ("jobs.discard", "order at most 100"),
+        ]
+        assert {record["reason"] for record in audit} == {"to repair it"}
 
     served(tmp_path, scenario)
 

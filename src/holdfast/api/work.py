@@ -1,13 +1,13 @@
 """Jobs for operators: what waits, why, and the acts that repair it; and the endpoints of webhooks.
 
-Every act carries its reason: on jobs it is recorded with the jobs themselves (``GET /admin/jobs/acts``), on endpoints
-in the audit log.
+Every act carries its reason and is in the audit log before it is done; acts on jobs also stand with the jobs
+themselves, with what came of them (``GET /admin/jobs/acts``).
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -38,6 +38,7 @@ Seq = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
 Seqs = Annotated[list[Seq], Meta(min_length=1, max_length=1000)]
 Word = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
+_TARGET_LENGTH_MAX = 1000
 
 
 class JobsQuery(Body, frozen=True):
@@ -313,46 +314,79 @@ async def list_job_acts(deps: Deps, call: Call) -> Answer:
     return Answer(ActList([ActView(timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in found]))
 
 
+async def _acted(
+    deps: Deps, call: Call, verb: str, target: str, act: Callable[[WorkStore, str], Awaitable[int]]
+) -> Answer:
+    """After it is in the audit log: a record of an act that found nothing harms less than an act without a record."""
+    store = _jobs(deps)
+    await _record(deps, call, f"jobs.{verb}", target, call.body.reason)
+    return Answer(Count(await act(store, call.principal.user_id)))
+
+
+def _words(*words: object) -> str:
+    """What an act is about, for the audit log: a few words, however many jobs there are."""
+    text = " ".join(str(word) for word in words if word not in (None, "", 0))
+    return text if len(text) <= _TARGET_LENGTH_MAX else f"{text[:_TARGET_LENGTH_MAX]}…"
+
+
 async def retry_jobs(deps: Deps, call: Call) -> Answer:
     body: RetryJobs = call.body
-    by = call.principal.user_id
-    return Answer(Count(await _jobs(deps).retry(body.seqs, reset=body.reset, by=by, why=body.reason)))
+    target = _words(*body.seqs, "reset" if body.reset else "")
+    return await _acted(
+        deps, call, "retry", target, lambda jobs, by: jobs.retry(body.seqs, reset=body.reset, by=by, why=body.reason)
+    )
 
 
 async def park_jobs(deps: Deps, call: Call) -> Answer:
     body: TheseJobs = call.body
-    return Answer(Count(await _jobs(deps).park(body.seqs, by=call.principal.user_id, why=body.reason)))
+    target = _words(*body.seqs)
+    return await _acted(deps, call, "park", target, lambda jobs, by: jobs.park(body.seqs, by=by, why=body.reason))
 
 
 async def bury_jobs(deps: Deps, call: Call) -> Answer:
     body: TheseJobs = call.body
-    return Answer(Count(await _jobs(deps).bury(body.seqs, by=call.principal.user_id, why=body.reason)))
+    target = _words(*body.seqs)
+    return await _acted(deps, call, "bury", target, lambda jobs, by: jobs.bury(body.seqs, by=by, why=body.reason))
 
 
 async def release_jobs(deps: Deps, call: Call) -> Answer:
     body: ReleaseJobs = call.body
     if not (body.seqs or body.type or body.through):
         raise InvalidMessage("say what is released: seqs, type or through", field="seqs")
-    released = await _jobs(deps).release(
-        body.stream, ids=body.seqs, type=body.type, through=body.through, by=call.principal.user_id, why=body.reason
-    )
-    return Answer(Count(released))
+    target = _words(body.stream, *body.seqs, body.type, f"through {body.through}" if body.through else "")
+
+    async def release(jobs: WorkStore, by: str) -> int:
+        return await jobs.release(
+            body.stream, ids=body.seqs, type=body.type, through=body.through, by=by, why=body.reason
+        )
+
+    return await _acted(deps, call, "release", target, release)
 
 
 def _dead(body: TheseDead) -> Query:
     return Query(body.seqs, body.type, body.stream, _reason(body.failed_with), None, body.fingerprint)
 
 
+def _dead_words(body: TheseDead) -> str:
+    return _words(*body.seqs, body.type, body.stream, body.failed_with, body.fingerprint, f"at most {body.limit}")
+
+
 async def replay_jobs(deps: Deps, call: Call) -> Answer:
     body: TheseDead = call.body
-    by = call.principal.user_id
-    return Answer(Count(await _jobs(deps).replay(_dead(body), limit=body.limit, by=by, why=body.reason)))
+
+    async def replay(jobs: WorkStore, by: str) -> int:
+        return await jobs.replay(_dead(body), limit=body.limit, by=by, why=body.reason)
+
+    return await _acted(deps, call, "replay", _dead_words(body), replay)
 
 
 async def discard_jobs(deps: Deps, call: Call) -> Answer:
     body: TheseDead = call.body
-    by = call.principal.user_id
-    return Answer(Count(await _jobs(deps).discard(_dead(body), limit=body.limit, by=by, why=body.reason)))
+
+    async def discard(jobs: WorkStore, by: str) -> int:
+        return await jobs.discard(_dead(body), limit=body.limit, by=by, why=body.reason)
+
+    return await _acted(deps, call, "discard", _dead_words(body), discard)
 
 
 def _hooks(deps: Deps) -> WebhookPlane:
@@ -366,7 +400,7 @@ def _hook_view(hook: Hook, secret: str | None = None) -> HookView:
 
 
 async def _record(deps: Deps, call: Call, action: str, target: str, reason: str) -> None:
-    """Into the audit log, before it is done: there is no change of an endpoint without its record."""
+    """Into the audit log, before it is done: there is no act without its record."""
     act = Act(
         actor=User("", call.principal.user_id),
         at=timestamp(deps.clock.now()),
