@@ -132,7 +132,8 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {"count": 1}
             (dead,) = await command("jobs", "dead")
             status = 200
-            assert await command("jobs", "replay", str(dead["seq"])) == {"count": 1}
+            assert await command("jobs", "replay", "--type", "webhook", "--rate", "1") == {"count": 1}
+            await command("jobs", "replay", str(dead["seq"]), code=1)
             await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "doomed")
             await command("jobs", "release", "nowhere", "--through", "9", code=1)
             assert (await command("webhooks", "ls"))[0]["endpoint_id"] == made["endpoint_id"]

@@ -8,11 +8,12 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli.chats import chat
-from holdfast.cli.jobs import jobs, webhooks
+from holdfast.cli.jobs import jobs
 from holdfast.cli.operate import backup, key, restore, status, token
 from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
 from holdfast.cli.rules import rules
 from holdfast.cli.serving import serve
+from holdfast.cli.webhooks import webhooks
 
 app = typer.Typer(
     no_args_is_help=True,

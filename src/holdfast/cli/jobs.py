@@ -1,17 +1,18 @@
-"""``holdfast jobs``: what waits, why, and the acts that repair it; ``holdfast webhooks``: where messages are sent."""
+"""``holdfast jobs``: what waits, why, and the acts that repair it."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli import show
 from holdfast.cli.reach import Reach, reaching
-from holdfast.errors import InvalidMessage
+from holdfast.errors import InvalidMessage, NotFound
 
 jobs = typer.Typer(no_args_is_help=True, help="Jobs that wait, failed or died.", rich_markup_mode=None)
-webhooks = typer.Typer(no_args_is_help=True, help="Where a tenant's messages are sent.", rich_markup_mode=None)
 
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is recorded with the act.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
@@ -19,25 +20,22 @@ TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job ty
 StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this stream.")]
 FailedOption = Annotated[str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")]
 Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
-Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint's id (ep_…).")]
 ASKED = "asked for on the command line"
-COLUMNS = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
 
 
-def _rows(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            j["seq"],
-            j["type"],
-            j["stream"] or "–",
-            j["state"],
-            j["attempt"],
-            j["reason"] or "–",
-            (j["due_at"] or j["dead_at"] or "–")[:19],
-            (j["error"] or "")[:60],
-        )
-        for j in found
-    ]
+def _listed(reach: Reach, path: str, asked: dict[str, Any], *, empty: str) -> None:
+    found = reach.as_operator().get(path, **asked)["jobs"]
+    if reach.as_json:
+        show.as_json(found)
+        return
+    columns = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
+    show.table(columns, (_row(job) for job in found), empty)
+
+
+def _row(job: dict[str, Any]) -> tuple[Any, ...]:
+    due = (job["due_at"] or job["dead_at"] or "–")[:19]
+    named = (job["seq"], job["type"], job["stream"] or "–", job["state"], job["attempt"], job["reason"] or "–")
+    return (*named, due, (job["error"] or "")[:60])
 
 
 @jobs.command("ls")
@@ -58,12 +56,8 @@ def list_jobs(
       holdfast jobs ls --state retry
       holdfast jobs ls --stream order-17
     """
-    query = {"state": state, "type": type, "stream": stream, "reason": failed_with, "limit": limit}
-    found = reach.as_operator().get("/admin/jobs", **query)["jobs"]
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        show.table(COLUMNS, _rows(found), empty="No such jobs.")
+    asked = {"state": state, "type": type, "stream": stream, "reason": failed_with, "limit": limit}
+    _listed(reach, "/admin/jobs", asked, empty="No such jobs.")
 
 
 @jobs.command("show")
@@ -240,12 +234,8 @@ def list_dead(
     \b
       holdfast jobs dead --type SendMail
     """
-    query = {"type": type, "stream": stream, "reason": failed_with, "limit": limit}
-    found = reach.as_operator().get("/admin/jobs/dead", **query)["jobs"]
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        show.table(COLUMNS, _rows(found), empty="No dead letters.")
+    asked = {"type": type, "stream": stream, "reason": failed_with, "limit": limit}
+    _listed(reach, "/admin/jobs/dead", asked, empty="No dead letters.")
 
 
 @jobs.command("replay")
@@ -267,32 +257,33 @@ def replay_jobs(
       holdfast jobs replay 4711
       holdfast jobs replay --type SendMail --rate 50 --reason "the relay is back"
     """
-    from holdfast.clock import SystemClock
-
-    rest, clock, total = reach.as_operator(), SystemClock(), 0
-    body = {"seqs": seqs or [], "type": type, "stream": stream, "failed_with": failed_with, "reason": reason}
-    given = {name: value for name, value in body.items() if value}
-    while True:
-        started = clock.monotonic()
-        waiting = bool(rest.get("/admin/jobs/dead", **_asked(type, stream, failed_with))["jobs"])
-        if total and (seqs or not waiting):
+    asked = {"type": type, "stream": stream, "failed_with": failed_with}
+    body = {name: value for name, value in asked.items() if value} | {"reason": reason, "limit": rate}
+    rest, total = reach.as_operator(), 0
+    for portion in _portions(seqs, rate, rest.get("/admin/jobs/stats")["dead"]):
+        if total:
+            time.sleep(1.0)
+        try:
+            total += rest.post("/admin/jobs/replay", body={**body, **portion})["count"]
+        except NotFound:
+            if not total:
+                raise
             break
-        total += rest.post("/admin/jobs/replay", body={**given, "limit": min(rate, 1000)})["count"]
-        _rest_of_the_second(started, clock.monotonic())
     if reach.as_json:
         show.as_json({"count": total})
     else:
         show.line(f"{total} enqueued again")
 
 
-def _asked(type: str | None, stream: str | None, failed_with: str | None) -> dict[str, Any]:
-    return {"type": type, "stream": stream, "reason": failed_with, "limit": 1}
-
-
-def _rest_of_the_second(started: float, now: float) -> None:
-    import time
-
-    time.sleep(max(0.0, 1.0 - (now - started)))
+def _portions(seqs: list[int] | None, rate: int, dead: int) -> Iterator[dict[str, Any]]:
+    """What to replay in each second; in all no more than is dead now: what dies again is not replayed for ever."""
+    if seqs:
+        chosen = sorted(seqs)
+        yield from ({"seqs": chosen[start : start + rate]} for start in range(0, len(chosen), rate))
+    else:
+        yield from ({"limit": min(rate, dead - start)} for start in range(0, dead, rate))
+        if not dead:
+            yield {}
 
 
 def _act(reach: Reach, verb: str, body: dict[str, Any], done: str) -> None:
@@ -301,118 +292,3 @@ def _act(reach: Reach, verb: str, body: dict[str, Any], done: str) -> None:
         show.as_json(answer)
     else:
         show.line(f"{answer['count']} {done}")
-
-
-@webhooks.command("add")
-@reaching
-def add_webhook(
-    reach: Reach,
-    address: Annotated[str, typer.Argument(metavar="URL", help="Where to; https, on a public address.")],
-    tenant: Annotated[str, typer.Option(help="Whose messages.")] = "default",
-    description: Annotated[str, typer.Option(help="What it is for.")] = "",
-    reason: ReasonOption = ASKED,
-) -> None:
-    """Add an endpoint; its signing secret is shown once.
-
-    Example:
-
-    \b
-      holdfast webhooks add https://example.com/hooks/chat --tenant acme
-    """
-    body = {"url": address, "tenant": tenant, "description": description, "reason": reason}
-    made = reach.as_operator().post("/admin/webhooks", body=body)
-    if reach.as_json:
-        show.as_json(made)
-    else:
-        show.line(made["secret"])
-        typer.echo(f"{made['endpoint_id']}: keep the line above; it cannot be shown again", err=True)
-
-
-@webhooks.command("ls")
-@reaching
-def list_webhooks(reach: Reach) -> None:
-    """List the endpoints.
-
-    Example:
-
-    \b
-      holdfast webhooks ls
-    """
-    found = reach.as_operator().get("/admin/webhooks")["endpoints"]
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        rows = ((e["endpoint_id"], e["tenant"], e["url"], e["disabled"] or "enabled", e["description"]) for e in found)
-        show.table(("endpoint", "tenant", "url", "state", "for"), rows, empty="No endpoints.")
-
-
-@webhooks.command("rm")
-@reaching
-def remove_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
-    """Remove an endpoint and the log of its deliveries.
-
-    Example:
-
-    \b
-      holdfast webhooks rm ep_01J9ZK
-    """
-    removed = reach.as_operator().delete("/admin/webhooks", endpoint, reason=reason)
-    if reach.as_json:
-        show.as_json(removed)
-    else:
-        show.line(f"{endpoint} ({removed['url']}) is removed")
-
-
-@webhooks.command("test")
-@reaching
-def check_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
-    """Send a test delivery; see how it went with `holdfast webhooks log`.
-
-    Example:
-
-    \b
-      holdfast webhooks test ep_01J9ZK
-    """
-    reach.as_operator().post("/admin/webhooks", endpoint, "test", body={"reason": reason})
-    show.line(f"a test is on its way; see holdfast webhooks log {endpoint}")
-
-
-@webhooks.command("enable")
-@reaching
-def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
-    """Enable an endpoint that was disabled because it answered 410.
-
-    Example:
-
-    \b
-      holdfast webhooks enable ep_01J9ZK
-    """
-    reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
-    show.line(f"{endpoint} is enabled")
-
-
-@webhooks.command("log")
-@reaching
-def webhook_log(reach: Reach, endpoint: Endpoint, limit: LimitOption = 20) -> None:
-    """Show the last deliveries to an endpoint.
-
-    Example:
-
-    \b
-      holdfast webhooks log ep_01J9ZK
-    """
-    found = reach.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)["deliveries"]
-    if reach.as_json:
-        show.as_json(found)
-        return
-    show.table(
-        ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),
-        (
-            (
-                d["at"][:19], d["chat_id"] or "test", d["sequence"], d["attempt"], d["status"] or "none", d["seconds"],
-                d["error"][:60],
-            )
-            for d in found
-        ),
-        empty="Nothing was delivered yet.",
-    )  # fmt: skip

@@ -1,0 +1,130 @@
+"""``holdfast webhooks``: where messages are sent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli import show
+from holdfast.cli.jobs import ASKED, LimitOption, ReasonOption
+from holdfast.cli.reach import Reach, reaching
+
+webhooks = typer.Typer(no_args_is_help=True, help="Where a tenant's messages are sent.", rich_markup_mode=None)
+
+Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint's id (ep_…).")]
+
+
+@webhooks.command("add")
+@reaching
+def add_webhook(
+    reach: Reach,
+    address: Annotated[str, typer.Argument(metavar="URL", help="Where to; https, on a public address.")],
+    tenant: Annotated[str, typer.Option(help="Whose messages.")] = "default",
+    description: Annotated[str, typer.Option(help="What it is for.")] = "",
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Add an endpoint; its signing secret is shown once.
+
+    Example:
+
+    \b
+      holdfast webhooks add https://example.com/hooks/chat --tenant acme
+    """
+    body = {"url": address, "tenant": tenant, "description": description, "reason": reason}
+    made = reach.as_operator().post("/admin/webhooks", body=body)
+    if reach.as_json:
+        show.as_json(made)
+    else:
+        show.line(made["secret"])
+        typer.echo(f"{made['endpoint_id']}: keep the line above; it cannot be shown again", err=True)
+
+
+@webhooks.command("ls")
+@reaching
+def list_webhooks(reach: Reach) -> None:
+    """List the endpoints.
+
+    Example:
+
+    \b
+      holdfast webhooks ls
+    """
+    found = reach.as_operator().get("/admin/webhooks")["endpoints"]
+    if reach.as_json:
+        show.as_json(found)
+    else:
+        rows = ((e["endpoint_id"], e["tenant"], e["url"], e["disabled"] or "enabled", e["description"]) for e in found)
+        show.table(("endpoint", "tenant", "url", "state", "for"), rows, empty="No endpoints.")
+
+
+@webhooks.command("rm")
+@reaching
+def remove_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+    """Remove an endpoint and the log of its deliveries.
+
+    Example:
+
+    \b
+      holdfast webhooks rm ep_01J9ZK
+    """
+    removed = reach.as_operator().delete("/admin/webhooks", endpoint, reason=reason)
+    if reach.as_json:
+        show.as_json(removed)
+    else:
+        show.line(f"{endpoint} ({removed['url']}) is removed")
+
+
+@webhooks.command("test")
+@reaching
+def check_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+    """Send a test delivery; see how it went with `holdfast webhooks log`.
+
+    Example:
+
+    \b
+      holdfast webhooks test ep_01J9ZK
+    """
+    reach.as_operator().post("/admin/webhooks", endpoint, "test", body={"reason": reason})
+    show.line(f"a test is on its way; see holdfast webhooks log {endpoint}")
+
+
+@webhooks.command("enable")
+@reaching
+def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+    """Enable an endpoint that was disabled because it answered 410.
+
+    Example:
+
+    \b
+      holdfast webhooks enable ep_01J9ZK
+    """
+    reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
+    show.line(f"{endpoint} is enabled")
+
+
+@webhooks.command("log")
+@reaching
+def webhook_log(reach: Reach, endpoint: Endpoint, limit: LimitOption = 20) -> None:
+    """Show the last deliveries to an endpoint.
+
+    Example:
+
+    \b
+      holdfast webhooks log ep_01J9ZK
+    """
+    found = reach.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)["deliveries"]
+    if reach.as_json:
+        show.as_json(found)
+        return
+    show.table(
+        ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),
+        (
+            (
+                d["at"][:19], d["chat_id"] or "test", d["sequence"], d["attempt"], d["status"] or "none", d["seconds"],
+                d["error"][:60],
+            )
+            for d in found
+        ),
+        empty="Nothing was delivered yet.",
+    )  # fmt: skip
