@@ -70,7 +70,7 @@ class Log:
 
 
 class Shared(MemoryCounters):
-    """Counters that need a round trip, and can be away (refuse), lost (count, then no answer) or silent (hang)."""
+    """Counters a round trip away, which can be away (refuse), lost (count, no answer), silent (hang) or broken."""
 
     immediate = False
 
@@ -88,6 +88,8 @@ class Shared(MemoryCounters):
         if self.mood == "away":
             raise Unavailable("away")
         taken = await super().take(entries)
+        if self.mood == "broken":
+            raise ValueError("a defect")
         if self.mood == "lost":
             raise OutcomeUnknown("lost")
         if self.mood == "silent":

@@ -197,7 +197,7 @@ def test_a_lease_of_an_old_version_is_not_spent() -> None:
     virtual.run(main())
 
 
-@pytest.mark.parametrize("mood", ["away", "lost", "silent"])
+@pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
 def test_without_an_answer_the_local_share_decides_in_time(mood: str) -> None:
     async def main() -> None:
         counters = Shared()

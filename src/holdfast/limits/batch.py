@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.algorithms import Reading
@@ -59,24 +60,11 @@ class Answer(Struct, frozen=True, gc=False):
     counted_at: float
 
 
-class _Waiting:
+class _Waiting(Struct):
     """One entry that waits for a call, and who waits for it."""
 
-    __slots__ = ("asks", "waiters")
-
-    def __init__(self, asks: tuple[Ask, ...]) -> None:
-        self.asks = asks
-        self.waiters: list[asyncio.Future[Answer | None]] = []
-
-    def answer(self, readings: tuple[Reading, ...], sent_at: float, counted_at: float) -> None:
-        for place, waiter in enumerate(self.waiters):
-            if not waiter.done():
-                waiter.set_result(Answer(readings, place, sent_at, counted_at))
-
-    def give_up(self) -> None:
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    asks: tuple[Ask, ...]
+    waiters: list[asyncio.Future[Answer | None]]
 
 
 class _Batch:
@@ -90,13 +78,15 @@ class _Batch:
         self.gone = False
 
     def answer(self, taken: Taken) -> None:
+        sent_at, counted_at = self.sent_at, taken.now
         for waiting, readings in zip(self.entries, taken.readings, strict=True):
-            waiting.answer(readings, self.sent_at, taken.now)
+            for place, waiter in enumerate(waiting.waiters):
+                if not waiter.done():
+                    waiter.set_result(Answer(readings, place, sent_at, counted_at))
 
     def give_up(self) -> None:
         self.gone = True
-        for waiting in self.entries:
-            waiting.give_up()
+        _give_up(self.entries)
 
 
 class Batcher:
@@ -112,6 +102,7 @@ class Batcher:
         self.breaker = Breaker(settings.breaker)
         self._merged: dict[Key, _Waiting] = {}
         self._waiting: list[_Waiting] = []
+        self._waiting_max = settings.waiting_max
         self._keys_waiting = 0
         self._expiry: asyncio.TimerHandle | None = None
         self._flush_due = False
@@ -124,11 +115,11 @@ class Batcher:
         waiting = self._merged.get(ask.key)
         if waiting is not None and _alike(waiting.asks[0], ask):
             waiting.asks[0].times += 1
-            return self._join(waiting)
-        waiting = self._enqueue((ask,))
-        if waiting is None:
-            return None
-        self._merged[ask.key] = waiting
+        else:
+            waiting = self._enqueue((ask,))
+            if waiting is None:
+                return None
+            self._merged[ask.key] = waiting
         return self._join(waiting)
 
     def ask_all(self, asks: Sequence[Ask]) -> asyncio.Future[Answer | None] | None:
@@ -154,13 +145,12 @@ class Batcher:
         return future
 
     def _enqueue(self, asks: tuple[Ask, ...]) -> _Waiting | None:
-        if self._keys_waiting + len(asks) > self._settings.waiting_max:
+        keys_waiting = self._keys_waiting + len(asks)
+        if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
             return None
-        if not self._flush_due and not self._begin_turn():
-            return None
-        waiting = _Waiting(asks)
+        waiting = _Waiting(asks, [])
         self._waiting.append(waiting)
-        self._keys_waiting += len(asks)
+        self._keys_waiting = keys_waiting
         return waiting
 
     def _begin_turn(self) -> bool:
@@ -217,8 +207,7 @@ class Batcher:
             self._expiry = None
         waiting, self._waiting, self._keys_waiting = self._waiting, [], 0
         self._merged.clear()
-        for each in waiting:
-            each.give_up()
+        _give_up(waiting)
 
     async def _call(self, batch: _Batch) -> None:
         timer = asyncio.get_running_loop().call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
@@ -227,8 +216,13 @@ class Batcher:
         except HoldfastError:
             self._overdue(batch)
             return
+        except Exception as error:
+            telemetry.defect("limits", error)
+            self._overdue(batch)
+            return
         except BaseException:
             self.breaker.neither()
+            batch.give_up()
             raise
         finally:
             timer.cancel()
@@ -249,6 +243,13 @@ class Batcher:
         if not batch.gone:
             self.breaker.failure(self._monotonic())
             batch.give_up()
+
+
+def _give_up(entries: list[_Waiting]) -> None:
+    for waiting in entries:
+        for waiter in waiting.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 def _alike(one: Ask, other: Ask) -> bool:

@@ -147,7 +147,7 @@ class Limiter:
         found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
-        plan = self._plan(tenant, resource)
+        plan = self._plans[tenant, resource]
         assert plan is not None
         ask = self._question(plan, (plan.prefix, subject), cost)
         waiting = self._batcher.ask(ask)

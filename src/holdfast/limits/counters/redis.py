@@ -6,11 +6,11 @@ is NOSCRIPT, by which Redis says that it ran nothing.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from holdfast.limits.rules import Stamp
 NAMES_MAX = 65_536
 """Names of counters remembered; when full they are forgotten and made again."""
 
-_NUMBERS_PER_READING = 8
+_NUMBERS_PER_READING = 6
 
 
 class Script:
@@ -40,13 +40,15 @@ class Script:
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 
+_answer = msgspec.msgpack.Decoder(list[Any])
+
 DECIDE = Script("head", *CODES, "tail")
 ANNOUNCE = Script("announce")
 
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """``connections_max`` calls can be under way; the limiter's own deadline is shorter than these."""
+    """``connections_max`` idle connections are kept; the limiter's own deadline is shorter than these timeouts."""
 
     url: str = "redis://127.0.0.1:6379/0"
     prefix: str = "rl"
@@ -67,11 +69,11 @@ class RedisCounters:
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._names: dict[Key, bytes] = {}
-        self._pool: ConnectionPool = ConnectionPool.from_url(
+        self._idle: list[AbstractConnection] = []
+        self._connections: ConnectionPool = ConnectionPool.from_url(
             settings.url,
-            max_connections=settings.connections_max,
             socket_connect_timeout=settings.connect_timeout_seconds,
-            socket_timeout=settings.socket_timeout_seconds,
+            socket_timeout=None,  # its timer for each write and each read is a task; ours is one for both
             retry=Retry(NoBackoff(), 0),
         )
 
@@ -80,10 +82,8 @@ class RedisCounters:
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
         request = _Request()
-        packed = [request.entry(entry) for entry in entries]
-        answer = await self._decide(request, packed, [])
-        readings = iter(_readings(answer))
-        return Taken(answer[0], [tuple(islice(readings, len(entry))) for entry in entries])
+        answer = await self._decide(request, request.entries(entries), [])
+        return Taken(answer[0], _readings(answer, entries))
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
         request = _Request()
@@ -95,14 +95,17 @@ class RedisCounters:
         return count
 
     async def aclose(self) -> None:
-        await self._pool.disconnect()
+        while self._idle:
+            await self._idle.pop().disconnect(nowait=True)
 
     async def _decide(self, request: _Request, entries: list[Any], adjustments: list[Any]) -> list[Any]:
         assert len(request.keys) <= KEYS_PER_CALL_MAX
         blob = msgspec.msgpack.encode((request.terms, entries, adjustments))
         answer = await self._run(DECIDE, [self._name(key) for key in request.keys], blob)
-        decoded: list[Any] = msgspec.msgpack.decode(answer)
-        return decoded
+        try:
+            return _answer.decode(answer)
+        except msgspec.MsgspecError as error:
+            raise OutcomeUnknown("the counters answered what nobody understands") from error
 
     def _name(self, key: Key) -> bytes:
         """Subjects are hashed: of any length, and no address or user id is to be read in Redis."""
@@ -116,33 +119,50 @@ class RedisCounters:
 
     async def _run(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
         try:
-            connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+            connection = await self._connected()
         except (RedisError, OSError) as error:
             raise Unavailable("the counters cannot be reached") from error
         try:
-            return await self._evaluate(connection, script, keys, arguments)
+            async with asyncio.timeout(self._settings.socket_timeout_seconds):
+                answer = await _evaluate(connection, script, keys, arguments)
         except ResponseError as error:
+            await connection.disconnect(nowait=True)
             raise Unavailable("the counters refuse to count") from error
         except (RedisError, OSError) as error:
             raise OutcomeUnknown("the counters did not answer") from error
-        finally:
-            await self._pool.release(connection)
-
-    async def _evaluate(
-        self, connection: AbstractConnection, script: Script, keys: list[bytes], arguments: tuple[Any, ...]
-    ) -> Any:
-        """Send and read. Whatever interrupts this, cancellation included, closes the connection."""
-        try:
-            await connection.send_packed_command(pack_command(("EVALSHA", script.sha, len(keys), *keys, *arguments)))
-            return await connection.read_response()
-        except NoScriptError:
-            await connection.send_packed_command(pack_command(("EVAL", script.source, len(keys), *keys, *arguments)))
-            return await connection.read_response()
-        except ResponseError:
-            raise
-        except BaseException:
+        if len(self._idle) < self._settings.connections_max:
+            self._idle.append(connection)
+        else:
             await connection.disconnect(nowait=True)
-            raise
+        return answer
+
+    async def _connected(self) -> AbstractConnection:
+        """A connection of our own. One that the server has closed in the meantime is left."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not await connection.can_read():
+                return connection
+            await connection.disconnect(nowait=True)
+        fresh: AbstractConnection = self._connections.make_connection()  # type: ignore[no-untyped-call]
+        await fresh.connect()  # type: ignore[no-untyped-call]
+        return fresh
+
+
+async def _evaluate(
+    connection: AbstractConnection, script: Script, keys: list[bytes], arguments: tuple[Any, ...]
+) -> Any:
+    """Send and read. Whatever interrupts this, cancellation included, closes the connection."""
+    try:
+        await connection.send_packed_command(pack_command(("EVALSHA", script.sha, len(keys), *keys, *arguments)))
+        return await connection.read_response()
+    except NoScriptError:
+        await connection.send_packed_command(pack_command(("EVAL", script.source, len(keys), *keys, *arguments)))
+        return await connection.read_response()
+    except ResponseError:
+        raise
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
 
 
 class _Request:
@@ -153,11 +173,17 @@ class _Request:
         self.terms: list[tuple[int, int, int, int, float, int]] = []
         self._numbers: dict[int, int] = {}
 
-    def entry(self, entry: Sequence[Ask]) -> list[Any]:
+    def entries(self, entries: Sequence[Sequence[Ask]]) -> list[Any]:
+        """Flat: how many asks, then six values for each."""
         packed: list[Any] = []
-        for ask in entry:
-            key = self.keys.setdefault(ask.key, len(self.keys) + 1)
-            packed += (key, self._terms(ask.terms), ask.cost, ask.times, ask.want, ask.hold)
+        keys, terms = self.keys, None
+        for entry in entries:
+            packed.append(len(entry))
+            for ask in entry:
+                if ask.terms is not terms:
+                    terms, number = ask.terms, self._terms(ask.terms)
+                key = keys.setdefault(ask.key, len(keys) + 1)
+                packed += (key, number, ask.cost, ask.times, ask.want, ask.hold)
         return packed
 
     def adjustment(self, each: Adjustment) -> list[Any]:
@@ -171,14 +197,16 @@ class _Request:
         return number
 
 
-def _readings(answer: list[Any]) -> list[Reading]:
-    stamps: dict[tuple[int, int], Stamp] = {}
+def _readings(answer: list[Any], entries: Sequence[Sequence[Ask]]) -> list[tuple[Reading, ...]]:
+    newer = [(limit, Stamp(epoch, version)) for limit, epoch, version in answer[1]]
     readings = []
-    for at in range(1, len(answer), _NUMBERS_PER_READING):
-        epoch_and_version = (answer[at + 6], answer[at + 7])
-        stamp = stamps.get(epoch_and_version)
-        if stamp is None:
-            stamp = stamps[epoch_and_version] = Stamp(*epoch_and_version)
-        admitted, remaining, reset_ms, wait_ms, leased, limit = answer[at : at + 6]
-        readings.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp))
+    at = 2
+    for entry in entries:
+        told = []
+        for ask in entry:
+            admitted, remaining, reset_ms, wait_ms, leased, by = answer[at : at + _NUMBERS_PER_READING]
+            limit, stamp = newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp)
+            told.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp))
+            at += _NUMBERS_PER_READING
+        readings.append(tuple(told))
     return readings

@@ -10,7 +10,7 @@ function concurrency.peek(state, terms, now)
       state[hold] = nil
     else
       holders = holders + 1
-      last = math.max(last, till)
+      last = max(last, till)
     end
   end
   return terms.limit - holders, last - now

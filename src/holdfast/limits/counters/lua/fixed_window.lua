@@ -6,7 +6,7 @@ local fixed_window = { fresh = function() return { 0, 0, 0 } end }
 function fixed_window.peek(state, terms, now)
   if now >= state[3] then
     state[1] = 0
-    state[2] = math.floor(now / terms.window) * terms.window
+    state[2] = floor(now / terms.window) * terms.window
     state[3] = state[2] + terms.window
   end
   return terms.limit - state[1], state[1] > 0 and state[3] - now or 0
@@ -18,7 +18,7 @@ end
 
 function fixed_window.give(state, terms, now, amount, taken_at)
   if taken_at >= state[2] then
-    state[1] = math.max(0, state[1] - amount)
+    state[1] = max(0, state[1] - amount)
   end
 end
 

@@ -3,14 +3,16 @@
 -- KEYS     the counters
 -- ARGV[1]  msgpack: [terms, entries, adjustments]
 --          terms        [[algorithm, epoch, version, limit, window ms, capacity], ...]
---          entries      [[key, terms, cost, times, want, hold, key, terms, ...], ...]   six values per ask
+--          entries      [asks, key, terms, cost, times, want, hold, key, ..., asks, ...]   flat: how many, then six each
 --          adjustments  [[key, terms, given, taken_at, charged, released], ...]
--- returns  msgpack: [now ms, reading, reading, ...], eight numbers per ask
---          admitted, remaining, reset ms, wait ms, leased, limit, epoch, version
+-- returns  msgpack: [now ms, [[limit, epoch, version], ...], reading, reading, ...], six numbers per ask
+--          admitted, remaining, reset ms, wait ms, leased, and 0 or which of the newer terms decided
 --
 -- A counter is one string: msgpack of epoch, version, limit, window, capacity (the newest terms it was counted by)
 -- and the algorithm's state. Every algorithm stores what is used, and has `peek` (bring to now; room, reset), `take`,
 -- `give` and `wait`; holdfast/limits/algorithms.py is their reference.
 
+local call, pack, unpack_message = redis.call, cmsgpack.pack, cmsgpack.unpack
+local ceil, floor, max = math.ceil, math.floor, math.max
 local algorithms = {}
 local EPSILON = 1e-6

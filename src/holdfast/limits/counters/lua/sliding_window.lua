@@ -4,7 +4,7 @@
 local sliding_window = { fresh = function() return { 0, 0, 0, 0 } end }
 
 local function faded(state, now)
-  return state[2] * (1 - math.max(0, now - state[3]) / state[4])
+  return state[2] * (1 - max(0, now - state[3]) / state[4])
 end
 
 local function turn(state, now)
@@ -12,7 +12,7 @@ local function turn(state, now)
   if elapsed >= state[4] then
     state[2] = elapsed < 2 * state[4] and state[1] or 0
     state[1] = 0
-    state[3] = math.floor(now / state[4]) * state[4]
+    state[3] = floor(now / state[4]) * state[4]
   end
 end
 
@@ -25,7 +25,7 @@ function sliding_window.peek(state, terms, now)
     state[1] = state[1] + faded(state, now)
     state[2] = 0
     state[4] = terms.window
-    state[3] = math.floor(now / terms.window) * terms.window
+    state[3] = floor(now / terms.window) * terms.window
   end
   local reset = 0
   if state[1] > 0 then
@@ -42,7 +42,7 @@ end
 
 function sliding_window.give(state, terms, now, amount, taken_at)
   if taken_at >= state[3] then
-    state[1] = math.max(0, state[1] - amount)
+    state[1] = max(0, state[1] - amount)
   end
 end
 
@@ -51,7 +51,7 @@ function sliding_window.wait(state, terms, now, cost)
   if left >= 0 then
     return state[3] + state[4] * (1 - left / state[2]) - now
   end
-  return state[3] + state[4] + state[4] * math.max(0, 1 - (terms.limit - cost) / state[1]) - now
+  return state[3] + state[4] + state[4] * max(0, 1 - (terms.limit - cost) / state[1]) - now
 end
 
 algorithms[3] = sliding_window

@@ -6,7 +6,7 @@ local token_bucket = { fresh = function() return { 0, 0 } end }
 -- Drain to `now`; returns the room and the milliseconds until nothing is used.
 function token_bucket.peek(state, terms, now)
   if now > state[2] then
-    state[1] = math.max(0, state[1] - (now - state[2]) * terms.limit / terms.window)
+    state[1] = max(0, state[1] - (now - state[2]) * terms.limit / terms.window)
     state[2] = now
   end
   return terms.capacity - state[1], state[1] * terms.window / terms.limit
@@ -17,8 +17,8 @@ function token_bucket.take(state, terms, now, amount)
 end
 
 function token_bucket.give(state, terms, now, amount, taken_at)
-  local drained = math.max(0, now - taken_at) * terms.limit / terms.window
-  state[1] = math.max(0, state[1] - math.max(0, amount - drained))
+  local drained = max(0, now - taken_at) * terms.limit / terms.window
+  state[1] = max(0, state[1] - max(0, amount - drained))
 end
 
 function token_bucket.wait(state, terms, now, cost)
