@@ -289,7 +289,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     ),
     "a client heard nothing and hung up": (
         {10},
-        broken(drop=("closing", "stall"), closed={"by": "client"}),
+        broken(drop=("closing", "stall"), closed={"by": "client", "why": "the server is silent"}),
     ),
     "another tenant was served": ({12}, broken(bob={"tenant": "other"})),
     "a non-member was served": ({12}, broken(chat={"memberships": [Membership(0, "ann", True)]})),
@@ -342,6 +342,7 @@ EXCUSED: dict[str, History] = {
         ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"),
         fault=Fault(at=3, until=4, plane="durability", name="slow"),
     ),
+    "a client may leave": broken(drop=("closing", "stall"), closed={"by": "client"}),
     "a killed process closes without a word": broken(
         drop=("closing",), closed={"by": "network"}, fault=Fault(at=9, until=10, plane="process", name="kill -9")
     ),

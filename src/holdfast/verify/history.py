@@ -170,11 +170,15 @@ class ClosingSaid(Event, frozen=True, tag="closing"):
 
 
 class Closed(Event, frozen=True, tag="closed"):
-    """``by`` is who ended it: a fault of the network or a killed process is ``network``."""
+    """``by`` is who ended it: a fault of the network or a killed process is ``network``.
+
+    ``why``: what a client waited for in vain; empty if it left because it wanted to.
+    """
 
     client: str
     connection: str
     by: Literal["server", "client", "network"]
+    why: str = ""
 
 
 class Level(Event, frozen=True, tag="level"):

@@ -92,10 +92,10 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
         kept = _closing_explained(history, weather, opened[closing.connection], closing)
         verdict.require(kept, f"{closing.connection} was closed for another's failure", closing)
     said = {closing.connection for closing in history.of(ClosingSaid)}
-    hung_up = _reasons_to_hang_up(history)
+    in_vain = _waited_in_vain(history)
     for closed in history.of(Closed):
         kept = closed.by == "server" or closed.connection in said or _torn(weather, closed.client, closed.at)
-        kept = kept or (closed.by == "client" and (closed.client, closed.at) in hung_up)
+        kept = kept or (closed.by == "client" and (not closed.why or (closed.client, closed.at) in in_vain))
         verdict.require(kept, f"{closed.connection} broke without a fault of its own", closed)
     return verdict
 
@@ -106,13 +106,12 @@ def _torn(weather: Weather, client: str, at: float) -> bool:
     return weather.faults("connection", since, at, client) or weather.faults("process", since, at, client)
 
 
-def _reasons_to_hang_up(history: History) -> set[tuple[str, float]]:
-    """When each client had one by itself: it was refused its resume, or waited in vain, which 8 judges."""
+def _waited_in_vain(history: History) -> set[tuple[str, float]]:
+    """When clients hung up over a request without an answer: whether they had to wait for it is 8's to judge."""
     return {
         (operation.invoke.client, operation.end.at)
         for operation in history.operations
-        if (isinstance(operation.end, Fail) and operation.invoke.verb == "resume")
-        or (isinstance(operation.end, Unknown) and operation.end.reason == "timeout")
+        if isinstance(operation.end, Unknown) and operation.end.reason == "timeout"
     }
 
 

@@ -17,35 +17,11 @@ from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.client.reconnect import Reconnect, Stop
 from holdfast.client.settings import ClientSettings
-from holdfast.message import Cursor, Message, Page, User
-from holdfast.verify.history import (
-    Client,
-    Closed,
-    Dropped,
-    Fail,
-    Held,
-    Moved,
-    Ok,
-    Opened,
-    PageSeen,
-    Pushed,
-    Recorder,
-    Sighting,
-    Unknown,
-    digest,
-)
+from holdfast.message import Cursor, Message, User
+from holdfast.verify.history import Client, Recorder
+from holdfast.verify.witness import Witness, watched
 from holdfast.wire.codec import ServerFrame, encode_client_frame
-from holdfast.wire.frames import (
-    Ack,
-    AnyClientFrame,
-    Error,
-    MessageAck,
-    Resume,
-    Resumed,
-    SendMessage,
-    SyncBody,
-    SyncRequest,
-)
+from holdfast.wire.frames import AnyClientFrame, SyncBody, SyncRequest
 
 if TYPE_CHECKING:
     from holdfast.verify.simulation.network import Wire
@@ -63,7 +39,6 @@ class Device:
         self.name = name
         self.user = user
         self.device_id = f"device-{name}"
-        self._record = record
         self._rng = rng
         self._settings = settings
         self._loop = asyncio.get_running_loop()
@@ -74,16 +49,13 @@ class Device:
         self._timer: asyncio.TimerHandle | None = None
         self._redial: asyncio.TimerHandle | None = None
         self.wire: Wire | None = None
-        self._connections = 0
-        self._connection = ""
-        self._refused = False
         self._asides = 0
-        self._open_ops: dict[str, int] = {}
-        self._asked: dict[str, AnyClientFrame] = {}
         self.stopped: Stop | None = None
         self.paused = False
+        who = Client(client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id)
+        self.witness = Witness(record, who, self._loop.time)
+        self.machine_type = watched(self.witness, self.machine_type)
         self._boot()
-        record.note(Client(client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id))
 
     def _boot(self) -> None:
         backoff = self._settings.backoff
@@ -105,10 +77,12 @@ class Device:
     def ask_at_once(self, chat_id: str, pages: int) -> None:
         """Ask for several pages beside what the machine does, which asks for one at a time; it ignores the answers."""
         cursor = self.cursors.get(chat_id, Cursor(1, 0))
-        for _ in range(pages):
+        for _ in range(pages if self.wire is not None else 0):
             self._asides += 1
             body = SyncBody(chat_id, cursor.epoch, cursor.sequence, 100)
-            self._write(SyncRequest(request_id=f"aside-{self._asides}", payload=body))
+            frame = SyncRequest(request_id=f"aside-{self._asides}", payload=body)
+            self.witness.asked(frame)
+            self._write(frame)
 
     def pause(self, paused: bool) -> None:
         """Stop or go on reading: a slow consumer."""
@@ -132,18 +106,7 @@ class Device:
     def note_copies(self, chats: Iterable[str]) -> None:
         """Record what this device has of these chats in the end."""
         for chat_id in chats:
-            copy = self.copies.get(chat_id, [])
-            cursor = self.cursors.get(chat_id, Cursor(0, 0))
-            self._record.note(
-                Held(
-                    at=self._loop.time(),
-                    client=self.name,
-                    chat_id=chat_id,
-                    epoch=cursor.epoch,
-                    cursor=cursor.sequence,
-                    messages=list(copy),
-                )
-            )
+            self.witness.holds(chat_id, self.cursors.get(chat_id, Cursor(0, 0)), self.copies.get(chat_id, []))
 
     # The connection
 
@@ -155,17 +118,8 @@ class Device:
             self._try_later(self._reconnect.unreachable("no server").delay_seconds)
             return
         self.wire = wire
-        self._connections += 1
-        self._connection = f"{self.name}/{self._connections}"
-        self._refused = False
-        self._record.note(Opened(at=self._loop.time(), client=self.name, connection=self._connection))
         wire.read_on(not self.paused)
         self._do(self.machine.opened(None, self._loop.time()))
-
-    @property
-    def connection(self) -> str:
-        """The name of the present (or next) connection in the history."""
-        return f"{self.name}/{self._connections + (self.wire is None)}"
 
     def ended(self, wire: Wire, code: int | None) -> None:
         if wire is self.wire:
@@ -178,15 +132,7 @@ class Device:
 
     def _over(self, by: Literal["server", "client", "network"], code: int | None) -> None:
         self.wire = None
-        now = self._loop.time()
-        self._record.note(Closed(at=now, client=self.name, connection=self._connection, by=by))
-        gave_up = (
-            by == "client" and not self._refused
-        )  # a client that was refused its resume hangs up, waiting for nothing
-        for op in self._open_ops.values():
-            self._record.note(Unknown(at=now, op=op, reason="timeout" if gave_up else "disconnected"))
-        self._open_ops.clear()
-        self._asked.clear()
+        self.witness.ended(by)
         self.machine.disconnected()
         verdict = self._reconnect.closed(code)
         if isinstance(verdict, Stop):
@@ -200,7 +146,6 @@ class Device:
     def arrived(self, wire: Wire, frame: ServerFrame) -> None:
         if wire is not self.wire:
             return
-        self._note(frame)
         self._do(self.machine.receive(frame, self._loop.time()))
         self._consume()
 
@@ -213,7 +158,7 @@ class Device:
                     self.store(event)
                 case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
                     self.copies.pop(chat_id, None)
-                    self._record.note(Dropped(at=self._loop.time(), client=self.name, chat_id=chat_id))
+                    self.witness.dropped(chat_id)
                 case _:
                     pass
             self._do(self.machine.moved_past(event, copy, self._loop.time()))
@@ -254,10 +199,8 @@ class Device:
             self._do(self.machine.kept([(chat_id, cursor)], self._loop.time()))
 
     def _write(self, frame: AnyClientFrame) -> None:
-        if self.wire is None:
-            return
-        self._note_asked(frame)
-        self.wire.send(encode_client_frame(frame))
+        if self.wire is not None:
+            self.wire.send(encode_client_frame(frame))
 
     def _set_timer(self) -> None:
         due = self.machine.wake_at()
@@ -273,72 +216,3 @@ class Device:
         self._timer = None
         self._do(self.machine.tick(self._loop.time()))
         self._consume()
-
-    # Recording
-
-    def _note_asked(self, frame: AnyClientFrame) -> None:
-        now, record = self._loop.time(), self._record
-        op = None
-        match frame:
-            case SendMessage(payload=body):
-                content = digest(body.content, body.content_type)
-                op = record.invoke(now, self.name, "send", body.chat_id, key=body.client_message_id, digest=content)
-            case SyncRequest(payload=sync):
-                cursors = {sync.chat_id: Cursor(sync.epoch, sync.after_sequence)}
-                op = record.invoke(now, self.name, "sync", sync.chat_id, cursors=cursors)
-            case Resume(payload=resume):
-                cursors = {chat_id: Cursor(*cursor) for chat_id, cursor in resume.cursors.items()}
-                op = record.invoke(now, self.name, "resume", cursors=cursors)
-            case Ack(payload=ack):
-                record.note(
-                    Moved(at=now, client=self.name, chat_id=ack.chat_id, epoch=ack.epoch, sequence=ack.sequence)
-                )
-            case _:
-                pass
-        if op is not None and frame.request_id is not None:
-            self._open_ops[frame.request_id] = op
-            self._asked[frame.request_id] = frame
-
-    def _note(self, frame: ServerFrame) -> None:
-        now, payload = self._loop.time(), frame.payload
-        if isinstance(payload, Message):
-            seen = Sighting.of(payload)
-            self._record.note(
-                Pushed(at=now, client=self.name, connection=self._connection, chat_id=payload.chat_id, message=seen)
-            )
-        op = self._open_ops.pop(frame.request_id, None) if frame.request_id is not None else None
-        if op is None or frame.request_id is None:
-            return
-        asked = self._asked.pop(frame.request_id)
-        match payload:
-            case MessageAck():
-                acked = Sighting(payload.sequence, payload.message_id)
-                self._record.note(Ok(at=now, op=op, acked=acked, deduplicated=payload.deduplicated))
-            case Page():
-                self._record.note(Ok(at=now, op=op, pages=[PageSeen.of(payload, _asked_from(asked, payload.chat_id))]))
-            case Resumed():
-                pages = [
-                    PageSeen.of(
-                        Page(c.chat_id, c.epoch, c.messages, c.through, c.has_more, c.head, c.reset),
-                        _asked_from(asked, c.chat_id),
-                    )
-                    for c in payload.chats
-                ]
-                self._record.note(Ok(at=now, op=op, pages=pages))
-            case Error(outcome="unknown"):
-                self._record.note(Unknown(at=now, op=op, reason="answered", code=payload.code))
-            case Error():
-                self._refused = self._refused or isinstance(asked, Resume)
-                self._record.note(Fail(at=now, op=op, code=payload.code))
-            case _:
-                self._record.note(Ok(at=now, op=op))
-
-
-def _asked_from(frame: AnyClientFrame, chat_id: str) -> Cursor | None:
-    match frame:
-        case SyncRequest(payload=sync):
-            return Cursor(sync.epoch, sync.after_sequence)
-        case Resume(payload=resume) if chat_id in resume.cursors:
-            return Cursor(*resume.cursors[chat_id])
-        case _:
-            return None

@@ -153,7 +153,7 @@ class World:
     def _dial(self, device: Device) -> Wire | None:
         if self.server is None:
             return None
-        connection = device.connection
+        connection = device.witness.connection
 
         def said(frame: ServerFrame) -> None:
             if isinstance(frame.payload, ConnectionClosing):
