@@ -1,11 +1,13 @@
-"""The server's own command line with two additions for tests; the product knows nothing of either.
+"""The server's own command line with three additions for tests; the product knows nothing of them.
 
 ``HOLDFAST_TEST_KILL_AT=commit.after:17`` kills the process with SIGKILL behind the 17th commit to ``chats.db`` that
 reached ``commit.after`` (``holdfast.sqlite.points`` offers the places).
 
+``HOLDFAST_TEST_MARKS=path`` appends the rare moments that the process meets to this file.
+
 ``python -m killable fork`` imports the server once and then forks one child per line of JSON on its input
-(``{"settings": {…}, "kill_at": "…", "log": "…"}``), so that a hundred kills do not pay for a hundred imports. A
-child is a server like any other. It answers ``pid N``, and ``exit N`` when that child has ended.
+(``{"settings": {…}, "kill_at": "…", "log": "…", "marks": "…"}``), so that a hundred kills do not pay for a hundred
+imports. A child is a server like any other. It answers ``pid N``, and ``exit N`` when that child has ended.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
+from holdfast import telemetry
 from holdfast.cli import main
 from holdfast.sqlite import points
+from holdfast.verify.moments import write_marks
 
 
 def install(where: str) -> None:
@@ -28,6 +33,7 @@ def install(where: str) -> None:
         if point == f"chats.{name}":
             left -= 1
             if left == 0:
+                telemetry.sometimes("the server was killed", point)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     points.install(reached)
@@ -44,6 +50,7 @@ def fork() -> None:
             log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             for stream in (1, 2):
                 os.dup2(log, stream)
+            write_marks(Path(order["marks"]))
             if order["kill_at"]:
                 install(order["kill_at"])
             run_node(load(None, {}, order["settings"]))
@@ -57,6 +64,8 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["fork"]:
         fork()
     else:
+        if marks := os.environ.pop("HOLDFAST_TEST_MARKS", ""):
+            write_marks(Path(marks))
         if kill_at := os.environ.pop("HOLDFAST_TEST_KILL_AT", ""):
             install(kill_at)
         main()

@@ -1,7 +1,7 @@
 """A real server that is killed and started again, and real clients that go on by themselves.
 
 ``Supervisor`` owns the process: start, wait until it serves, SIGKILL, start again. ``Person`` is a client that
-sends and keeps a copy of what it receives; everything goes into one history for the checkers.
+sends and keeps a copy of what it receives; whatever crosses its wire goes into one history for the checkers.
 """
 
 from __future__ import annotations
@@ -14,36 +14,48 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from program import ROOT, free_port
 
 from holdfast.access import Tokens, TokenSettings, open_secrets, shared_secret
-from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message
+from holdfast.client import ChatGone, ChatReset, ClientSettings, Message
 from holdfast.clock import SystemClock, timestamp
-from holdfast.errors import HoldfastError
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import User
 from holdfast.store.changes import Act, CreateChat
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
-from holdfast.verify.history import (
-    Client as ClientEvent,
-)
-from holdfast.verify.history import Fail, Fault, Held, Ok, Recorder, Sighting, digest
+from holdfast.verify.history import Fault, Recorder
+from holdfast.verify.moments import read_marks
+from holdfast.verify.recorded import RecordedClient
 from holdfast.verify.snapshot import note_log, note_store
 
 START_SECONDS_MAX = 30.0
 TENANT = "default"
+LOG, MARKS = "server.log", "marks"
 QUICK = ClientSettings(reconnect_initial_seconds=0.02, reconnect_cap_seconds=0.1, ack_interval_seconds=0.05)
 SETTINGS = {"gateway.backpressure.inbound.rate_limit_per_second": 2000}
 
 
+UNNOTICED_SECONDS = 0.5
+"""How long a process that killed itself may be dead before its supervisor knows; its clients may know sooner."""
+
 Settings = Mapping[str, str | int]
 Start = Callable[[Settings, str, Path], "Awaitable[Life]"]
-"""How a server is started: its settings, where it kills itself, where its output goes."""
+"""How a server is started: its settings, where it kills itself, the directory of its output and its marks."""
+
+
+class Again(NamedTuple):
+    """How long it took from a kill until it served again, and how much of it was its own work."""
+
+    seconds: float
+    cpu_seconds: float
+    new_interpreter: bool
 
 
 class Forks:
@@ -60,9 +72,9 @@ class Forks:
         self._parent.stdin.close()
         await self._parent.wait()
 
-    async def start(self, settings: Settings, kill_at: str, log: Path) -> Life:
+    async def start(self, settings: Settings, kill_at: str, directory: Path) -> Life:
         assert self._parent.stdin is not None
-        order = {"settings": settings, "kill_at": kill_at, "log": str(log)}
+        order = {"settings": settings, "kill_at": kill_at, "log": str(directory / LOG), "marks": str(directory / MARKS)}
         self._parent.stdin.write(json.dumps(order).encode() + b"\n")
         return Life(await self._answer("pid"), asyncio.create_task(self._answer("exit")))
 
@@ -87,11 +99,15 @@ class Life:
         return await self.ended
 
 
-async def executed(settings: Settings, kill_at: str, log: Path) -> Life:
+async def executed(settings: Settings, kill_at: str, directory: Path) -> Life:
     """Start a server as a user does: a new interpreter and the command line."""
     arguments = ["serve", *(f"--set={path}={value}" for path, value in settings.items())]
-    environment = {**_environment(), "HOLDFAST_TEST_KILL_AT": kill_at}
-    with log.open("ab") as out:
+    environment = {
+        **_environment(),
+        "HOLDFAST_TEST_KILL_AT": kill_at,
+        "HOLDFAST_TEST_MARKS": str(directory / MARKS),
+    }
+    with (directory / LOG).open("ab") as out:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "killable", *arguments, env=environment, stdout=out, stderr=out
         )
@@ -112,12 +128,14 @@ class Supervisor:
         self.url = f"http://127.0.0.1:{self.port}"
         self.record = record
         self.rng = random.Random(seed)
-        self.log_path = directory / "server.log"
-        self.serving_again: list[float] = []
+        self.directory = directory
+        self.log_path = directory / LOG
+        self.serving_again: list[Again] = []
         self.kills = 0
         self.named = 0
         self.chats: dict[str, list[str]] = {}
         self._start = start
+        self._executed = False
         self._life: Life | None = None
         self._down_since = time.monotonic()
 
@@ -139,7 +157,8 @@ class Supervisor:
     async def spawn(self, kill_at: str = "", start: Start | None = None) -> None:
         """Start the server, which kills itself at a named point if one is given."""
         settings = {"server.port": self.port, "server.state_dir": str(self.state_dir), **SETTINGS}
-        self._life = await (start or self._start)(settings, kill_at, self.log_path)
+        self._executed = (start or self._start) is executed
+        self._life = await (start or self._start)(settings, kill_at, self.directory)
 
     async def serving(self) -> bool:
         """Wait until the server answers; False if it died before. Notes for how long there was none."""
@@ -149,7 +168,8 @@ class Supervisor:
                     return False
                 await asyncio.sleep(0.01)
         now = time.monotonic()
-        self.serving_again.append(now - self._down_since)
+        assert self._life is not None
+        self.serving_again.append(Again(now - self._down_since, _cpu_seconds(self._life.pid), self._executed))
         self.record.note(Fault(at=self._down_since, until=now, plane="process", name="no server"))
         return True
 
@@ -164,16 +184,20 @@ class Supervisor:
     async def kill(self) -> None:
         """SIGKILL, unless it has killed itself; returns when the process is gone."""
         assert self._life is not None
+        self._down_since = time.monotonic() - (UNNOTICED_SECONDS if self.died() else 0.0)
         code = await self._life.end(signal.SIGKILL)
         assert code == -signal.SIGKILL, f"exit code {code}; see {self.log_path}"
         self.kills += 1
-        self._down_since = time.monotonic()
 
     async def stop(self) -> None:
         """SIGTERM and wait."""
         assert self._life is not None
         code = await self._life.end(signal.SIGTERM)
         assert code == 0, f"exit code {code}; see {self.log_path}"
+
+    def marks(self) -> Counter[str]:
+        """The rare moments that all its servers have met."""
+        return read_marks(self.directory / MARKS)
 
     async def note_state(self) -> None:
         """Record what is on disk, read after the server has stopped."""
@@ -197,20 +221,34 @@ async def _ready(port: int) -> bool:
         writer.close()
 
 
+def _cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, which other processes of a busy machine do not make longer."""
+    after_its_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, after_its_name[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 class Person:
-    """A client on a real socket with its state on disk. Sends are recorded as operations, receipts as a copy."""
+    """A client on a real socket with its state on disk."""
 
     def __init__(self, supervisor: Supervisor, user: str, directory: Path) -> None:
         self.user = user
-        self.copy: dict[str, list[tuple[int, str]]] = {}
         self.texts: dict[str, list[str]] = {}
-        self._record = supervisor.record
-        self._client = Client(
-            supervisor.url, supervisor.token(user), state=directory / f"{user}.db", settings=QUICK, device_id=user
+        self._client = RecordedClient(
+            supervisor.url,
+            supervisor.token(user),
+            supervisor.record,
+            User(TENANT, user),
+            user,
+            state=directory / f"{user}.db",
+            settings=QUICK,
         )
-        self._record.note(ClientEvent(client=user, tenant=TENANT, user_id=user, device_id=user))
         self._came = asyncio.Event()
         self.sent = 0
+
+    @property
+    def copy(self) -> dict[str, list[tuple[int, str]]]:
+        """What it has of every chat."""
+        return self._client.copies
 
     @asynccontextmanager
     async def online(self) -> AsyncIterator[Person]:
@@ -225,17 +263,7 @@ class Person:
     async def say(self, chat_id: str, content: str) -> None:
         """Send and wait for the ack, over whatever happens in between."""
         self.sent += 1
-        key = f"{self.user}-{self.sent}"
-        op = self._record.invoke(
-            time.monotonic(), self.user, "send", chat_id, key=key, digest=digest(content, "text/plain")
-        )
-        try:
-            sent = await self._client.send(chat_id, content, client_message_id=key)
-        except HoldfastError as error:
-            self._record.note(Fail(at=time.monotonic(), op=op, code=error.code))
-        else:
-            acked = Sighting(sent.sequence, sent.message_id)
-            self._record.note(Ok(at=time.monotonic(), op=op, acked=acked, deduplicated=sent.deduplicated))
+        await self._client.send(chat_id, content, client_message_id=f"{self.user}-{self.sent}")
 
     async def connected(self) -> None:
         await self._client.connected()
@@ -247,22 +275,19 @@ class Person:
                 self._came.clear()
                 await self._came.wait()
 
-    def note_copies(self) -> None:
-        for chat_id, messages in self.copy.items():
-            last = messages[-1][0] if messages else 0
-            self._record.note(
-                Held(at=time.monotonic(), client=self.user, chat_id=chat_id, epoch=1, cursor=last, messages=messages)
-            )
+    def note_copies(self, *chats: str) -> None:
+        for chat_id in chats:
+            self._client.note_copy(chat_id)
 
     async def _listen(self) -> None:
         async for event in self._client.events():
+            self._client.take(event)
             match event:
                 case Message():
-                    self.copy.setdefault(event.chat_id, []).append((event.sequence, event.message_id))
                     self.texts.setdefault(event.chat_id, []).append(event.content)
                     self._came.set()
                 case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
-                    self.copy[chat_id] = []
+                    self.texts.pop(chat_id, None)
                 case _:
                     pass
 

@@ -48,6 +48,8 @@ class Client:
     - ``start``: where to begin in these chats, instead of where the state file says.
     """
 
+    machine_type: type[Machine] = Machine
+
     def __init__(
         self,
         url: str,
@@ -94,7 +96,7 @@ class Client:
         self._unsettled = {entry.key: Unsettled(entry, on_disk=True) for entry in saved.outbox}
         outbox = Outbox(saved.outbox, self._settings.sends_in_flight_max, self._settings.backoff, self._rng)
         cursors = {**saved.cursors, **self._start}
-        self._machine = Machine(self._settings, outbox, cursors, self._rng, self._follow)
+        self._machine = self.machine_type(self._settings, outbox, cursors, self._rng, self._follow)
         await self._tasks.__aenter__()
         self._running = self._tasks.create_task(self._run())
         return self

@@ -12,6 +12,7 @@ a checker must not pass because it did not understand what it was given.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -338,6 +339,8 @@ class Recorder:
 
     def __init__(self, header: Header | None = None) -> None:
         self.events: list[AnyEvent] = [header or Header()]
+        self.connections: Counter[str] = Counter()
+        """How many each client has opened."""
         self._ops = 0
 
     def note(self, event: AnyEvent) -> None:

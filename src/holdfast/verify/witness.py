@@ -55,7 +55,6 @@ class Witness:
         self._name = who.client
         self._now = now
         self._alone = alone
-        self._connections = 0
         self._connected = False
         self._why = ""
         self._asked: dict[str, tuple[int, AnyClientFrame]] = {}
@@ -64,10 +63,10 @@ class Witness:
     @property
     def connection(self) -> str:
         """The name of the present connection, or of the next one."""
-        return f"{self._name}/{self._connections + (not self._connected)}"
+        return f"{self._name}/{self._record.connections[self._name] + (not self._connected)}"
 
     def opened(self) -> None:
-        self._connections += 1
+        self._record.connections[self._name] += 1
         self._connected = True
         self._why = ""
         self._record.note(Opened(at=self._now(), client=self._name, connection=self.connection))
