@@ -486,6 +486,26 @@ def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
     check(opened, body)
 
 
+def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        (m1,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)])
+        await o.pass_time(3600)
+        assert await hand.turn() == [m1]
+        second_run = hand.failure(m1)
+        await o.store.park([m1], by="ann", why="stop it")
+        await o.store.retry([m1], reset=True, by="ann", why="it is repaired")
+        await hand.turn(running=[m1])
+        assert (await hand.call(failed=[second_run])).notice
+        await hand.seat.rewind()
+        assert await hand.turn() == [m1]
+        assert hand.jobs[m1].attempt == 1
+
+    check(opened, body)
+
+
 def test_the_numbers_people_look_at(opened: Open) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, _ = await o.store.enqueue([draft(), draft(), draft(None), draft(None)])

@@ -124,6 +124,37 @@ async def _held(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query(state=State.HELD))) == count
 
 
+def test_a_job_that_is_parked_and_reset_while_it_runs_does_not_stop_its_stream(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, done, second, repaired = Handlers(), list[int](), asyncio.Event(), asyncio.Event()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number == 0 and not repaired.is_set():
+                if ctx.job.attempt == 2:
+                    second.set()
+                    await repaired.wait()
+                raise RuntimeError("not yet")
+            done.append(order.number)
+
+        seqs = await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(3)])
+        async with Worker(o.store, handlers, settings=QUICK, policies=SOON).running():
+            await second.wait()
+            await o.store.park(seqs[:1], by="ann", why="stop it")
+            await o.store.retry(seqs[:1], reset=True, by="ann", why="it is repaired")
+            await until(lambda: _ready_again(o, seqs[0]))
+            repaired.set()
+            await until(lambda: empty(o))
+        assert done == [0, 1, 2]
+
+    check(opened, body)
+
+
+async def _ready_again(o: Opened, seq: int) -> bool:
+    (entry,) = await o.store.find(Query(seqs=[seq]))
+    return entry.state is State.READY
+
+
 def test_a_completed_step_is_not_repeated(opened: Any) -> None:
     async def body(o: Opened) -> None:
         handlers, steps = Handlers(), list[str]()

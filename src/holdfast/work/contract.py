@@ -87,7 +87,8 @@ class Claimed:
 
     ``backlog`` are held jobs of the wanted streams. ``busy`` are completed parents whose children's lane is taken by
     an open transaction: they and their children were not stored and must be reported again. ``notice``: an
-    operator changed something; call ``rewind``. ``next_due_seconds``: when the next retry is due, None for never.
+    operator changed something, or a failure fitted no job as it is now; call ``rewind``. ``next_due_seconds``: when the
+    next retry is due, None for never.
     """
 
     jobs: list[Job] = field(default_factory=list)

@@ -73,7 +73,9 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
         db.executemany(SQL["complete"], done)
         db.executemany(SQL["lift"], done)
     for failed in report.failed:
-        _fail(db, failed, now)
+        # A job that was changed while it ran (its attempts forgotten, say) may wait where this worker has read already.
+        if not _fail(db, failed, now):
+            claimed.notice = True
     if report.held:
         db.executemany(SQL["hold"], [(seq,) for seq in report.held])
     for seq in report.released:
@@ -128,7 +130,8 @@ def job_of(row: Any) -> Job:
     return Job(seq, kind, payload, stream, destination, 0, attempt + 1, *rest)
 
 
-def _fail(db: apsw.Connection, failed: Failed, now: float) -> None:
+def _fail(db: apsw.Connection, failed: Failed, now: float) -> bool:
+    """Whether the report fitted a job: else it was applied before, or somebody changed the job while it ran."""
     verdict, failure = failed.verdict, failed.failure
     values = {
         "seq": failed.seq,
@@ -147,13 +150,14 @@ def _fail(db: apsw.Connection, failed: Failed, now: float) -> None:
     dead = verdict.action is Action.DEAD
     db.execute(SQL["doom" if dead else "keep_failed"], values)
     if not db.changes():
-        return  # reported before
+        return False
     if dead:
         _bury(db, failed.seq, now)
     elif verdict.stream is OnFailure.SKIP:
         db.execute(SQL["lift"], (failed.seq,))
     else:
         db.execute(SQL["block"], (failed.seq, int(verdict.stream), now, "", ""))
+    return True
 
 
 def _bury(db: apsw.Connection, seq: int, now: float) -> int:

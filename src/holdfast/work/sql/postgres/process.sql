@@ -1,10 +1,11 @@
 -- fail: apply failure reports: retry, park, postpone or bury, and make or lift blocks. A report counts once: it names
--- the attempt it is about.
+-- the attempt it is about. Returns whether a report fitted no job: it was applied before, or somebody changed the job
+-- while it ran.
 -- actions: 1 retry, 2 park, 3 dead, 4 postpone (no attempt counted); policies: 0 block, 1 skip, 2 park.
 CREATE FUNCTION holdfast_work.fail(
     seqs bigint[], attempts integer[], actions smallint[], delays float8[], strike boolean[], policies smallint[],
     reasons smallint[], stages_done integer[], error_types text[], errors text[], traces text[], fingerprints text[]
-) RETURNS void
+) RETURNS boolean
 LANGUAGE sql AS $$
     WITH given AS (
         SELECT * FROM unnest(seqs, attempts, actions, delays, strike, policies, reasons, stages_done, error_types,
@@ -37,8 +38,10 @@ LANGUAGE sql AS $$
                   g.fingerprint, clock_timestamp() AS failed_at
     ), buried AS (
         INSERT INTO holdfast_work.dead SELECT removed.*, now() FROM removed RETURNING seq
+    ), lifted AS (
+        DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM buried)
     )
-    DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM buried);
+    SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM removed) < cardinality(seqs);
 $$;
 
 -- process: the one round trip of a worker: report and claim in one transaction.
@@ -133,8 +136,9 @@ BEGIN
         END IF;
     END IF;
     IF cardinality(f_seq) > 0 THEN
-        PERFORM holdfast_work.fail(f_seq, f_attempt, f_action, f_delay, f_strike, f_policy, f_reason, f_stages, f_type,
-                                   f_error, f_trace, f_fingerprint);
+        -- A job that was changed while it ran (its attempts forgotten, say) may wait where this worker has read already.
+        noticed := holdfast_work.fail(f_seq, f_attempt, f_action, f_delay, f_strike, f_policy, f_reason, f_stages, f_type,
+                                      f_error, f_trace, f_fingerprint) OR noticed;
     END IF;
     IF cardinality(held) > 0 THEN
         UPDATE holdfast_work.job SET state = 2 WHERE seq = ANY (held) AND state = 0;
