@@ -42,6 +42,8 @@ class Log:
     """A log that a test fills."""
 
     entries: list[Entry] = field(default_factory=list)
+    now: dict[tuple[str, int], Message | None] = field(default_factory=dict)
+    """What became of messages since they were logged."""
 
     async def end(self) -> int:
         return self.entries[-1].position if self.entries else 0
@@ -51,6 +53,16 @@ class Log:
 
     async def wait(self, after: int) -> None:
         await until(lambda: bool(self.entries) and self.entries[-1].position > after)
+
+    async def find(self, chat_id: str, sequence: int) -> Message | None:
+        """As the store of chats: what is there now."""
+        return self.now.get(
+            (chat_id, sequence),
+            next(
+                (e.message for e in self.entries if (e.message.chat_id, e.message.sequence) == (chat_id, sequence)),
+                None,
+            ),
+        )
 
 
 @dataclass
@@ -115,7 +127,7 @@ async def scene(folder: Path, **policy: Any) -> AsyncIterator[Scene]:
     policies = with_webhooks(Policies()).with_type(JOB_TYPE, base_seconds=0.02, cap_seconds=0.05, **policy)
     handlers = Handlers()
     settings = WebhookSettings(private_allowed=True, timeout_seconds=2)
-    async with Deliveries.opened(endpoints, clock, settings) as deliveries:
+    async with Deliveries.opened(endpoints, log.find, clock, settings) as deliveries:
         deliveries.register(handlers)
         reader = Reader(log, endpoints, jobs, clock)
         quick = WorkerSettings(concurrency=8, poll_max_seconds=0.02, balance_seconds=0.5)
@@ -177,6 +189,37 @@ def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(tm
         assert [(d.status, d.attempt) for d in log[:2]] == [(500, 1), (500, 2)]
 
     check(tmp_path, body)
+
+
+def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job_holds_it(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        let_through = asyncio.Event()
+        receiver.answer = lambda _: web.Response(status=200 if let_through.is_set() else 500)
+        await stage.add(receiver.url)
+        stage.log.entries += [entry(n) for n in range(1, 5)]
+        await until(lambda: bool(receiver.calls))
+        waiting = await stage.jobs.find(Query())
+        assert all(b'"hi"' not in job.payload for job in waiting), "a job names its message, it does not carry it"
+        stage.log.now["c1", 2] = msgspec.structs.replace(stage.log.entries[1].message, content="")
+        stage.log.now["c1", 3] = None
+        let_through.set()
+        await until(lambda: bool(receiver.calls) and receiver.sequences()[-1] == 4)
+        told = {event["sequence"]: event["content"] for event in map(_data, receiver.calls)}
+        assert told == {1: "hi", 2: "", 4: "hi"}
+
+    check(tmp_path, body, strikes_max=1000)
+
+
+def _data(call: tuple[dict[str, str], bytes]) -> Any:
+    return msgspec.json.decode(call[1])["data"]
+
+
+def test_our_own_stores_failure_is_no_strike_of_the_endpoint() -> None:
+    policies = with_webhooks(Policies())
+    assert policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).strike
+    assert not policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).feeds_breaker
+    assert not policies.lookup(JOB_TYPE, Reason.DEPENDENCY_FAILURE).strike
+    assert policies.lookup("Order", Reason.HANDLER_EXCEPTION) == Policies().lookup("Order", Reason.HANDLER_EXCEPTION)
 
 
 def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:

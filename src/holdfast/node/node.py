@@ -73,7 +73,7 @@ class Node:
         self.limits = limits
         self._sends = LimitedSends(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
-        self._history = History(store, raiser, clock, plane_settings.history)
+        self.history = History(store, raiser, clock, plane_settings.history)
         self._watermarks = Watermarks(
             self._durability, lambda moved: self._ephemeral.moved(moved), plane_settings.watermarks
         )
@@ -82,7 +82,7 @@ class Node:
         self._members = Members(store.members)
         dlq = settings.fanout.dlq
         self._dead_letters = RecentDeadLetters(dlq.max_letters, dlq.alert_threshold_per_hour)
-        self._ephemeral = Ephemeral(self, self._members, self._history.memberships, clock, settings.fanout.ephemeral)
+        self._ephemeral = Ephemeral(self, self._members, self.history.memberships, clock, settings.fanout.ephemeral)
         self._attendance = Attendance(settings.server.node_id, self._registry, self._ephemeral)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
         self._link.connect(settings.server.node_id, self.gateway.deliver)
@@ -107,7 +107,7 @@ class Node:
             clock=self._clock,
             ids=self._ids,
             intake=self._sends,
-            history=self._history,
+            history=self.history,
             watermarks=self._watermarks,
             verify=self.tokens.verify,
             rng=random.Random(),
@@ -191,7 +191,7 @@ class Node:
         return Deps(
             durability=self._durability,
             sends=self._sends,
-            history=self._history,
+            history=self.history,
             audit_log=self._store,
             tokens=self.tokens,
             keys=self._keys,
@@ -222,7 +222,7 @@ class Node:
         )
 
     async def _readiness(self) -> Readiness:
-        states = {"store": self._durability.breaker, "store_reads": self._history.breaker}
+        states = {"store": self._durability.breaker, "store_reads": self.history.breaker}
         dependencies = {name: "open" if s is BreakerState.OPEN else "up" for name, s in states.items()}
         if self.gateway.draining:
             dependencies["gateway"] = "draining"

@@ -74,7 +74,9 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         limits = await stack.enter_async_context(limiting(settings.limits, settings.server.node_id, state, clock))
         node = Node(settings, store, clock, secrets, keys, limits)
         await stack.enter_async_context(node.roles())
-        work = await stack.enter_async_context(working(settings.work, settings.server.node_id, state, clock, node.log))
+        work = await stack.enter_async_context(
+            working(settings.work, settings.server.node_id, state, clock, node.log, node.history)
+        )
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
         stack.callback(backups.stop)

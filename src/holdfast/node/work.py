@@ -9,9 +9,12 @@ from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.clock import Clock
+from holdfast.errors import NotFound
 from holdfast.eventlog.contract import EventLog
+from holdfast.message import Message
 from holdfast.node.roles import GAUGES_SECONDS, role
-from holdfast.webhooks.delivery import Deliveries, with_webhooks
+from holdfast.store.history import History
+from holdfast.webhooks.delivery import Deliveries, Find, with_webhooks
 from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
 from holdfast.webhooks.reader import Reader
 from holdfast.webhooks.sqlite import SqliteEndpoints
@@ -23,11 +26,12 @@ from holdfast.work.sqlite import SqliteWork
 
 WORK_NAME = "work.db"
 WEBHOOKS_NAME = "webhooks.db"
+MESSAGE_BYTES_MAX = 1 << 20
 
 
 @asynccontextmanager
 async def working(
-    settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog
+    settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog, history: History
 ) -> AsyncIterator[WorkPlane]:
     """Jobs run and webhooks go out while the block runs; leaving it drains what runs."""
     async with AsyncExitStack() as stack:
@@ -36,7 +40,9 @@ async def working(
         endpoints = await SqliteEndpoints.open(state / WEBHOOKS_NAME)
         stack.push_async_callback(endpoints.close)
         handlers = Handlers()
-        deliveries = await stack.enter_async_context(Deliveries.opened(endpoints, clock, settings.webhooks))
+        deliveries = await stack.enter_async_context(
+            Deliveries.opened(endpoints, _finding(history), clock, settings.webhooks)
+        )
         deliveries.register(handlers)
         worker = Worker(
             store,
@@ -49,6 +55,17 @@ async def working(
         await stack.enter_async_context(role("webhooks", Reader(log, endpoints, store, clock).run))
         await stack.enter_async_context(role("work_gauges", lambda: _keep_gauges(store)))
         yield WorkPlane(store, WebhookPlane(endpoints, settings.webhooks.private_allowed))
+
+
+def _finding(history: History) -> Find:
+    async def find(chat_id: str, sequence: int) -> Message | None:
+        try:
+            page = await history.ask(lambda store: store.read_after(chat_id, sequence - 1, 1, MESSAGE_BYTES_MAX))
+        except NotFound:
+            return None
+        return next((message for message in page.messages if message.sequence == sequence), None)
+
+    return find
 
 
 async def _open(url: str, state: Path, clock: Clock) -> WorkStore:

@@ -1,12 +1,15 @@
-"""The handler of a delivery job: sign, send, judge the answer, log the try.
+"""The handler of a delivery job: read the message, sign, send, judge the answer, log the try.
 
 A message is delivered at least once; its ``webhook-id`` is the same for every try and every replay, so that a receiver
 can recognise a repetition. What an endpoint answers is its own matter: its failures never open a breaker for others.
+
+A job names its message and does not carry it: what was redacted or removed since is not sent, and neither jobs nor dead
+letters keep a copy that outlives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,13 +44,19 @@ class WebhookSettings:
             raise ValueError("timeout_seconds, connections_per_host and answer_bytes_max must be greater than 0")
 
 
+Find = Callable[[str, int], Awaitable[Message | None]]
+"""The message of a chat with this sequence as it is now; None if it was removed."""
+
+
 class Notice(msgspec.Struct, frozen=True):
-    """A delivery as a job: to whom, and what. ``message`` None: a test."""
+    """A delivery as a job: to whom, and about which message. ``chat_id`` empty: a test."""
 
     endpoint_id: str
     tenant: str
     at: str
-    message: Message | None = None
+    chat_id: str = ""
+    sequence: int = 0
+    message_id: str = ""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -60,27 +69,35 @@ class Event(msgspec.Struct, frozen=True):
 
 def draft_of(notice: Notice) -> Draft:
     """One stream per endpoint and chat: a chat's messages arrive in order, and one chat does not wait for another."""
-    chat = notice.message.chat_id if notice.message is not None else "test"
-    return Draft(JOB_TYPE, _encode(notice), f"{notice.endpoint_id}/{chat}", notice.endpoint_id)
+    return Draft(JOB_TYPE, _encode(notice), f"{notice.endpoint_id}/{notice.chat_id or 'test'}", notice.endpoint_id)
 
 
 def with_webhooks(policies: Policies) -> Policies:
-    """An endpoint's failures count as strikes and concern its own streams only."""
-    return policies.with_type(JOB_TYPE, strike=True, feeds_breaker=False)
+    """An endpoint's failures count as strikes and concern its own streams only; our own store's are nobody's strike."""
+    for reason in Reason:
+        if reason is not Reason.DEPENDENCY_FAILURE:
+            policies = policies.with_type(JOB_TYPE, reason, strike=True, feeds_breaker=False)
+    return policies
 
 
 class Deliveries:
     """Delivers; made inside the event loop, closed by leaving ``opened``."""
 
     def __init__(
-        self, endpoints: Endpoints, clock: Clock, settings: WebhookSettings, session: aiohttp.ClientSession
+        self,
+        endpoints: Endpoints,
+        find: Find,
+        clock: Clock,
+        settings: WebhookSettings,
+        session: aiohttp.ClientSession,
     ) -> None:
-        self._endpoints, self._clock, self._settings, self._session = endpoints, clock, settings, session
+        self._endpoints, self._find, self._clock = endpoints, find, clock
+        self._settings, self._session = settings, session
 
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, endpoints: Endpoints, clock: Clock, settings: WebhookSettings | None = None
+        cls, endpoints: Endpoints, find: Find, clock: Clock, settings: WebhookSettings | None = None
     ) -> AsyncIterator[Deliveries]:
         chosen = settings or WebhookSettings()
         connector = aiohttp.TCPConnector(
@@ -92,7 +109,7 @@ class Deliveries:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
         ) as session:
-            yield cls(endpoints, clock, chosen, session)
+            yield cls(endpoints, find, clock, chosen, session)
 
     def register(self, handlers: Handlers) -> None:
         deadline = self._settings.timeout_seconds + 20
@@ -109,19 +126,18 @@ class Deliveries:
             return  # removed since; nobody waits for it
         if endpoint.disabled:
             return
-        webhook_id = f"msg_{notice.endpoint_id}_{ctx.key}"
-        if notice.message is not None:
-            webhook_id = f"{notice.message.message_id}_{notice.endpoint_id}"
-        body = _encode(_event(notice))
+        event = await self._event(notice)
+        if event is None:
+            return
+        webhook_id = f"{notice.message_id or f'msg_{ctx.key}'}_{notice.endpoint_id}"
         started = self._clock.monotonic()
-        status, error, retry_after = await self._post(endpoint, webhook_id, body)
-        message = notice.message
+        status, error, retry_after = await self._post(endpoint, webhook_id, _encode(event))
         await self._endpoints.log(
             Delivery(
                 endpoint.endpoint_id,
                 webhook_id,
-                message.chat_id if message else "",
-                message.sequence if message else 0,
+                notice.chat_id,
+                notice.sequence,
                 ctx.job.attempt,
                 timestamp(self._clock.now()),
                 status,
@@ -130,6 +146,15 @@ class Deliveries:
             )
         )
         await self._judge(endpoint, status, error, retry_after)
+
+    async def _event(self, notice: Notice) -> Event | None:
+        """What the endpoint is told; None when the message is gone."""
+        if not notice.chat_id:
+            return Event("webhook.test", notice.at, {"tenant": notice.tenant})
+        message = await self._find(notice.chat_id, notice.sequence)
+        if message is None or message.message_id != notice.message_id:
+            return None
+        return Event("message.created", notice.at, {"tenant": notice.tenant, **msgspec.structs.asdict(message)})
 
     async def _post(self, endpoint: Endpoint, webhook_id: str, body: bytes) -> tuple[int, str, float]:
         """(status, error, seconds the endpoint wants us to wait); status 0: no answer."""
@@ -155,12 +180,6 @@ class Deliveries:
             raise JobFailed(Reason.THROTTLED, told, retry_after_seconds=min(retry_after, 3600.0))
         reason = Reason.TRANSPORT_UNAVAILABLE if status == 0 or status >= 500 else Reason.HANDLER_EXCEPTION
         raise JobFailed(reason, told, retry_after_seconds=min(retry_after, 3600.0))
-
-
-def _event(notice: Notice) -> Event:
-    if notice.message is None:
-        return Event("webhook.test", notice.at, {"tenant": notice.tenant})
-    return Event("message.created", notice.at, {"tenant": notice.tenant, **msgspec.structs.asdict(notice.message)})
 
 
 def _seconds(text: str) -> float:

@@ -83,4 +83,5 @@ class Reader:
         """What an endpoint is told. Of what may be read again after a crash, nothing from before it was added."""
         if entry.position <= self._started_at:
             endpoints = [each for each in endpoints if each.created_at <= entry.message.created_at]
-        return [draft_of(Notice(each.endpoint_id, entry.tenant, at, entry.message)) for each in endpoints]
+        about = (entry.message.chat_id, entry.message.sequence, entry.message.message_id)
+        return [draft_of(Notice(each.endpoint_id, entry.tenant, at, *about)) for each in endpoints]
