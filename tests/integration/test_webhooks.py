@@ -269,6 +269,24 @@ def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
     check(tmp_path, body)
 
 
+def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        await stage.add(receiver.url, endpoint_id="ep_gone")
+        await stage.endpoints.remove("ep_gone")
+        notices = [Notice(endpoint, "acme", "2026-01-01") for endpoint in ("ep_gone", "ep_elsewhere")]
+        await stage.jobs.enqueue([draft_of(notice) for notice in notices])
+
+        async def over() -> bool:
+            return not await stage.jobs.find(Query())
+
+        await until(over)
+        (dead,) = await stage.jobs.dead(Query())
+        assert (dead.destination, dead.reason) == ("ep_elsewhere", Reason.VALIDATION_FAILURE)
+        assert not receiver.calls
+
+    check(tmp_path, body)
+
+
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     async def body(stage: Scene, receiver: Receiver) -> None:
         receiver.answer = lambda calls: (

@@ -13,8 +13,11 @@ import httpx
 import pytest
 from aiohttp import web
 from typer.testing import CliRunner
+from work_stores import postgres_work
 
+from engines import Server as Engine
 from holdfast.cli.app import app
+from holdfast.errors import BadSetting
 from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
@@ -46,6 +49,25 @@ class Command:
         # The server logs in this process too; its lines begin with a date.
         said = "\n".join(line for line in result.stdout.splitlines() if not line[:4].isdigit())
         return json.loads(said) if said.startswith(("[", "{")) else said
+
+
+def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgres_server: Engine) -> None:
+    """Each knows its own endpoints and reads its own log: together they would lose each other's webhooks."""
+
+    async def main() -> None:
+        def settings(name: str) -> Settings:
+            server = Server(port=0, state_dir=str(tmp_path / name), node_id=name)
+            return Settings(server=server, work=WorkSettings(url=postgres_server.url))
+
+        async with asyncio.timeout(60), postgres_work(postgres_server.url):
+            async with running(settings("first")):
+                with pytest.raises(BadSetting, match="belong to another Holdfast server"):
+                    async with running(settings("second")):
+                        pass
+            async with running(settings("first")):
+                pass
+
+    asyncio.run(main())
 
 
 def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ async def working(
 ) -> AsyncIterator[WorkPlane]:
     """Jobs run and webhooks go out while the block runs; leaving it drains what runs."""
     async with AsyncExitStack() as stack:
-        store = await _open(settings.url, state, clock)
-        stack.push_async_callback(store.close)
         endpoints = await SqliteEndpoints.open(state / WEBHOOKS_NAME)
         stack.push_async_callback(endpoints.close)
+        store = await _open(settings.url, endpoints.server, state, clock)
+        stack.push_async_callback(store.close)
         handlers = Handlers()
         deliveries = await stack.enter_async_context(
             Deliveries.opened(endpoints, _finding(history), clock, settings.webhooks)
@@ -68,12 +68,12 @@ def _finding(history: History) -> Find:
     return find
 
 
-async def _open(url: str, state: Path, clock: Clock) -> WorkStore:
+async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
     if url == "sqlite:":
         return await SqliteWork.open(state / WORK_NAME, clock)
     from holdfast.work.postgres import PostgresWork  # an extra: only who asks for it needs asyncpg
 
-    return await PostgresWork.open(url)
+    return await PostgresWork.open(url, server=server)
 
 
 async def _keep_gauges(store: WorkStore) -> None:

@@ -58,6 +58,10 @@ class Endpoints(Protocol):
         """With its log. NotFound if there is none."""
         ...
 
+    async def removed(self, endpoint_id: str) -> bool:
+        """Whether there was such an endpoint here; False for one that never was."""
+        ...
+
     async def log(self, delivery: Delivery) -> None:
         """Of each endpoint the last ``DELIVERIES_KEPT_PER_ENDPOINT`` are kept."""
         ...

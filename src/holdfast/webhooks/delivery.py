@@ -119,11 +119,14 @@ class Deliveries:
             await self.deliver(ctx, notice)
 
     async def deliver(self, ctx: Context, notice: Notice) -> None:
-        """Returns when the endpoint has taken it, or is gone; raises JobFailed otherwise."""
+        """Returns when the endpoint has taken it, or was removed or disabled; raises JobFailed otherwise."""
         try:
             endpoint = await self._endpoints.get(notice.endpoint_id)
         except NotFound:
-            return  # removed since; nobody waits for it
+            if await self._endpoints.removed(notice.endpoint_id):
+                return  # nobody waits for it
+            told = f"no endpoint {notice.endpoint_id} was ever here: the job is of another server, or of another state"
+            raise JobFailed(Reason.VALIDATION_FAILURE, told) from None
         if endpoint.disabled:
             return
         event = await self._event(notice)

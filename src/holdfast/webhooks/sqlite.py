@@ -20,14 +20,15 @@ from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, Delivery, E
 T = TypeVar("T")
 _FOLDER = resources.files("holdfast.webhooks") / "sql"
 SQL = load((_FOLDER / "statements.sql").read_text())
-MIGRATIONS = [(_FOLDER / "001_tables.sql").read_text()]
+MIGRATIONS = [(_FOLDER / name).read_text() for name in ("001_tables.sql", "002_server.sql")]
 
 
 class SqliteEndpoints:
-    """One thread owns the file."""
+    """One thread owns the file. ``server`` is the name of the server whose file it is, the same for ever."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, server: str) -> None:
         self._crew = crew
+        self.server = server
         self._version = 1
 
     @classmethod
@@ -36,7 +37,8 @@ class SqliteEndpoints:
         connection = await asyncio.to_thread(open_and_migrate, path, settings, MIGRATIONS, None)
         handle = Handle(path, settings, None, write=True)
         handle.adopt(connection)
-        return cls(Crew("webhooks-writer", [handle], settings.writes_waiting_max, _busy))
+        server = str(connection.execute(SQL["server"]).get)
+        return cls(Crew("webhooks-writer", [handle], settings.writes_waiting_max, _busy), server)
 
     @property
     def version(self) -> int:
@@ -67,9 +69,13 @@ class SqliteEndpoints:
     async def remove(self, endpoint_id: str) -> None:
         def remove(db: apsw.Connection) -> None:
             db.execute(SQL["forget"], (endpoint_id,))
+            db.execute(SQL["bury"], (endpoint_id,))
             db.execute(SQL["remove"], (endpoint_id,))
 
         await self._change(endpoint_id, remove)
+
+    async def removed(self, endpoint_id: str) -> bool:
+        return bool(await self._write(lambda db: db.execute(SQL["removed"], (endpoint_id,)).get))
 
     async def log(self, delivery: Delivery) -> None:
         def write(db: apsw.Connection) -> None:

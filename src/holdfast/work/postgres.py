@@ -54,9 +54,13 @@ class PostgresWork:
         *,
         seat_settings: SeatSettings | None = None,
         connections_max: int = 8,
+        server: str = "",
         rng: random.Random | None = None,
     ) -> PostgresWork:
-        """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do."""
+        """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do.
+
+        A Holdfast server gives its name: its jobs are about what only it knows, so it shares them with no other.
+        """
         chosen = seat_settings or SeatSettings()
         # A stopped process must not hold the locks of a half-done transaction longer than its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
@@ -71,6 +75,7 @@ class PostgresWork:
         try:
             async with pool.acquire() as connection:
                 await migrate(connection)
+                await _claim(connection, server)
         except BaseException:
             await pool.close()
             raise
@@ -222,6 +227,20 @@ async def migrate(connection: Any) -> None:
     with translated():
         async with connection.transaction():
             await _migrate(connection)
+
+
+async def _claim(connection: Any, server: str) -> None:
+    """The first server to come keeps the schema; BadSetting for every other."""
+    if not server:
+        return
+    with translated():
+        await connection.execute(_PEOPLE["claim"], server)
+        keeper = await connection.fetchval(_PEOPLE["server"])
+    if keeper != server:
+        raise BadSetting(
+            f"the jobs in this database belong to another Holdfast server ({keeper}; this one is {server}): set "
+            "work.url to a database of its own, or, if that server is gone for good, drop the schema holdfast_work"
+        )
 
 
 async def _migrate(connection: Any) -> None:

@@ -14,6 +14,15 @@ UPDATE endpoint SET disabled = ?2 WHERE endpoint_id = ?1
 -- name: remove
 DELETE FROM endpoint WHERE endpoint_id = ?1
 
+-- name: bury
+INSERT INTO removed SELECT endpoint_id FROM endpoint WHERE endpoint_id = ?1
+
+-- name: removed
+SELECT count(*) FROM removed WHERE endpoint_id = ?1
+
+-- name: server
+SELECT id FROM server
+
 -- name: forget
 DELETE FROM delivery WHERE endpoint_id = ?1
 

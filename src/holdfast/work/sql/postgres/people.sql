@@ -147,6 +147,13 @@ ON CONFLICT (name) DO UPDATE SET position = greatest(reader.position, excluded.p
 -- $1 reader
 SELECT position FROM holdfast_work.reader WHERE name = $1
 
+-- name: claim
+-- The first server keeps the schema. $1 its name
+INSERT INTO holdfast_work.server (name) VALUES ($1) ON CONFLICT DO NOTHING
+
+-- name: server
+SELECT name FROM holdfast_work.server
+
 -- name: forget_seen
 -- Inbox ids older than the window, in batches. $1 seconds, $2 limit
 DELETE FROM holdfast_work.seen WHERE (source, id) IN (

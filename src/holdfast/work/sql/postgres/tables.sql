@@ -106,6 +106,12 @@ CREATE TABLE holdfast_work.reader (
     position bigint NOT NULL
 );
 
+-- The Holdfast server whose jobs these are, if they are a server's; at most one, for its endpoints are its own.
+CREATE TABLE holdfast_work.server (
+    one  boolean PRIMARY KEY DEFAULT true CHECK (one),
+    name text    NOT NULL
+);
+
 CREATE TABLE holdfast_work.act (
     number bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT now(),
