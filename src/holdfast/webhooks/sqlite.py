@@ -32,10 +32,10 @@ class SqliteEndpoints:
         self._version = 1
 
     @classmethod
-    async def open(cls, path: Path) -> SqliteEndpoints:
+    async def open(cls, path: Path, vfs: str | None = None) -> SqliteEndpoints:
         settings = SqliteSettings(readers=1, cache_bytes=4 << 20)
-        connection = await asyncio.to_thread(open_and_migrate, path, settings, MIGRATIONS, None)
-        handle = Handle(path, settings, None, write=True)
+        connection = await asyncio.to_thread(open_and_migrate, path, settings, MIGRATIONS, vfs)
+        handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
         server = str(connection.execute(SQL["server"]).get)
         return cls(Crew("webhooks-writer", [handle], settings.writes_waiting_max, _busy), server)

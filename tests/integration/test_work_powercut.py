@@ -1,0 +1,166 @@
+"""Power cuts under work.db and webhooks.db: what was enqueued is there, what was completed does not run again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tally import tally
+from work_stores import Hand, draft
+
+from holdfast.errors import HoldfastError
+from holdfast.sqlite.database import SqliteSettings
+from holdfast.verify.powercut import Disk
+from holdfast.verify.results import Row
+from holdfast.webhooks.contract import Endpoint
+from holdfast.webhooks.sqlite import SqliteEndpoints
+from holdfast.work.contract import Mark, Query
+from holdfast.work.job import State
+from holdfast.work.sqlite import SqliteWork
+
+CUTS = 40
+OPERATIONS_MAX = 400
+READER = "log"
+Synchronous = Literal["FULL", "NORMAL"]
+
+
+@dataclass
+class Told:
+    """What the store has said is done; ``asked``: what it may or may not have done when the power went."""
+
+    enqueued: dict[int, str] = field(default_factory=dict)
+    completed: set[int] = field(default_factory=set)
+    failed: dict[int, int] = field(default_factory=dict)
+    position: int = 0
+    asked: set[int] = field(default_factory=set)
+
+
+async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) -> None:
+    hand, number = await Hand.sit(store), 0
+    while True:
+        drafts = [draft(f"s{rng.randrange(4)}", payload=f"{number + n}".encode()) for n in range(rng.choice((1, 2, 7)))]
+        number += len(drafts)
+        seqs = await store.enqueue(drafts, Mark(READER, number))
+        told.enqueued.update((seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True))
+        told.position = number
+        got = await hand.turn(8, starting=8)
+        failing = [seq for seq in got if rng.random() < 0.2]
+        done = [seq for seq in got if seq not in failing]
+        told.asked = set(got)
+        await hand.call(0, completed=done, failed=[hand.failure(seq) for seq in failing])
+        told.completed.update(done)
+        told.failed.update((seq, hand.jobs[seq].attempt) for seq in failing)
+        told.asked = set()
+
+
+async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int]:
+    """How many jobs were acknowledged before one cut, and how many promises about them are broken after it."""
+    rng, told = random.Random(seed), Told()
+    disk = Disk(f"work-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
+    settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
+    try:
+        store = await SqliteWork.open(folder / "work.db", settings=settings, vfs=disk.name)
+        try:
+            await work_until_the_cut(store, rng, told)
+        finally:
+            await store.close()
+    except HoldfastError:
+        pass
+    finally:
+        disk.plug_in()
+        disk.unregister()
+    store = await SqliteWork.open(folder / "work.db", settings=settings)
+    try:
+        return len(told.enqueued), await _broken(store, told)
+    finally:
+        await store.close()
+
+
+async def _broken(store: SqliteWork, told: Told) -> int:
+    left = {job.seq: job for job in await store.find(Query(), 100_000)}
+    owed = told.enqueued.keys() - told.completed - told.asked
+    broken = sum(seq not in left or left[seq].payload.decode() != told.enqueued[seq] for seq in owed)
+    for seq, attempt in told.failed.items():
+        broken += seq in left and (left[seq].state is not State.RETRY or left[seq].attempt < attempt)
+    broken += (await store.position(READER) or 0) < told.position
+    heir = await Hand.sit(store, "heir")
+    again = set(await heir.turn(100_000))
+    return broken + len(again & told.completed)
+
+
+def cuts(folder: Path, count: int, synchronous: Synchronous) -> list[tuple[int, int]]:
+    reports = []
+    for seed in range(count):
+        place = folder / f"{synchronous}-{seed}"
+        place.mkdir()
+        reports.append(asyncio.run(cut(place, seed, synchronous)))
+    return reports
+
+
+def test_power_cuts_lose_no_job_and_repeat_none_that_was_completed(tmp_path: Path) -> None:
+    began = time.monotonic()
+    reports = cuts(tmp_path, CUTS, "FULL")
+    enqueued = sum(report[0] for report in reports)
+    tally(
+        Row(
+            name="power cut of work.db",
+            how="an SQLite VFS that loses, keeps or tears unsynced writes; FULL",
+            runs=len(reports),
+            failures=sum(report[1] > 0 for report in reports),
+            requirement="0 acknowledged enqueues lost, 0 completed jobs run again, failures and marks kept",
+            seed=f"0..{CUTS - 1}",
+            seconds=time.monotonic() - began,
+            figures={"enqueued": enqueued},
+        )
+    )
+    assert not [report for report in reports if report[1]], reports
+    assert enqueued > 20 * CUTS
+
+
+def test_control_without_a_sync_per_commit_power_cuts_do_lose_jobs(tmp_path: Path) -> None:
+    assert sum(broken for _, broken in cuts(tmp_path, 12, "NORMAL")) > 0
+
+
+async def endpoint_cut(folder: Path, seed: int) -> tuple[int, int]:
+    """Endpoints added, disabled and removed before one cut, and how many of them are not as was answered."""
+    rng, known = random.Random(seed), dict[str, Endpoint]()
+    disk = Disk(f"webhooks-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
+    asked, answered = "", 0
+    try:
+        endpoints = await SqliteEndpoints.open(folder / "webhooks.db", vfs=disk.name)
+        try:
+            while True:
+                asked = f"ep_{answered}" if rng.random() < 0.6 or not known else rng.choice(sorted(known))
+                if asked not in known:
+                    endpoint = Endpoint(asked, "acme", "https://example.com/", "whsec_", "", "2026-01-01")
+                    await endpoints.add(endpoint)
+                    known[asked] = endpoint
+                else:
+                    await endpoints.remove(asked)
+                    del known[asked]
+                answered, asked = answered + 1, ""
+        finally:
+            await endpoints.close()
+    except HoldfastError:
+        pass
+    finally:
+        disk.plug_in()
+        disk.unregister()
+    endpoints = await SqliteEndpoints.open(folder / "webhooks.db")
+    left = {endpoint.endpoint_id: endpoint for endpoint in await endpoints.all()}
+    await endpoints.close()
+    differing = {name for name in left.keys() | known.keys() if left.get(name) != known.get(name)}
+    return answered, len(differing - {asked})
+
+
+def test_power_cuts_lose_no_endpoint_and_bring_none_back(tmp_path: Path) -> None:
+    reports = []
+    for seed in range(20):
+        (tmp_path / str(seed)).mkdir()
+        reports.append(asyncio.run(endpoint_cut(tmp_path / str(seed), seed)))
+    assert not [report for report in reports if report[1]], reports
+    assert sum(answered for answered, _ in reports) > 200
