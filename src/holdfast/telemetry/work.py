@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.telemetry.marks import sometimes
 from holdfast.telemetry.metrics import counter, gauge
 
 _jobs_completed = counter("work_jobs_completed", "Jobs done, as their worker reported them")
@@ -29,6 +30,19 @@ def work_failed(reason: str) -> None:
 
 def work_lease_lost() -> None:
     _lease_lost.inc()
+    sometimes("a worker lost its lease")
+
+
+def work_completion_refused() -> None:
+    sometimes("a zombie's completion was refused")
+
+
+def work_probed() -> None:
+    sometimes("a job type was probed: half_open")
+
+
+def work_known_already() -> None:
+    sometimes("a message from outside was known already")
 
 
 def work_counts(by_state: Mapping[str, int], by_reason: Mapping[str, int], open_breakers: int) -> None:

@@ -31,6 +31,11 @@ class Breakers:
             return None
         return breaker.retry_after(now)
 
+    def is_probe(self, job_type: str) -> bool:
+        """Whether a run that may start now tries out whether the dependency is back."""
+        breaker = self._own.get(job_type)
+        return breaker is not None and breaker.state(self._clock.monotonic()) is BreakerState.HALF_OPEN
+
     def succeeded(self, job_type: str) -> None:
         breaker = self._own.get(job_type)
         if breaker is not None:

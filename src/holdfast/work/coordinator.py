@@ -184,6 +184,8 @@ class _Shift:
                     await self._rewind()
                 failures = 0
             except LeaseLost:
+                if report.completed:
+                    telemetry.work_completion_refused()
                 raise
             except HoldfastError as error:
                 failures += 1

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import apsw
 
+from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import BadSetting
 from holdfast.work import embedded
@@ -56,6 +57,8 @@ class EmbeddedWork:
     async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
         seqs = await self._transact(lambda db: embedded.enqueue_marked(db, drafts, mark, self._clock.now()))
         self._woken.set()
+        if 0 in seqs:
+            telemetry.work_known_already()
         return seqs
 
     async def position(self, reader: str) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import asyncpg
 
+from holdfast import telemetry
 from holdfast.errors import BadSetting, NotFound, StateCorrupted, Unavailable
 from holdfast.work.contract import (
     Act,
@@ -85,10 +86,14 @@ class PostgresWork:
         values = arguments(drafts, self._rng)
         with translated():
             if mark is None:
-                return list(await self._pool.fetchval(ENQUEUE, *values) or [])
-            async with self._pool.acquire() as connection, connection.transaction():
-                await connection.execute(_PEOPLE["mark"], mark.reader, mark.position)
-                return list(await connection.fetchval(ENQUEUE, *values) or [])
+                seqs = list(await self._pool.fetchval(ENQUEUE, *values) or [])
+            else:
+                async with self._pool.acquire() as connection, connection.transaction():
+                    await connection.execute(_PEOPLE["mark"], mark.reader, mark.position)
+                    seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
+        if 0 in seqs:
+            telemetry.work_known_already()
+        return seqs
 
     async def position(self, reader: str) -> int | None:
         rows = await self._fetch("position", reader)

@@ -56,6 +56,8 @@ class Runner:
         seconds = self._breakers.put_off(job.type)
         if seconds is not None:
             return self._put_off(job, seconds)
+        if self._breakers.is_probe(job.type):
+            telemetry.work_probed()
         context = Context(job, seat)
         try:
             await self._call(handling, context)
