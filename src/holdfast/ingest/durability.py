@@ -92,8 +92,10 @@ class GuardedStore:
             telemetry.sequences_allocated(self._clock.monotonic() - started)
         except HoldfastError as error:
             outcomes = [error] * len(drafts)
-        for outcome, count in Counter(map(_outcome_name, outcomes)).items():
-            telemetry.sends_answered(outcome, count)
+        fresh = sum([isinstance(outcome, Acked) and not outcome.deduplicated for outcome in outcomes])
+        names = ["persisted"] * fresh if fresh == len(outcomes) else map(_outcome_name, outcomes)
+        for name, count in Counter(names).items():
+            telemetry.sends_answered(name, count)
         return outcomes
 
     async def change(self, command: Command, deadline: float) -> Changed:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from holdfast.bounds import KIB, MIB, positive
 from holdfast.errors import HoldfastError, ServerBusy, Unavailable
 from holdfast.message import Outcome, User
@@ -35,27 +37,19 @@ class IntakeSettings:
         positive(self, *self.__slots__)
 
 
-class Send:
-    """One send and who waits for its answer. One is made per send, so it is small and plain."""
+class Send(Struct, gc=False):
+    """One send and who waits for its answer. ``gc``: what it holds never holds it."""
 
-    __slots__ = ("answer", "body", "bytes", "deadline", "sender", "since", "source")
+    body: SendBody
+    sender: User
+    source: str
+    since: float
+    deadline: float
+    answer: Callable[[Outcome], None]
+    bytes: int = 0
 
-    def __init__(
-        self,
-        body: SendBody,
-        sender: User,
-        source: str,
-        since: float,
-        deadline: float,
-        answer: Callable[[Outcome], None],
-    ) -> None:
-        self.body = body
-        self.sender = sender
-        self.source = source
-        self.since = since
-        self.deadline = deadline
-        self.answer = answer
-        content = body.content
+    def __post_init__(self) -> None:
+        content = self.body.content
         self.bytes = len(content) if content.isascii() else len(content.encode())
 
     @property
@@ -111,7 +105,9 @@ class Waiting:
         size = 0
         while self._queue and len(group) < limits.max_group_sends:
             send = self._queue[0]
-            error = (failed.get(send.lane) if failed else None) or self._verdict(send, now)
+            error = failed.get(send.lane) if failed else None
+            if error is None and (now >= send.deadline or now >= send.since + limits.max_age_seconds):
+                error = self._verdict(send, now)
             if error is None and group and size + send.bytes > limits.max_group_bytes:
                 break
             self._forget(self._queue.popleft())

@@ -32,7 +32,7 @@ from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note
 from holdfast.session.requests import Overload, Pull, Request, Requests
 from holdfast.session.resume import Gathering, brought_up_to_date, resumed
-from holdfast.session.validation import refusal_of
+from holdfast.session.validation import refusal_of, refusal_of_send
 from holdfast.session.words import acknowledgement, farewell, hello
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import encode_frame, error_payload
@@ -45,6 +45,7 @@ from holdfast.wire.frames import (
     HeartbeatAck,
     Read,
     Resume,
+    SendBody,
     SendMessage,
     SyncRequest,
     TypingStart,
@@ -53,6 +54,7 @@ from holdfast.wire.frames import (
 from holdfast.wire.frames import Heartbeat as HeartbeatPayload
 from holdfast.wire.run import Run
 
+_NoSend = Authenticate | Ack | Resume | SyncRequest | HeartbeatAck | TypingStart | TypingStop | Read
 _ROTATION_SPREAD = 0.05
 _RATE_ERROR_SECONDS = 1.0
 
@@ -153,16 +155,24 @@ class Session:
         if frame.request_id is not None and (reason := check_id(frame.request_id, "request_id")):
             return self.invalid(InvalidMessage(reason, field="request_id"), None, now)
         effects: list[Effect] = []
-        if (refusal := refusal_of(frame, self._limits)) is not None:
+        if isinstance(frame, SendMessage):
+            refusal = self._refusal_of_send(frame.payload, now)
+            if refusal is None:
+                return (Submit(self._requests.begin(frame), frame.payload),)
+        elif (refusal := refusal_of(frame, self._limits)) is None:
+            self._admit(frame, effects, now)
+        if refusal is not None:
             self._refuse(frame, refusal, effects)
             if isinstance(refusal, InvalidMessage) and self._requests.count_invalid(now):
                 effects += self.close(Closing.PROTOCOL_ERROR, now)
-        else:
-            self._admit(frame, effects, now)
         inbound, outbound = self._limits.backpressure.inbound, self._limits.backpressure.outbound
         if len(self._deliveries.lanes.control) > 2 * outbound.max_control_frames + inbound.max_queue_depth:
             effects += self.close(Closing.OVERLOADED, now)
         return effects
+
+    def _refusal_of_send(self, body: SendBody, now: float) -> HoldfastError | None:
+        bytes_max = self._limits.backpressure.inbound.max_message_size_bytes
+        return refusal_of_send(body, bytes_max) or self._requests.rate_send(now) or self._full(now)
 
     def invalid(self, error: HoldfastError, request_id: str | None, now: float) -> Effects:
         """A frame could not be decoded."""
@@ -184,10 +194,8 @@ class Session:
         self._deliveries.sleep()
         return False
 
-    def _admit(self, frame: AnyClientFrame, effects: list[Effect], now: float) -> None:
+    def _admit(self, frame: _NoSend, effects: list[Effect], now: float) -> None:
         match frame:
-            case SendMessage():
-                self._send(frame, effects, now)
             case SyncRequest() | Resume() | Authenticate():
                 if (refusal := self._requests.rate_other(now)) is not None:
                     self._refuse(frame, refusal, effects)
@@ -205,13 +213,6 @@ class Session:
                     effects.append(noted)
             case _:
                 assert_never(frame)
-
-    def _send(self, frame: SendMessage, effects: list[Effect], now: float) -> None:
-        refusal = self._requests.rate_send(now) or self._full(now)
-        if refusal is not None:
-            self._refuse(frame, refusal, effects)
-            return
-        effects.append(Submit(self._requests.begin(frame), frame.payload))
 
     def _ask(self, frame: SyncRequest | Resume | Authenticate, effects: list[Effect], now: float) -> None:
         if isinstance(frame, Resume) and not self._gather(frame, effects):

@@ -25,12 +25,12 @@ def hello(limits: SessionLimits, connection_id: str, user_id: str, device_id: st
 def acknowledgement(client_message_id: str, acked: Acked) -> MessageAck:
     message = acked.message
     return MessageAck(
-        client_message_id=client_message_id,
-        message_id=message.message_id,
-        chat_id=message.chat_id,
-        sequence=message.sequence,
-        created_at=message.created_at,
-        deduplicated=acked.deduplicated,
+        client_message_id,
+        message.message_id,
+        message.chat_id,
+        message.sequence,
+        message.created_at,
+        acked.deduplicated,
     )
 
 

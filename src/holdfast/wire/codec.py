@@ -12,10 +12,15 @@ serve every connection; that is what makes fanout cheap.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidMessage
 from holdfast.wire.frames import SERVER_PAYLOADS, AnyClientFrame, Error, Sendable
+
+SIZES_REMEMBERED = 1_024
+"""The sizes of most frames are among so many."""
 
 _client_frame: msgspec.json.Decoder[AnyClientFrame] = msgspec.json.Decoder(AnyClientFrame)
 _encoder = msgspec.json.Encoder()
@@ -69,6 +74,7 @@ def encode_frame(payload: Sendable, request_id: str | None = None) -> bytes:
     return b"".join((text_header(len(opening) + len(body) + 1), opening, body, b"}"))
 
 
+@lru_cache(SIZES_REMEMBERED)
 def text_header(size: int) -> bytes:
     """The header of an unmasked, final text frame (RFC 6455 section 5.2)."""
     if size < 126:
