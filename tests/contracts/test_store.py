@@ -348,9 +348,9 @@ async def test_heads_and_memberships_name_what_is_there(store: Any, rig: Rig) ->
     await create(store, chat_id="chat_b")
     await fill(store, 4)
     assert await store.heads(["chat_a", "chat_b", "chat_none"]) == {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
-    assert await store.memberships(ANN) == {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
-    assert await store.memberships(BOB) == {"chat_a": Cursor(1, 4)}
-    assert await store.memberships(STRANGER) == {}
+    anns = {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
+    assert await store.memberships([BOB, STRANGER, ANN]) == {BOB: {"chat_a": Cursor(1, 4)}, STRANGER: {}, ANN: anns}
+    assert await store.memberships([]) == {}
     many = [f"chat_none_{n}" for n in range(2_500)] + ["chat_a"]
     assert await store.heads(many) == {"chat_a": Cursor(1, 4)}
 

@@ -23,7 +23,7 @@ from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Message, User
-from holdfast.store.changes import Act, CreateChat
+from holdfast.store.changes import Act, CreateChat, RemoveMember
 from holdfast.store.contract import Store
 from holdfast.store.history import History
 from holdfast.store.memory import MemoryStore
@@ -144,6 +144,11 @@ class Bench:
         act = Act(User(TENANT, users[0]), timestamp(self.clock.now()), self.ids.new("msg_"))
         await self.store.change(CreateChat(act, chat_id, "group", "a chat", users[1:]))
         return chat_id
+
+    async def remove(self, chat_id: str, user_id: str) -> None:
+        """An operator removes a member, and nobody here hears of it."""
+        act = Act(User(TENANT, "op"), timestamp(self.clock.now()), self.ids.new("msg_"), operator=True)
+        await self.store.change(RemoveMember(act, chat_id, user_id))
 
 
 async def settle(turns: int = 20) -> None:

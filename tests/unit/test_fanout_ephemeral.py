@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from holdfast.fanout.ephemeral import Ephemeral, EphemeralSettings
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.message import Entry, Message, User, Watermark
+from holdfast.message import Cursor, Entry, Message, User, Watermark
 from holdfast.store.changes import AddMember
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.faults import Odds, Plan, faulty
@@ -32,7 +32,11 @@ class Bench:
         self.plan = Plan(random.Random(1))
         store = faulty(self.store, self.plan)
         self.members = Members(store.members)
-        self.ephemeral = Ephemeral(self, self.members, store.memberships, self.clock, settings)
+
+        async def memberships(user: User) -> Mapping[str, Cursor]:
+            return (await store.memberships([user]))[user]
+
+        self.ephemeral = Ephemeral(self, self.members, memberships, self.clock, settings)
         self.told: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
 

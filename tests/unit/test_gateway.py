@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from chats import draft
 from plane import Bench, FakeSocket, bench, message, settle
 
@@ -16,7 +18,10 @@ from holdfast.message import Cursor, User
 from holdfast.session.limits import Backpressure, Outbound
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import run
+from holdfast.wire.codec import encode_frame
+from holdfast.wire.frames import Typing
 
+TYPING = encode_frame(Typing("chat", "alice", True))
 ALICE, BOB = User("default", "alice"), User("default", "bob")
 
 
@@ -463,7 +468,7 @@ def test_a_closed_connection_leaves_its_chats() -> None:
 
 def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> None:
     class Away(MemoryStore):
-        async def memberships(self, user: User) -> Any:
+        async def memberships(self, users: Sequence[User]) -> Any:
             raise Unavailable("the store is away")
 
     async def story() -> None:
@@ -472,5 +477,123 @@ def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> None:
             await settle()
             assert types_of(socket.take()) == ["error", "connection_closing"]
             assert socket.closed == (4007, "upstream_failure")
+
+    run(story())
+
+
+def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_told_to_sync_it() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            stays = await parts.chat("alice", "bob")
+            alice, bob = await live(parts, "alice"), await live(parts, "bob")
+            await parts.remove(chat_id, "bob")
+            await parts.gateway.ask_memberships()
+            parts.gateway.push_to_chat(chat_id, ("typing",), TYPING)
+            await settle()
+            assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}]
+            assert types_of(alice.take()) == ["typing"]
+            bob.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
+            parts.gateway.push_to_chat(stays, ("typing",), TYPING)
+            await settle()
+            refused, typing = bob.take()
+            assert (refused["payload"]["code"], typing["type"]) == ("NOT_A_MEMBER", "typing")
+
+    run(story())
+
+
+class SlowMemberships(MemoryStore):
+    """Reads memberships at once and answers when the gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        found = await super().memberships(users)
+        await self.gate.wait()
+        return found
+
+
+def test_memberships_read_before_an_event_do_not_take_it_back() -> None:
+    async def story() -> None:
+        store = SlowMemberships()
+        async with bench(store=store) as parts:
+            left, joined = await parts.chat("alice", "bob"), await parts.chat("alice")
+            bob = await live(parts, "bob")
+            store.gate.clear()
+            asking = asyncio.create_task(parts.gateway.ask_memberships())
+            await settle()
+            for chat_id, what in ((left, "member_removed"), (joined, "member_added")):
+                event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
+                parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
+            store.gate.set()
+            await asking
+            assert list(bob.connection.chats) == [joined]
+            assert parts.gateway.roster.in_chat(left) == ()
+
+    run(story())
+
+
+def test_memberships_read_before_a_connection_came_say_nothing_about_it() -> None:
+    async def story() -> None:
+        store = SlowMemberships()
+        async with bench(store=store) as parts:
+            await live(parts, "bob")
+            chat_id = await parts.chat("alice", "bob")
+            store.gate.clear()
+            asking = asyncio.create_task(parts.gateway.ask_memberships())
+            await settle()
+            await parts.remove(chat_id, "bob")
+            tablet = parts.connect("bob", "tablet")
+            store.gate.set()
+            await asking
+            await settle()
+            assert list(tablet.connection.chats) == []
+
+    run(story())
+
+
+def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Partly(MemoryStore):
+        async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+            if broken and ALICE in users:
+                raise Unavailable("this one cannot be read")
+            return await super().memberships(users)
+
+    broken: list[str] = []
+    monkeypatch.setattr("holdfast.gateway.gateway.USERS_PER_READ", 1)
+
+    async def story() -> None:
+        async with bench(store=Partly()) as parts:
+            await live(parts, "alice")
+            bob = await live(parts, "bob")
+            broken.append("alice")
+            await parts.chat("carol", "bob")
+            await parts.gateway.ask_memberships()
+            await settle()
+            assert types_of(bob.take()) == ["resync"]
+
+    run(story())
+
+
+def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
+    class Counting(MemoryStore):
+        reads = 0
+
+        async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+            self.reads += 1
+            return await super().memberships(users)
+
+    async def story() -> None:
+        store = Counting()
+        async with bench(store=store) as parts:
+            for n in range(120):
+                parts.connect(f"user_{n}")
+            await settle()
+            store.reads = 0
+            await parts.gateway.ask_memberships()
+            assert store.reads == 3
 
     run(story())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plane import Bench, FakeSocket, bench, message, settle
@@ -74,7 +75,7 @@ def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leaving_a_
 
 
 class Away(MemoryStore):
-    async def memberships(self, user: User) -> dict[str, Cursor]:
+    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
         raise Unavailable("the store is away")
 
 

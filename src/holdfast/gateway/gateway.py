@@ -8,11 +8,11 @@ drains when the node stops. Nothing here waits for a client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from holdfast import telemetry
 from holdfast.access import Principal
@@ -26,8 +26,12 @@ from holdfast.store.changes import membership_event
 from holdfast.wire.closing import Closing
 from holdfast.wire.run import Run
 
+T = TypeVar("T")
+
 TICK_SECONDS = 0.25
 HEADS_PER_READ = 500
+USERS_PER_READ = 50
+"""Each may be in thousands of chats."""
 EPOCH_UNKNOWN = 0
 """An event tells a chat's newest sequence but not its epoch; epochs start at 1, and the first page tells it."""
 
@@ -60,6 +64,8 @@ class Gateway:
         self._dirty: list[Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.Task[None]] = []
+        self._moved: set[User] | None = None
+        """Who joined or left a chat since a read of memberships began; None while there is none."""
         self._empty = asyncio.Event()
         self.draining = False
 
@@ -166,11 +172,17 @@ class Gateway:
         if event.event == "member_added":
             self._join(user, message.chat_id, message.sequence, now)
         elif event.event == "member_removed":
+            self._note_move(user)
             self._roster.left(user, message.chat_id)
             for connection in self._roster.of_user(user):
                 connection.do(connection.owed.membership(message.chat_id, None, now))
 
+    def _note_move(self, user: User) -> None:
+        if self._moved is not None:
+            self._moved.add(user)
+
     def _join(self, user: User, chat_id: str, head: int, now: float) -> None:
+        self._note_move(user)
         self._roster.joined(user, chat_id)
         for connection in self._roster.of_user(user):
             connection.do(connection.owed.membership(chat_id, Cursor(EPOCH_UNKNOWN, head), now))
@@ -264,24 +276,42 @@ class Gateway:
     async def ask_heads(self) -> None:
         """Every session learns the heads of its chats from the store itself, not from what passed through here,
         so that a skipped delivery is always found, the last one of a quiet chat too."""
-        chats = list(self._roster.chats)
-        for start in range(0, len(chats), HEADS_PER_READ):
-            heads = await self._plane.history.heads(chats[start : start + HEADS_PER_READ])
-            for chat_id, head in heads.items():
-                self.heard(chat_id, head)
+        await _in_parts("heads", list(self._roster.chats), HEADS_PER_READ, self._ask_heads)
+
+    async def _ask_heads(self, chat_ids: Sequence[str]) -> None:
+        for chat_id, head in (await self._plane.history.heads(chat_ids)).items():
+            self.heard(chat_id, head)
 
     async def ask_memberships(self) -> None:
-        """Users learn of chats whose event of joining was skipped: such a chat is in nobody's heads.
+        """Users learn of chats whose event of joining was skipped, for such a chat is in nobody's heads; and get
+        nothing more, not even typing, of chats whose event of leaving was skipped."""
+        await _in_parts("memberships", list(self._roster.users), USERS_PER_READ, self._ask_memberships)
 
-        Only joins need this. Who left and did not hear of it meets a gap or a head in that chat, pulls, and is refused.
-        """
-        for user in list(self._roster.users):
-            memberships = await self._plane.history.memberships(user)
-            now = self._plane.clock.monotonic()
-            here = [connection for connection in self._roster.of_user(user) if connection.established]
-            for chat_id, head in memberships.items():
-                if any(chat_id not in connection.chats for connection in here):
-                    self._join(user, chat_id, head.sequence, now)
+    async def _ask_memberships(self, users: Sequence[User]) -> None:
+        """Who changes while the store is being read is left to the next time: what was read may be older than they."""
+        asked = {user: self._roster.of_user(user) for user in users}
+        asked = {user: here for user, here in asked.items() if all(connection.established for connection in here)}
+        self._moved = set()
+        try:
+            found = await self._plane.history.memberships_of(list(asked))
+            moved = self._moved
+        finally:
+            self._moved = None
+        for user, memberships in found.items():
+            if user not in moved and self._roster.of_user(user) == asked[user]:
+                self._correct(user, asked[user], memberships)
+
+    def _correct(self, user: User, here: Sequence[Connection], memberships: Mapping[str, Cursor]) -> None:
+        if all(connection.chats == memberships.keys() for connection in here):
+            return
+        now = self._plane.clock.monotonic()
+        for chat_id, head in memberships.items():
+            if any(chat_id not in connection.chats for connection in here):
+                self._join(user, chat_id, head.sequence, now)
+        for chat_id in {chat_id for connection in here for chat_id in connection.chats} - memberships.keys():
+            self._roster.left(user, chat_id)
+            for connection in here:
+                connection.do(connection.owed.membership(chat_id, None, now, heard=False))
 
     def heard(self, chat_id: str, head: Cursor) -> None:
         """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""
@@ -328,14 +358,26 @@ def _give_up(connection: Connection, error: BaseException) -> None:
     connection.abort()
 
 
+async def _in_parts(what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]) -> None:
+    """Ask for all, part by part; parts that fail keep back no other, and are asked for again the next time."""
+    unread = 0
+    last: HoldfastError | None = None
+    for start in range(0, len(items), size):
+        part = items[start : start + size]
+        try:
+            await ask(part)
+        except HoldfastError as error:
+            unread, last = unread + len(part), error
+    if last is not None:
+        telemetry.unread(what, unread, last)
+
+
 async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
-    """For ever; what fails is counted and done again the next time."""
+    """For ever; what fails is told and done again the next time."""
     while True:
         await asyncio.sleep(seconds)
         try:
             await do()
-        except HoldfastError as error:
-            telemetry.heads_unread(error)
         except Exception as error:
             telemetry.defect("gateway", error)
 

@@ -361,15 +361,15 @@ class Session:
         """Messages were committed: queue them if they come next, else the client is told to sync."""
         return self._deliveries.deliver(run, now)
 
-    def membership(self, chat_id: str, head: Cursor | None, now: float) -> Effects:
-        """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None)."""
+    def membership(self, chat_id: str, head: Cursor | None, now: float, *, heard: bool = True) -> Effects:
+        """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None), ``heard`` of or not."""
         effects: list[Effect] = []
         if self.closed:
             return effects
         if self._requests.pulling is not None:
             self._moved = self._moved or {}
             self._moved[chat_id] = head is not None
-        self._deliveries.membership(chat_id, head, effects)
+        self._deliveries.membership(chat_id, head, effects, heard)
         return effects
 
     def ephemeral(self, key: Hashable, frame: bytes, now: float) -> Effects:

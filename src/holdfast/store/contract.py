@@ -107,8 +107,8 @@ class Store(Protocol):
         """The present (epoch, head) of each chat; unknown chats are left out."""
         ...
 
-    async def memberships(self, user: User) -> Mapping[str, Cursor]:
-        """The (epoch, head) of every chat the user is a member of now."""
+    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        """For each user the (epoch, head) of every chat they are a member of now, read in one snapshot."""
         ...
 
     async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:

@@ -10,7 +10,7 @@ cursor is never clamped: the chat's epoch is raised at once, so that every copy 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -123,7 +123,11 @@ class History:
 
     async def memberships(self, user: User) -> Mapping[str, Cursor]:
         """The (epoch, head) of every chat of the user."""
-        return await self.ask(lambda store: store.memberships(user))
+        return (await self.memberships_of([user]))[user]
+
+    async def memberships_of(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        """The same of several users, in one read."""
+        return await self.ask(lambda store: store.memberships(users))
 
     async def heads(self, chat_ids: Iterable[str], deadline: float | None = None) -> Mapping[str, Cursor]:
         """The (epoch, head) of each chat that exists."""
@@ -141,7 +145,7 @@ class History:
         """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``."""
         deadline = self._deadline(asked_at)
         async with self._resumes.one(max(deadline - self._clock.monotonic(), 0.0)):
-            heads = dict(await self.ask(lambda store: store.memberships(user), deadline))
+            heads = dict((await self.ask(lambda store: store.memberships([user]), deadline))[user])
             joined = [chat_id for chat_id in heads if chat_id not in cursors]
             gone = [chat_id for chat_id in cursors if chat_id not in heads]
             for chat_id, cursor in cursors.items():

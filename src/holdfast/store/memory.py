@@ -191,8 +191,11 @@ class MemoryStore:
     async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
         return {c: Cursor(self._chats[c].chat.epoch, self._chats[c].head) for c in chat_ids if c in self._chats}
 
-    async def memberships(self, user: User) -> Mapping[str, Cursor]:
-        return {h.chat.chat_id: Cursor(h.chat.epoch, h.head) for h in self._chats_with(user)}
+    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        return {
+            user: {held.chat.chat_id: Cursor(held.chat.epoch, held.head) for held in self._chats_with(user)}
+            for user in users
+        }
 
     async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
         newest_first = sorted(self._chats_with(user), key=lambda held: held.activity, reverse=True)

@@ -72,6 +72,6 @@ def outbound_buffers(waiting_bytes: int) -> None:
     _outbound.set(waiting_bytes)
 
 
-def heads_unread(error: Exception) -> None:
-    """Heads could not be asked for; the next heartbeat interval asks again."""
-    log.warning("heads unread", error=str(error))
+def unread(what: str, many: int, error: Exception) -> None:
+    """Heads or memberships could not be read from the store; the next heartbeat interval asks again."""
+    log.warning(f"{what} unread", many=many, error=str(error))

@@ -29,6 +29,7 @@ OPERATIONS_BETWEEN_LOOKS = 5_000
 _chat = Decoder(Chat)
 _messages = Decoder(list[Message])
 _cursors = Decoder(dict[str, Cursor])
+_cursors_of_each = Decoder(list[dict[str, Cursor]])
 _members = Decoder(list[Member])
 _watermarks = Decoder(list[tuple[User, str, str, int, int, int]])
 _summaries = Decoder(list[tuple[Chat, str, str, int, int, int, Message | None]])
@@ -137,9 +138,10 @@ def heads(handle: Handle, deadline: Deadline, chat_ids: Sequence[str]) -> dict[s
         return _cursors.decode(connection.execute(SQL["heads"], {"chat_ids": encode(chat_ids).decode()}).get)
 
 
-def memberships(handle: Handle, deadline: Deadline, user: User) -> dict[str, Cursor]:
+def memberships(handle: Handle, deadline: Deadline, users: Sequence[User]) -> dict[User, dict[str, Cursor]]:
     with deadline.over(handle) as connection:
-        return _cursors.decode(connection.execute(SQL["memberships"], user._asdict()).get)
+        text = connection.execute(SQL["memberships"], {"users": encode(users).decode()}).get
+    return dict(zip(users, _cursors_of_each.decode(text), strict=True))
 
 
 def chats_of(handle: Handle, deadline: Deadline, user: User, limit: int, after: str | None) -> list[ChatSummary]:

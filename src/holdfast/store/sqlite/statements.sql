@@ -190,9 +190,12 @@ SELECT json_group_object(v.chat_id, json_array(v.epoch, v.head))
 FROM json_each(:chat_ids) AS c CROSS JOIN chat_values AS v ON v.chat_id = c.value;
 
 -- name: memberships
-SELECT json_group_object(v.chat_id, json_array(v.epoch, v.head))
-FROM members AS m CROSS JOIN chat_values AS v ON v.chat = m.chat
-WHERE m.tenant = :tenant AND m.user_id = :user_id;
+-- For each of [[tenant, user_id], ...], in order, their chats.
+SELECT json_group_array(json((
+  SELECT json_group_object(v.chat_id, json_array(v.epoch, v.head))
+  FROM members AS m INDEXED BY members_by_user CROSS JOIN chat_values AS v ON v.chat = m.chat
+  WHERE m.tenant = u.value ->> 0 AND m.user_id = u.value ->> 1)) ORDER BY u.key)
+FROM json_each(:users) AS u;
 
 -- name: list_edge
 -- Where a page of a list of chats ended.

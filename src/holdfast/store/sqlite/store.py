@@ -97,8 +97,8 @@ class SqliteStore:
             found.update(await self._read(reads.heads, wanted[start : start + HEADS_AT_ONCE]))
         return found
 
-    async def memberships(self, user: User) -> Mapping[str, Cursor]:
-        return await self._read(reads.memberships, user)
+    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        return await self._read(reads.memberships, users)
 
     async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
         return await self._read(reads.chats_of, user, limit, after)

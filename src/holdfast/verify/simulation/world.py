@@ -321,7 +321,7 @@ class World:
         if any(device.unsent or device.wire is None for device in self.devices):
             return False
         for device in self.devices:
-            for chat_id in await self.disk.store.memberships(device.user):
+            for chat_id in (await self.disk.store.memberships([device.user]))[device.user]:
                 stored = self.disk.sequences(chat_id)
                 if [pair[0] for pair in device.copies.get(chat_id, [])] != stored:
                     return False
@@ -333,7 +333,7 @@ class World:
         self._over(list(self._disturbances))
         for device in self.devices:
             device.switch_off()
-            device.note_copies(await self.disk.store.memberships(device.user))
+            device.note_copies((await self.disk.store.memberships([device.user]))[device.user])
         await note_store(self.record, self.disk.store, self.founders, self.disk.keys())
         await note_log(self.record, self.disk.log)
 
