@@ -116,6 +116,8 @@ NOTES: dict[str, str] = {
     "durability.chats.members_at_creation_max": "Members a chat may be created with, its creator included. Above: INVALID_MESSAGE with the limit.",
     "durability.chats.chats_per_user_max": "Chats of one user. The next: FORBIDDEN with the limit.",
     "durability.chats.devices_per_member_max": "Devices whose watermarks are kept per chat and member. Above: the one furthest behind is merged into the one without a name.",
+    "durability.keys.idempotency_ttl_days": "How long the key of a message (`client_message_id`) is remembered. 0: as long as the message. With a number, a client that was away for longer stores a message twice. The seed's rule is 7.",
+    "durability.keys.answers_ttl_days": "How long the answer to a REST change with an `Idempotency-Key` (other than a send) is remembered, at least. After that the same key is a new request.",
     "durability.chats.name_characters_max": "Characters of a chat's name. Above: INVALID_MESSAGE.",
     "durability.sqlite.synchronous": "FULL: a commit is on stable storage. NORMAL loses acknowledged messages at a power cut; it exists to prove that.",
     "durability.sqlite.readers": "Threads that read; they never wait for the writer.",

@@ -29,6 +29,7 @@ from holdfast.ingest.watermarks import WatermarkSettings
 from holdfast.limits.plane import LimitsSettings
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
+from holdfast.store.housekeeping import KeySettings
 from holdfast.store.plan import ChatLimits
 from holdfast.telemetry import safe_text
 from holdfast.webhooks.plane import WorkSettings
@@ -136,6 +137,7 @@ class Durability:
     history: HistorySettings = field(default_factory=HistorySettings)
     watermarks: WatermarkSettings = field(default_factory=WatermarkSettings)
     chats: ChatLimits = field(default_factory=ChatLimits)
+    keys: KeySettings = field(default_factory=KeySettings)
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
     dynamodb: Dynamodb = Dynamodb()
     kafka: KafkaLog = KafkaLog()

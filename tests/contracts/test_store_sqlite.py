@@ -422,7 +422,8 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
         reopened = telemetry.REGISTRY.get_sample_value("holdfast_store_reopened_total") or 0
         trouble.begin()
         for n in range(3):
-            with pytest.raises(answer) as caught:
+            # Later ones may not even find the file usable: nothing is tried before its log is settled.
+            with pytest.raises(answer if n == 0 else HoldfastError) as caught:
                 await send(store, f"bad-{n}")
             assert isinstance(caught.value, Unavailable | OutcomeUnknown) and caught.value.retryable
             assert ";" in caught.value.message

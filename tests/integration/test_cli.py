@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from holdfast.cli.app import app
 
 COMMANDS = [
-    ("serve",), ("token",), ("status",), ("backup",), ("restore",),
+    ("serve",), ("token",), ("status",), ("backup",), ("restore",), ("erase",),
     ("chat", "list"), ("chat", "create"), ("chat", "invite"), ("chat", "open"), ("chat", "send"), ("chat", "history"),
     ("chat", "inspect"), ("chat", "recover"), ("chat", "halt"),
     ("key", "create"), ("key", "list"), ("key", "revoke"),
@@ -258,6 +258,20 @@ def test_a_backup_is_taken_while_serving_and_restored_elsewhere(program: Program
         assert page["epoch"] > 1, "a restore raises every epoch"
     finally:
         other.stop()
+
+
+def test_a_person_is_erased_after_being_asked_twice(program: Program) -> None:
+    chat_id = program.ok("chat", "create", "-u", "dora", "-n", "diary", "-m", "bob").strip()
+    program.ok("chat", "send", chat_id, "dear diary", "-u", "dora")
+    asked = program.run("erase", "--user", "dora", "--reason", "ticket 1", stdin="n\n")
+    assert asked.returncode == 1 and "Erase everything dora (default) wrote?" in asked.stderr
+    assert "dear diary" in program.ok("chat", "history", chat_id, "-u", "bob")
+    done = program.ok("erase", "--user", "dora", "--reason", "ticket 1", "--yes")
+    assert "1 messages of dora are erased, 1 chats left" in done
+    history = program.ok("chat", "history", chat_id, "-u", "bob")
+    assert "dear diary" not in history and "(removed)" in history
+    again = json.loads(program.ok("erase", "--user", "dora", "--reason", "ticket 1", "--yes", "--json"))
+    assert again == {"messages": 0, "chats_left": 0, "kept": []}
 
 
 def test_a_file_that_is_no_backup_is_refused(nowhere: Program, tmp_path: Path) -> None:

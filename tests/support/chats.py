@@ -29,8 +29,8 @@ PAGE = (100, 256 * 1024)
 _numbers = count(1)
 
 
-def act(actor: User = ANN, **fields: Any) -> Act:
-    return Act(actor, AT, f"msg_{next(_numbers)}", **fields)
+def act(actor: User = ANN, at: str = AT, **fields: Any) -> Act:
+    return Act(actor, at, f"msg_{next(_numbers)}", **fields)
 
 
 def operator(**fields: Any) -> Act:

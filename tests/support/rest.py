@@ -15,6 +15,7 @@ from holdfast.access import KeyRing, Scope, Tokens, TokenSettings, shared_secret
 from holdfast.api import ApiSettings, Backup, Deps, PresenceView, Readiness, make_app
 from holdfast.clock import Ids, ManualClock
 from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.intake import Intake
 from holdfast.message import User
 from holdfast.sqlite.copies import Copied
@@ -118,6 +119,7 @@ async def serving(
         sends=intake,
         history=History(store, no_rollback, clock, reads),
         audit_log=store,
+        erasing=Eraser(store, durability, clock),
         tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock),
         keys=KeyRing(),
         presence=presence,

@@ -103,6 +103,7 @@ ROWS = [
     Row("recover_chat", "POST", "/admin/chats/{chat}/recover", OPERATOR, WHY),
     Row("redact_any", "POST", "/admin/chats/{chat}/redact", OPERATOR, {**WHY, "sequence": 1}),
     Row("retain_from", "POST", "/admin/chats/{chat}/retain", OPERATOR, {**WHY, "first_sequence": 1}),
+    Row("erase_user", "POST", "/admin/erase", OPERATOR, {**WHY, "user_id": "zoe"}),
     Row("read_audit", "GET", "/admin/audit", OPERATOR),
     Row("list_keys", "GET", "/admin/keys", OPERATOR),
     Row("issue_key", "POST", "/admin/keys", OPERATOR, {**WHY, "kind": "tenant", "tenant": "acme", "label": "x"}),

@@ -14,6 +14,7 @@ from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
     ChangeAnswer,
+    ErasePerson,
     IssuedKey,
     KeyList,
     KeyView,
@@ -86,6 +87,16 @@ async def retain_from(deps: Deps, call: Call) -> Answer:
         assert isinstance(answer.body, ChangeAnswer)
         if answer.body.chat.first_sequence >= body.first_sequence or deps.clock.monotonic() >= deadline:
             return answer
+
+
+async def erase_user(deps: Deps, call: Call) -> Answer:
+    """Recorded before it begins, and at each step; as far as time allows."""
+    body: ErasePerson = call.body
+    user = User(body.tenant, body.user_id)
+    if not body.after:
+        await _record(deps, _act(deps, call, body.reason, body.tenant), "user.erase", f"{user.tenant}/{user.user_id}")
+    until = deps.clock.monotonic() + deps.settings.request_seconds_max / 2
+    return Answer(await deps.erasing.erase(user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until))
 
 
 async def read_audit(deps: Deps, call: Call) -> Answer:

@@ -84,6 +84,15 @@ class RetainFrom(Body, frozen=True):
     reason: Reason
 
 
+class ErasePerson(Body, frozen=True):
+    """Ask again with ``after`` set to the answer's ``through`` until it is ``done``; from 0 does no harm."""
+
+    user_id: Id
+    reason: Reason
+    tenant: Id = "default"
+    after: Position = 0
+
+
 class ChatsQuery(Body, frozen=True):
     """``after`` is the ``next`` of the page before."""
 

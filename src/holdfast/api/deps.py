@@ -15,6 +15,7 @@ from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
 from holdfast.errors import Unavailable
 from holdfast.ingest.contract import Durability
+from holdfast.ingest.erasure import Erasure
 from holdfast.limits.plane import LimitsPlane
 from holdfast.message import Outcome, User
 from holdfast.session.limits import Pages
@@ -75,6 +76,14 @@ class Sends(Protocol):
         ...
 
 
+class Erasing(Protocol):
+    """Where a person is erased: ``holdfast.ingest.erasure.Eraser``."""
+
+    async def erase(self, user: User, act: Callable[[], Act], after: int, until: float) -> Erasure:
+        """As far as it comes by ``until`` (monotonic)."""
+        ...
+
+
 class AuditLog(Protocol):
     """Where acts that change no chat are recorded: the store."""
 
@@ -111,6 +120,7 @@ class Deps:
     sends: Sends
     history: History
     audit_log: AuditLog
+    erasing: Erasing
     tokens: Tokens
     keys: KeyRing
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]

@@ -14,6 +14,7 @@ from holdfast.api.bodies import (
     ChatPage,
     ChatsQuery,
     DeliveryStatus,
+    ErasePerson,
     ErrorBody,
     Health,
     IssuedKey,
@@ -36,6 +37,7 @@ from holdfast.api.bodies import (
 )
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Backup, BackupRun, PresenceView
+from holdfast.ingest.erasure import Erasure
 from holdfast.limits.rules import Decision
 from holdfast.store.contract import Inspection
 from holdfast.wire.frames import MessageAck
@@ -137,6 +139,12 @@ ADMIN: Sequence[Endpoint] = (
         "chats:write", body=RetainFrom, answer=ChangeAnswer,
         note="Those before `first_sequence`, for ever; numbering goes on. `chat.first_sequence` in the answer "
         "tells how far it came in its time: repeat until it is there.",
+    ),
+    Endpoint(
+        "POST", "/admin/erase", admin.erase_user, "Erase a person", "operator", "chats:write",
+        body=ErasePerson, answer=Erasure,
+        note="The content of every text of a user goes for ever, and so do memberships of groups, devices and kept "
+        "answers. As far as its time allows: repeat with `after` set to `through` until `done`.",
     ),
     Endpoint(
         "GET", "/admin/audit", admin.read_audit, "The audit log, oldest first", "operator", "audit:read",

@@ -9,7 +9,7 @@ import typer
 from holdfast import __version__
 from holdfast.cli.chats import chat
 from holdfast.cli.jobs import jobs
-from holdfast.cli.operate import backup, key, restore, status, token
+from holdfast.cli.operate import backup, erase, key, restore, status, token
 from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
 from holdfast.cli.rules import rules
 from holdfast.cli.serving import serve
@@ -68,3 +68,4 @@ app.add_typer(jobs, name="jobs")
 app.add_typer(webhooks, name="webhooks")
 app.command()(backup)
 app.command()(restore)
+app.command()(erase)

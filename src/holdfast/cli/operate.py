@@ -137,6 +137,43 @@ def _contents(files: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(f"{counts[name]:,} {name}" for name in told if name in counts)
 
 
+@reaching
+def erase(
+    reach: Reach,
+    user: Annotated[str, typer.Option("--user", "-u", help="Whom to erase.")],
+    reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")],
+    tenant: TenantOption = "default",
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Erase a person: the content of all their messages, their memberships of groups, their devices. For ever.
+
+    Safe to repeat, also after it was interrupted. Their id stays where it is a sender. It revokes no token: have no new
+    one made, and those made so far expire.
+
+    Example:
+
+    \b
+      holdfast erase --user alice --reason "asked us to, ticket 4711"
+    """
+    if not sure:
+        typer.confirm(f"Erase everything {user} ({tenant}) wrote? Only a backup brings it back", abort=True, err=True)
+    rest = reach.as_operator()
+    messages = chats = after = 0
+    with show.progress() as moved:
+        while True:
+            body = {"tenant": tenant, "user_id": user, "reason": reason, "after": after}
+            step = rest.post("/admin/erase", body=body)
+            messages, chats, after = messages + step["messages"], chats + step["chats_left"], step["through"]
+            moved(f"{messages:,} messages erased", 0, 0)
+            if step["done"]:
+                break
+    if reach.as_json:
+        show.as_json({"messages": messages, "chats_left": chats, "kept": step["kept"]})
+        return
+    kept = f"; still in {len(step['kept'])} direct or halted chats" if step["kept"] else ""
+    show.line(f"{messages:,} messages of {user} are erased, {chats:,} chats left{kept}")
+
+
 @key.command("create")
 @reaching
 def create_key(

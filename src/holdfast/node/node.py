@@ -29,6 +29,7 @@ from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake
 from holdfast.gateway.port import Port
 from holdfast.ingest.durability import DurabilitySettings, GuardedStore
+from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
@@ -41,6 +42,7 @@ from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
 from holdfast.store.history import History
+from holdfast.store.housekeeping import Housekeeping
 from holdfast.store.sqlite import SqliteStore
 from holdfast.webhooks.plane import WorkPlane
 from holdfast.wire.frames import Presence
@@ -73,6 +75,7 @@ class Node:
         self.limits = limits
         self._sends = LimitedSends(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
+        self._housekeeping = Housekeeping(store, clock, plane_settings.keys)
         self.history = History(store, raiser, clock, plane_settings.history)
         self._watermarks = Watermarks(
             self._durability, lambda moved: self._ephemeral.moved(moved), plane_settings.watermarks
@@ -154,6 +157,7 @@ class Node:
                 role("ephemeral", self._ephemeral.run),
                 role("attendance", self._attendance.run),
                 role("gauges", self._keep_gauges),
+                role("housekeeping", self._housekeeping.run),
             ):
                 yield
         finally:
@@ -193,6 +197,7 @@ class Node:
             sends=self._sends,
             history=self.history,
             audit_log=self._store,
+            erasing=Eraser(self._store, self._durability, self._clock),
             tokens=self.tokens,
             keys=self._keys,
             presence=self._presence,

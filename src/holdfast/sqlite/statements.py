@@ -9,9 +9,12 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def load(text: str) -> dict[str, str]:
-    """Name → statement, without the comments that describe it."""
+    """Name → statement, without the comments that describe it. ValueError: a name is there twice."""
     pieces = _NAME.split(text)
-    return {name: _bare(body) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
+    names = pieces[1::2]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a statement is named twice: {sorted(n for n in set(names) if names.count(n) > 1)}")
+    return {name: _bare(body) for name, body in zip(names, pieces[2::2], strict=True)}
 
 
 def _bare(body: str) -> str:

@@ -81,6 +81,21 @@ class Redact(Struct, frozen=True, tag=True):
     sequence: int
 
 
+ERASE_AT_ONCE = 500
+
+
+class Erase(Struct, frozen=True, tag=True):
+    """The content of these texts of one user goes, as in ``Redact``. Operators only; at most ``ERASE_AT_ONCE``.
+
+    What the user did not send, what is gone already, and events are left alone.
+    """
+
+    act: Act
+    chat_id: str
+    user_id: str
+    sequences: Sequence[int]
+
+
 RETAIN_AT_ONCE = 5_000
 
 
@@ -128,6 +143,7 @@ Command = (
     | RemoveMember
     | ChangeRole
     | Redact
+    | Erase
     | Retain
     | HaltChat
     | RecoverChat

@@ -20,6 +20,8 @@ from msgspec import Struct
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
 from holdfast.store.changes import Act, Changed, Command
 
+LOOKED_AT_ONCE = 5_000
+"""So many entries of the log ``sent_by`` looks at."""
 UNREAD_EXACT = 100
 """So many of a chat's newest messages are looked at when unread ones are counted."""
 
@@ -57,6 +59,17 @@ class AuditRecord(Struct, frozen=True):
     target: str
     reason: str
     details: str
+
+
+class SentBy(Struct, frozen=True):
+    """Where a user's messages are, (chat_id, sequence) each, among some entries of the log.
+
+    ``through`` is the last entry that was looked at; ``ended``: there is none after it.
+    """
+
+    places: Sequence[tuple[str, int]]
+    through: int
+    ended: bool
 
 
 class Store(Protocol):
@@ -137,6 +150,27 @@ class Store(Protocol):
 
     async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
         """Add an act that changed no chat (a key issued, a backup taken) to the audit log."""
+        ...
+
+    async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
+        """Forget the idempotency keys of answers and of messages from before a moment ("": none).
+
+        Returns how many answers and messages were too old.
+
+        At most ``limit`` of each go in one commit, the oldest first: repeat until 0. A message's key goes in the order
+        of the log, up to the first that is not older. A request that comes again after that is a new one.
+        """
+        ...
+
+    async def sent_by(self, user: User, after: int) -> SentBy:
+        """Which of the next ``LOOKED_AT_ONCE`` entries of the log after a position are this user's texts, not redacted.
+
+        Looks at every entry: for erasure, not for people who wait.
+        """
+        ...
+
+    async def forget_user(self, user: User) -> None:
+        """Forget the watermarks of a user's devices and the answers kept for the user's keys."""
         ...
 
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:

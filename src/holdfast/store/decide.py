@@ -15,12 +15,14 @@ from holdfast.access.roles import Action, may
 from holdfast.errors import Forbidden, HoldfastError, InvalidMessage, NotFound
 from holdfast.message import Chat, Member, Role, check_id
 from holdfast.store.changes import (
+    ERASE_AT_ONCE,
     RETAIN_AT_ONCE,
     Act,
     AddMember,
     ChangeRole,
     Command,
     CreateChat,
+    Erase,
     HaltChat,
     MembershipEvent,
     RaiseEpoch,
@@ -32,6 +34,7 @@ from holdfast.store.changes import (
 )
 from holdfast.store.plan import (
     ChatLimits,
+    Erased,
     Plan,
     Record,
     Seen,
@@ -63,6 +66,8 @@ def decide(command: Command, seen: Seen, limits: ChatLimits) -> Plan:
             return _change_role(command, chat, seen)
         case Redact():
             return _redact(command, chat, seen)
+        case Erase():
+            return _erase(command, chat)
         case Retain():
             return _retain(command, chat)
         case HaltChat():
@@ -203,6 +208,15 @@ def _redact(command: Redact, chat: Chat, seen: Seen) -> Plan:
     target = f"{chat.chat_id}/{command.sequence}"
     record = Record("message.redact", target, {"message_id": message.message_id, "sender_id": message.sender_id})
     return Plan(chat, redact=command.sequence, record=record)
+
+
+def _erase(command: Erase, chat: Chat) -> Plan:
+    _check_operator(command.act)
+    if len(command.sequences) > ERASE_AT_ONCE:
+        raise InvalidMessage(f"at most {ERASE_AT_ONCE} messages at once", field="sequences", limit=ERASE_AT_ONCE)
+    details = {"user_id": command.user_id, "sequences": command.sequences}
+    record = Record("user.erase", chat.chat_id, details)
+    return Plan(chat, erase=Erased(command.user_id, command.sequences), record=record)
 
 
 def _retain(command: Retain, chat: Chat) -> Plan:

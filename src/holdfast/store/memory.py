@@ -26,7 +26,15 @@ from holdfast.message import (
     Watermark,
 )
 from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
-from holdfast.store.contract import UNREAD_EXACT, AuditRecord, ChatSummary, Committed, Inspection
+from holdfast.store.contract import (
+    LOOKED_AT_ONCE,
+    UNREAD_EXACT,
+    AuditRecord,
+    ChatSummary,
+    Committed,
+    Inspection,
+    SentBy,
+)
 from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Stored, number
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
@@ -109,7 +117,8 @@ class MemoryStore:
         self._limits = limits or ChatLimits()
         self._chats: dict[str, _Chat] = {}
         self._directs: dict[tuple[str, str | None], str] = {}
-        self._answers: dict[tuple[User, str], tuple[str, Changed]] = {}
+        self._answers: dict[tuple[User, str], tuple[str, Changed, str]] = {}
+        self._keys_forgotten = 0
         self._audit: list[AuditRecord] = []
         self._log: list[Entry] = []
         self._listeners: list[Committed] = []
@@ -144,7 +153,7 @@ class MemoryStore:
     async def change(self, command: Command) -> Changed:
         act = command.act
         if act.key is not None and (earlier := self._answers.get((act.actor, act.key))) is not None:
-            return same_request(act, *earlier)
+            return same_request(act, *earlier[:2])
         plan = decide(command, self._seen(command), self._limits)
         if plan.event is not None:
             self._check_numbering(plan.chat.chat_id)
@@ -152,7 +161,7 @@ class MemoryStore:
         event = self._apply(plan, act)
         changed = Changed(self._chats[plan.chat.chat_id].now(), event, repeated=existing)
         if act.key is not None:
-            self._answers[act.actor, act.key] = (act.fingerprint, changed)
+            self._answers[act.actor, act.key] = (act.fingerprint, changed, act.at)
         return changed
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
@@ -228,6 +237,40 @@ class MemoryStore:
             AuditRecord(len(self._audit) + 1, act.at, act.actor.user_id, action, target, act.reason, details)
         )
 
+    async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
+        old = sorted((at, place) for place, (_, _, at) in self._answers.items() if at < answers_before)[:limit]
+        for _, place in old:
+            del self._answers[place]
+        forgotten = len(old)
+        rest = [e for e in self._log[self._keys_forgotten :] if e.message.sequence in self._messages_of(e)]
+        for entry in rest[:limit]:
+            message = entry.message
+            if message.created_at >= sends_before:
+                break
+            self._keys_forgotten = entry.position
+            self._chats[message.chat_id].keys.pop(
+                (message.chat_id, message.sender_id, message.client_message_id or ""), None
+            )
+            forgotten += 1
+        return forgotten
+
+    def _messages_of(self, entry: Entry) -> Mapping[int, Message]:
+        return self._chats[entry.message.chat_id].messages
+
+    async def sent_by(self, user: User, after: int) -> SentBy:
+        looked = self._log[max(after, 0) :][:LOOKED_AT_ONCE]
+        places = []
+        for message in (entry.message for entry in looked if entry.tenant == user.tenant):
+            stored = self._chats[message.chat_id].messages.get(message.sequence)
+            if message.sender_id == user.user_id and message.kind == "text" and stored is not None and stored.content:
+                places.append((message.chat_id, message.sequence))
+        return SentBy(places, looked[-1].position if looked else after, not looked)
+
+    async def forget_user(self, user: User) -> None:
+        for held in self._chats_with(user):
+            held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user.user_id}
+        self._answers = {place: answer for place, answer in self._answers.items() if place[0] != user}
+
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
         return self._audit[max(after, 0) :][:limit]
 
@@ -296,10 +339,10 @@ class MemoryStore:
 
     def _forget(self, held: _Chat, plan: Plan) -> None:
         """Redaction and retention: what goes from the chat goes from the log."""
-        if plan.redact is not None:
-            redacted = held.messages[plan.redact] = replace(held.messages[plan.redact], content="")
+        for sequence in _emptied(held, plan):
+            redacted = held.messages[sequence] = replace(held.messages[sequence], content="")
             for key, stored in held.keys.items():
-                if stored.message.sequence == plan.redact:
+                if stored.message.sequence == sequence:
                     held.keys[key] = replace(stored, message=redacted)
         for sequence in [s for s in held.messages if plan.retain and s < plan.chat.first_sequence]:
             gone = held.messages.pop(sequence)
@@ -359,6 +402,16 @@ class MemoryStore:
         if reader is not None and reader.user_id not in held.members:
             raise not_a_member(chat_id)
         return held
+
+
+def _emptied(held: _Chat, plan: Plan) -> list[int]:
+    """The messages that lose their content."""
+    if plan.redact is not None:
+        return [plan.redact]
+    if plan.erase is None:
+        return []
+    wanted = [held.messages.get(sequence) for sequence in plan.erase.sequences]
+    return [m.sequence for m in wanted if m and m.sender_id == plan.erase.user_id and m.kind == "text"]
 
 
 def _summary(held: _Chat, user: User) -> ChatSummary:

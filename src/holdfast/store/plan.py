@@ -71,6 +71,13 @@ class Record(Struct, frozen=True):
     details: Mapping[str, object]
 
 
+class Erased(Struct, frozen=True):
+    """Texts of a user that lose their content."""
+
+    user_id: str
+    sequences: Sequence[int]
+
+
 class Plan(Struct, frozen=True):
     """What to write: ``chat`` as it shall be (its head moves with the event), and what comes with it."""
 
@@ -83,6 +90,7 @@ class Plan(Struct, frozen=True):
     event: MembershipEvent | None = None
     counter: int | None = None
     redact: int | None = None
+    erase: Erased | None = None
     retain: bool = False
     """Delete what is before the chat's ``first_sequence``."""
     gaps: Sequence[tuple[int, int]] = ()
@@ -91,7 +99,7 @@ class Plan(Struct, frozen=True):
     @property
     def forgets(self) -> bool:
         """Whether stored messages lose their content."""
-        return self.retain or self.redact is not None
+        return self.retain or self.redact is not None or self.erase is not None
 
 
 def same_request(act: Act, fingerprint: str, earlier: Changed) -> Changed:

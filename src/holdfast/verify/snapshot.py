@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from holdfast.eventlog.contract import EventLog
 from holdfast.message import Message
 from holdfast.store.changes import membership_event
@@ -81,5 +83,7 @@ async def _redactions(store: Store) -> dict[str, list[int]]:
             if entry.action == "message.redact":
                 chat_id, _, sequence = entry.target.rpartition("/")
                 found[chat_id].append(int(sequence))
+            elif entry.action == "user.erase" and entry.details:
+                found[entry.target] += msgspec.json.decode(entry.details)["sequences"]
         after = records[-1].number
     return found

@@ -91,7 +91,7 @@ def _change(connection: apsw.Connection, command: Command, limits: ChatLimits) -
     existing = isinstance(command, CreateChat) and not plan.create
     changed = Changed(after, event, repeated=existing)
     if act.key is not None:
-        answer = {"fingerprint": act.fingerprint, "answer": encode(changed).decode()}
+        answer = {"fingerprint": act.fingerprint, "answer": encode(changed).decode(), "at": act.at}
         connection.execute(SQL["put_answer"], {**_key(act.actor, act.key), **answer})
     return Written(changed, entries, plan.forgets)
 
@@ -154,6 +154,9 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
         connection.execute(SQL["count_members"], {"chat": chat})
     if plan.redact is not None:
         connection.execute(SQL["redact"], {"chat": chat, "sequence": plan.redact})
+    if plan.erase is not None:
+        erased = {"user_id": plan.erase.user_id, "sequences": encode(plan.erase.sequences).decode()}
+        connection.execute(SQL["erase"], {"chat": chat, **erased})
     if plan.retain:
         connection.execute(SQL["retain"], {"chat": chat, "first_sequence": plan.chat.first_sequence})
     if plan.gaps:

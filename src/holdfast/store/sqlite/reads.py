@@ -12,7 +12,7 @@ from msgspec.json import Decoder, encode
 
 from holdfast.errors import Unavailable, UnreadableEvent
 from holdfast.message import Chat, Cursor, Entry, Member, Message, Page, User, Watermark
-from holdfast.store.contract import UNREAD_EXACT, AuditRecord, ChatSummary, Inspection
+from holdfast.store.contract import LOOKED_AT_ONCE, UNREAD_EXACT, AuditRecord, ChatSummary, Inspection, SentBy
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
@@ -37,6 +37,7 @@ _pairs = Decoder(list[tuple[int, int]])
 _audit = Decoder(list[AuditRecord])
 _entries = Decoder(list[Entry])
 _entry = Decoder(Entry)
+_places = Decoder(list[tuple[str, int]])
 UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
 
@@ -190,6 +191,13 @@ def inspect(handle: Handle, deadline: Deadline, chat_id: str) -> Inspection:
 def audit(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[AuditRecord]:
     with deadline.over(handle) as connection:
         return _audit.decode(connection.execute(SQL["audit_after"], {"after": after, "limit": limit}).get)
+
+
+def sent_by(handle: Handle, deadline: Deadline, user: User, after: int) -> SentBy:
+    with deadline.over(handle) as connection:
+        asked = {**user._asdict(), "after": after, "look": LOOKED_AT_ONCE}
+        places, through = connection.execute(SQL["sent_by"], asked).get
+        return SentBy(_places.decode(places), after if through is None else through, through is None)
 
 
 def log_end(handle: Handle, deadline: Deadline) -> int:

@@ -47,7 +47,35 @@ WHERE c.chat_id = :chat_id;
 SELECT fingerprint, answer FROM answers WHERE tenant = :tenant AND user_id = :user_id AND key = :key;
 
 -- name: put_answer
-INSERT INTO answers (tenant, user_id, key, fingerprint, answer) VALUES (:tenant, :user_id, :key, :fingerprint, :answer);
+INSERT INTO answers (tenant, user_id, key, fingerprint, answer, at)
+VALUES (:tenant, :user_id, :key, :fingerprint, :answer, :at);
+
+-- name: forget_answers
+-- At most :limit, the oldest first.
+DELETE FROM answers WHERE (tenant, user_id, key) IN (
+  SELECT tenant, user_id, key FROM answers WHERE at < :before ORDER BY at LIMIT :limit);
+
+-- name: forget_answers_of
+DELETE FROM answers WHERE tenant = :tenant AND user_id = :user_id;
+
+-- name: old_keys
+-- The last of the next :limit messages to lose their keys: those before the first that is not older than :before.
+WITH next AS MATERIALIZED (
+  SELECT position, created_at FROM messages
+  WHERE position > (SELECT through FROM keys_forgotten WHERE one = 1) ORDER BY position LIMIT :limit)
+SELECT max(position) FROM next
+WHERE position < coalesce((SELECT min(position) FROM next WHERE created_at >= :before), 9223372036854775807);
+
+-- name: forget_keys
+UPDATE messages SET send_key = NULL, content_hash = NULL
+WHERE position > (SELECT through FROM keys_forgotten WHERE one = 1) AND position <= :through;
+
+-- name: keys_forgotten
+UPDATE keys_forgotten SET through = :through WHERE one = 1;
+
+-- name: forget_devices_of
+DELETE FROM watermarks WHERE user_id = :user_id AND chat IN (
+  SELECT chat FROM members WHERE tenant = :tenant AND user_id = :user_id);
 
 -- name: chat_state
 -- A chat with its number, counter and number of members.
@@ -106,6 +134,11 @@ UPDATE chats SET members = (SELECT count(*) FROM members WHERE chat = :chat) WHE
 
 -- name: redact
 UPDATE messages SET content = '' WHERE chat = :chat AND sequence = :sequence;
+
+-- name: erase
+-- :sequences [sequence, ...] of one sender; an event says who is a member, and stays.
+UPDATE messages SET content = ''
+WHERE chat = :chat AND sequence IN (SELECT value FROM json_each(:sequences)) AND sender_id = :user_id AND kind = 'text';
 
 -- name: retain
 DELETE FROM messages WHERE chat = :chat AND sequence < :first_sequence;
@@ -271,6 +304,18 @@ FROM (SELECT * FROM message_values WHERE position > :after ORDER BY position LIM
 -- The bytes of one entry, which may make no sense: a text that is not UTF-8 could not even be fetched as one.
 SELECT position, CAST(json_object('position', position, 'tenant', tenant, 'message', json(value)) AS BLOB)
 FROM message_values WHERE position > :after ORDER BY position LIMIT 1;
+
+-- name: sent_by
+-- Of the :look entries of the log after :after: where :user_id of :tenant sent something that is still there, and the
+-- position of the last one that was looked at. Senders have no index: every send would pay for it.
+WITH looked AS MATERIALIZED (
+  SELECT position, chat, sequence, sender_id, kind, octet_length(content) > 0 AS is_there FROM messages
+  WHERE position > :after ORDER BY position LIMIT :look)
+SELECT (
+  SELECT json_group_array(json_array(c.chat_id, e.sequence) ORDER BY e.position)
+  FROM looked AS e CROSS JOIN chats AS c ON c.chat = e.chat
+  WHERE e.sender_id = :user_id AND c.tenant = :tenant AND e.kind = 'text' AND e.is_there
+), (SELECT max(position) FROM looked);
 
 -- name: raise_all_epochs
 -- After a restore: what clients have may be newer than what is stored. One more than before would be given twice to

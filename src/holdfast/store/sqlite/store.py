@@ -15,9 +15,9 @@ from holdfast.errors import HoldfastError, ServerBusy, Unavailable
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
 from holdfast.sqlite.threads import Crew
 from holdfast.store.changes import Act, Changed, Command
-from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection
+from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection, SentBy
 from holdfast.store.plan import ChatLimits
-from holdfast.store.sqlite import append, change, reads
+from holdfast.store.sqlite import append, change, forget, reads
 from holdfast.store.sqlite.append import Written
 from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
 
@@ -79,6 +79,15 @@ class SqliteStore:
 
     async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
         await self._writer.do(partial(change.record, act=act, action=action, target=target, details=details))
+
+    async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
+        return await self._write(lambda handle: forget.forget_keys(handle, answers_before, sends_before, limit))
+
+    async def forget_user(self, user: User) -> None:
+        await self._write(partial(forget.forget_user, user=user))
+
+    async def sent_by(self, user: User, after: int) -> SentBy:
+        return await self._read(reads.sent_by, user, after)
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None

@@ -1,0 +1,112 @@
+"""Erasing a person: every text of a user goes, and so do the user's memberships and devices.
+
+Each step is a commit of its own with its record, and looks for what is left: killed anywhere and asked again, it goes
+on and ends the same. What stays: the user's id, where it is a sender, a member of a direct chat or part of an event;
+sequences and keys, because a retry must not bring a message back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from holdfast.clock import Clock
+from holdfast.errors import ChatHalted, NotFound
+from holdfast.ingest.contract import Durability
+from holdfast.message import Member, User
+from holdfast.store.changes import ERASE_AT_ONCE, Act, ChangeRole, Command, Erase, RemoveMember
+from holdfast.store.contract import Store
+
+STEP_SECONDS_MAX = 2.0
+
+
+class Erasure(Struct, frozen=True):
+    """How far an erasure has come. ``through``: how far the log was looked through, where to go on.
+
+    ``kept``: chats that still have the user: direct ones, and halted ones, which are left when they are recovered.
+    """
+
+    messages: int
+    chats_left: int
+    kept: Sequence[str]
+    through: int
+    done: bool
+
+
+class Eraser:
+    """Erases until ``until`` (monotonic); the caller asks again from ``through`` until it is ``done``."""
+
+    def __init__(self, store: Store, durability: Durability, clock: Clock) -> None:
+        self._store = store
+        self._durability = durability
+        self._clock = clock
+
+    async def erase(self, user: User, act: Callable[[], Act], after: int, until: float) -> Erasure:
+        """``act`` makes a new act of the operator for each step. Raises what the store raises; ask again then."""
+        chats_left, kept, unfinished = await self._leave(user, act, until)
+        await self._store.forget_user(user)
+        messages, through, ended = 0, after, False
+        while not ended and self._clock.monotonic() < until:
+            found = await self._store.sent_by(user, through)
+            erased = await self._empty(user, found.places, act, until)
+            messages += erased
+            if erased == len(found.places):
+                through, ended = found.through, found.ended
+        return Erasure(messages, chats_left, kept, through, ended and not unfinished)
+
+    async def _leave(self, user: User, act: Callable[[], Act], until: float) -> tuple[int, list[str], bool]:
+        """How many chats were left, which were not, and whether there was no time for more."""
+        left = 0
+        kept: list[str] = []
+        for chat_id in sorted(await self._store.memberships(user)):
+            if self._clock.monotonic() >= until:
+                return left, kept, True
+            if await self._leave_one(chat_id, user, act):
+                left += 1
+            else:
+                kept.append(chat_id)
+        return left, kept, False
+
+    async def _leave_one(self, chat_id: str, user: User, act: Callable[[], Act]) -> bool:
+        """Whether the user is out of the chat. Its last owner hands it to whoever is next."""
+        if (await self._store.chat(chat_id)).kind == "direct":
+            return False
+        members = await self._store.members(chat_id)
+        try:
+            if heir := _heir(members, user.user_id):
+                await self._change(ChangeRole(act(), chat_id, heir, "owner"))
+            await self._change(RemoveMember(act(), chat_id, user.user_id))
+        except ChatHalted:
+            return False
+        except NotFound:
+            pass  # left by themselves meanwhile
+        return True
+
+    async def _change(self, command: Command) -> None:
+        """Every step has its own time, so that none is cut off because those before it took theirs."""
+        await self._durability.change(command, self._clock.monotonic() + STEP_SECONDS_MAX)
+
+    async def _empty(self, user: User, places: Sequence[tuple[str, int]], act: Callable[[], Act], until: float) -> int:
+        by_chat: dict[str, list[int]] = defaultdict(list)
+        for chat_id, sequence in places:
+            by_chat[chat_id].append(sequence)
+        erased = 0
+        for chat_id, sequences in by_chat.items():
+            for start in range(0, len(sequences), ERASE_AT_ONCE):
+                if self._clock.monotonic() >= until:
+                    return erased
+                some = sequences[start : start + ERASE_AT_ONCE]
+                await self._change(Erase(act(), chat_id, user.user_id, some))
+                erased += len(some)
+        return erased
+
+
+def _heir(members: Sequence[Member], user_id: str) -> str | None:
+    """Who becomes owner when ``user_id`` goes, if that leaves others without one: the first admin, or member, there."""
+    others = [member for member in members if member.user_id != user_id]
+    leaver = next((member for member in members if member.user_id == user_id), None)
+    if leaver is None or leaver.role != "owner" or not others or any(member.role == "owner" for member in others):
+        return None
+    return min(others, key=lambda member: (member.role != "admin", member.joined_at, member.user_id)).user_id

@@ -1,0 +1,61 @@
+"""What a store forgets with time, in steps so small that no send waits long behind one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from holdfast.clock import Clock, timestamp
+from holdfast.store.contract import Store
+
+DAY_SECONDS = 86_400.0
+SWEEP_SECONDS = 600.0
+"""How often it is looked whether something is old enough."""
+FORGOTTEN_AT_ONCE = 500
+PAUSE_SECONDS = 0.05
+"""Between two commits of one sweep: whoever waits to be stored goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """How long idempotency keys are remembered at least. 0 of a message's: as long as the message itself.
+
+    A request that comes again after its key is forgotten is done again; a message is then stored twice.
+    """
+
+    idempotency_ttl_days: float = 0
+    answers_ttl_days: float = 7
+
+    def __post_init__(self) -> None:
+        if self.idempotency_ttl_days < 0:
+            raise ValueError(f"idempotency_ttl_days must be 0 or more, not {self.idempotency_ttl_days}")
+        if self.answers_ttl_days <= 0:
+            raise ValueError(f"answers_ttl_days must be greater than 0, not {self.answers_ttl_days}")
+
+
+class Housekeeping:
+    """Runs until cancelled. Raises what the store raises; started again, it goes on where it was."""
+
+    def __init__(self, store: Store, clock: Clock, settings: KeySettings | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings or KeySettings()
+
+    async def run(self) -> None:
+        while True:
+            await self.sweep()
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> None:
+        """Forget everything that is old enough now."""
+        now, settings = self._clock.now(), self._settings
+        answers_before = _days_before(now, settings.answers_ttl_days)
+        sends_before = _days_before(now, settings.idempotency_ttl_days) if settings.idempotency_ttl_days else ""
+        while True:
+            if not await self._store.forget_keys(answers_before, sends_before, FORGOTTEN_AT_ONCE):
+                return
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+def _days_before(now: float, days: float) -> str:
+    return timestamp(max(now - days * DAY_SECONDS, 0.0))

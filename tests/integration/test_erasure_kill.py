@@ -1,0 +1,73 @@
+"""An erasure whose process is killed in the middle, at every commit, is completed by the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from chats import AT, BOB, acked, create, send
+
+from holdfast.clock import SystemClock
+from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.erasure import Eraser, Erasure
+from holdfast.message import User
+from holdfast.sqlite import points
+from holdfast.store.changes import Act
+from holdfast.store.sqlite import SqliteStore
+
+CHATS = ("chat_a", "chat_b")
+
+
+async def erase(path: Path) -> Erasure:
+    clock = SystemClock()
+    async with SqliteStore(path) as store:
+        eraser = Eraser(store, GuardedStore(store, clock), clock)
+        made = iter(range(1_000))
+        act = lambda: Act(User("default", "op"), AT, f"msg_op_{os.getpid()}_{next(made)}", operator=True, reason="x")  # noqa: E731
+        return await eraser.erase(BOB, act, 0, clock.monotonic() + 30)
+
+
+@pytest.mark.parametrize("point", ["chats.commit.before", "chats.commit.after"])
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_an_erasure_killed_at_any_commit_is_completed_by_the_next(point: str, nth: int, tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    async def prepare() -> None:
+        async with SqliteStore(path) as store:
+            for chat_id in CHATS:
+                await create(store, "bob", chat_id=chat_id)
+                acked(await send(store, "k", "secret", BOB, chat_id))
+                acked(await send(store, "k", "ann's own", chat_id=chat_id))
+
+    asyncio.run(prepare())
+    pid = os.fork()
+    if pid == 0:
+        left = nth
+
+        def reached(name: str) -> None:
+            nonlocal left
+            left -= name == point
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        points.install(reached)
+        try:
+            asyncio.run(erase(path))
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+    async def look() -> None:
+        async with SqliteStore(path) as store:
+            for chat_id in CHATS:
+                messages = (await store.read_after(chat_id, 0, 100, 1 << 20)).messages
+                assert [m.content for m in messages if m.kind == "text"] == ["", "ann's own"]
+                assert [m.user_id for m in await store.members(chat_id)] == ["ann"]
+                removals = [m for m in messages if m.kind == "event" and "member_removed" in m.content]
+                assert len(removals) == 1, "left once"
+
+    assert asyncio.run(erase(path)).done
+    asyncio.run(look())
