@@ -23,6 +23,7 @@
     └── OperatorError         the operator's: the message says what to do
         ├── BadSetting
         ├── StateDirectory        locked, unreadable, read-only
+        │   └── StateInUse            another process has it
         └── StateCorrupted        the database is damaged or newer than this program
 
 A timeout is unknown, never failed. Foreign errors are translated into these at the seam where they arise.
@@ -161,6 +162,10 @@ class BadSetting(OperatorError):
 
 class StateDirectory(OperatorError):
     """The state directory is locked by another process, unreadable or read-only."""
+
+
+class StateInUse(StateDirectory):
+    """Another process has it open."""
 
 
 class StateCorrupted(OperatorError):

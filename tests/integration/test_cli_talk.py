@@ -9,10 +9,17 @@ import select
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import apsw
 import pytest
 from program import PATIENCE_SECONDS, Program, Terminal, eventually
+
+from holdfast.access import Tokens, TokenSettings, read_secrets, shared_secret
+from holdfast.cli.rest import Rest
+from holdfast.clock import SystemClock
+from holdfast.message import User
 
 KILLS = 2
 
@@ -75,15 +82,89 @@ def test_what_was_typed_while_the_server_was_down_leaves_after_the_next_start(pr
     assert history.count("into the dark") == 1
 
 
+def test_what_was_left_unsent_in_any_window_leaves_with_the_next_one(program: Program) -> None:
+    server = program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    windows = [Terminal(program, chat_id, "--user", "alice", "--json") for _ in range(2)]
+    for window in windows:
+        eventually(lambda window=window: "-- online" in window.states, "a connection")
+    server.kill()
+    server.wait()
+    for number, window in enumerate(windows):
+        window.type(f"into the dark {number}")
+    states = program.state_dir / "cli"
+    for number in range(2):
+        said = f"into the dark {number}".encode()
+        eventually(lambda said=said: any(said in file.read_bytes() for file in states.iterdir()), "the outbox on disk")
+    for window in windows:
+        window.process.kill()
+        window.process.wait()
+    program.serve()
+    program.ok("chat", "open", chat_id, "-u", "alice", "--json")
+    history = program.ok("chat", "history", chat_id, "-u", "alice")
+    assert [history.count(f"into the dark {number}") for number in range(2)] == [1, 1]
+    assert not program.ok("chat", "open", chat_id, "-u", "alice", "--history", "0", "--json"), "nothing is left"
+
+
+def test_a_sixth_window_is_told_that_five_are_enough(program: Program) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    program.ok("chat", "open", chat_id, "-u", "alice")
+    (first,) = (program.state_dir / "cli").glob("*-1.db")
+    windows = [apsw.Connection(str(first.with_name(first.name.replace("-1", f"-{n}")))) for n in range(1, 6)]
+    for window in windows:
+        window.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE")
+    refused = program.run("chat", "open", chat_id, "-u", "alice")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "open in 5 terminals" in refused.stderr and "close one" in refused.stderr
+    for window in windows:
+        window.close()
+
+
+def test_who_is_removed_while_talking_is_told_and_the_talk_ends(program: Program) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
+    bob = Terminal(program, chat_id, "--user", "bob")
+    eventually(lambda: "-- online" in bob.states, "a connection")
+    alice = Rest(program.url, program.ok("token", "-u", "alice").strip())
+    alice.delete("/v1/chats", chat_id, "members", "bob")
+    assert bob.process.wait(PATIENCE_SECONDS) == 1
+    eventually(lambda: "alice removed bob" in "".join(bob.lines), "the event")
+    assert bob.states[-1].startswith("Error: you are not a member of this chat any more; ask")
+
+
+def test_a_token_that_ends_while_talking_ends_the_talk_and_says_what_to_do(program: Program) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    secret = read_secrets(program.state_dir).jwt_secret.encode()
+    token = Tokens(TokenSettings(), shared_secret(secret), SystemClock()).mint(User("default", "alice"), 4)
+    alice = Terminal(program, chat_id, "--token", token)
+    alice.type("just in time")
+    assert alice.process.wait(PATIENCE_SECONDS) == 1
+    eventually(lambda: "just in time ✓" in "".join(alice.lines), "the message")
+    assert "the token has expired" in alice.states[-1] and "holdfast token --user" in alice.states[-1]
+
+
+def test_a_terminal_shows_that_it_is_offline_and_what_waits(program: Program) -> None:
+    server = program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    with pseudo_terminal(program, chat_id) as (_, terminal):
+        read_until(terminal, b"alice> ")
+        server.kill()
+        server.wait()
+        read_until(terminal, b"alice (offline: ")
+        os.write(terminal, b"into the dark\r")
+        read_until(terminal, "… into the dark".encode())
+        program.serve()
+        seen = read_until(terminal, "alice: into the dark ✓".encode())
+        assert seen.count("✓".encode()) == 1
+
+
 def test_a_terminal_shows_history_a_prompt_and_what_comes(program: Program) -> None:
     program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
     program.ok("chat", "send", chat_id, "said before", "-u", "bob")
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ.update(program.environment)
-        os.execv(sys.executable, [sys.executable, "-m", "holdfast.cli", "chat", "open", chat_id, "-u", "alice"])
-    try:
+    with pseudo_terminal(program, chat_id) as (pid, terminal):
         seen = read_until(terminal, b"alice> ")
         assert b"bob: said before" in seen
         program.ok("chat", "send", chat_id, "said now", "-u", "bob")
@@ -93,8 +174,21 @@ def test_a_terminal_shows_history_a_prompt_and_what_comes(program: Program) -> N
         os.write(terminal, b"\x04")
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+
+
+@contextmanager
+def pseudo_terminal(program: Program, chat_id: str) -> Iterator[tuple[int, int]]:
+    """``chat open`` of Alice where it believes to be at a terminal: its process and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(program.environment)
+        os.execv(sys.executable, [sys.executable, "-m", "holdfast.cli", "chat", "open", chat_id, "-u", "alice"])
+    try:
+        yield pid, terminal
     finally:
-        os.close(terminal)
+        os.close(terminal)  # hangs up, which ends it
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def read_until(terminal: int, wanted: bytes) -> bytes:

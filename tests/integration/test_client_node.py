@@ -14,7 +14,7 @@ from holdfast.access import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import Rest
 from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message
 from holdfast.clock import SystemClock
-from holdfast.errors import Forbidden, MessageTooLarge, NotAMember, NotFound
+from holdfast.errors import MessageTooLarge, NotAMember
 from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
@@ -125,8 +125,20 @@ def test_joining_and_leaving_are_told_while_connected(tmp_path: Path) -> None:
             assert added.kind == "event"
             assert (await bob.send(chat_id, "hello")).sequence == 2
             await world.ask("alice", "DELETE", f"/v1/chats/{chat_id}/members/bob")
-            with pytest.raises((NotAMember, NotFound, Forbidden)):
+            with pytest.raises(NotAMember, match="ask an owner or admin"):
                 await bob.send(chat_id, "still here?")
+            assert await next_of(bob, ChatGone) == [ChatGone(chat_id)]
+
+    served(tmp_path, scenario)
+
+
+def test_a_reader_who_was_removed_learns_it_without_asking(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice", "bob")
+        async with world.client("bob") as bob:
+            await bob.connected()
+            await world.ask("alice", "DELETE", f"/v1/chats/{chat_id}/members/bob")
+            assert await next_of(bob, ChatGone) == [ChatGone(chat_id)]
 
     served(tmp_path, scenario)
 

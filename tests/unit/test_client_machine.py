@@ -397,6 +397,29 @@ def test_a_pull_refused_for_want_of_membership_means_gone() -> None:
     assert bench.take_all() == [ChatGone("c")]
 
 
+def test_a_refusal_that_names_a_chat_makes_the_client_ask_whether_it_is_gone() -> None:
+    """The ack of the last message of who was removed is refused so, or the next send."""
+    refused = Error("NOT_A_MEMBER", "not a member of this chat", False, details={"chat_id": "c"})
+    bench = Bench(at(3))
+    bench.resume()
+    (pull,) = bench.get(refused)
+    assert isinstance(pull, SyncRequest)
+    bench.get(refused, pull.request_id)
+    assert ChatGone("c") in bench.take_all()
+    bench = Bench(at(3))
+    bench.resume()
+    (sent,) = bench.send(1)
+    assert [type(frame) for frame in bench.get(refused, sent.request_id)] == [SyncRequest]
+
+
+def test_a_refusal_that_names_a_chat_we_do_not_know_is_only_told() -> None:
+    bench = Bench(at(3))
+    bench.resume()
+    assert bench.get(Error("NOT_A_MEMBER", "no", False, details={"chat_id": "other"})) == []
+    assert bench.get(Error("NOT_A_MEMBER", "no", False)) == []
+    assert bench.take_all() == [Warned("NOT_A_MEMBER", "no")]
+
+
 def test_a_pull_that_failed_for_now_is_repeated_later() -> None:
     bench = Bench(at(1))
     bench.resume()

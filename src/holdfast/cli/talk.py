@@ -20,9 +20,10 @@ from holdfast.cli.rest import Rest
 from holdfast.cli.screen import Screen, screen_for
 from holdfast.cli.show import message_line
 from holdfast.client import ChatGone, ChatReset, Client, ConnectionChanged, Event, Message
+from holdfast.client.state import FileState
 from holdfast.client.tokens import claims_of
 from holdfast.clock import Ids, SystemClock
-from holdfast.errors import HoldfastError, NotAMember, StateDirectory
+from holdfast.errors import HoldfastError, NotAMember, StateInUse
 from holdfast.message import Cursor
 
 WINDOWS_MAX = 5
@@ -43,15 +44,18 @@ class Room:
     state_dir: Path
     as_json: bool
 
-    def client(self, window: int, start: Cursor) -> Client:
-        """A client with a state file of its own: per server, user, chat and window."""
+    def state_file(self, window: int) -> Path:
+        """Each server, user, chat and window has its own."""
         claims = claims_of(self.token())
         place = f"{self.rest.url}\0{claims.tenant}\0{claims.sub}\0{self.chat_id}".encode()
         name = hashlib.blake2b(place, digest_size=8).hexdigest()
+        return self.state_dir / "cli" / f"{name}-{window}.db"
+
+    def client(self, window: int, start: Cursor) -> Client:
         return Client(
             self.rest.url,
             self._provide if self.renewable else self.token(),
-            state=self.state_dir / "cli" / f"{name}-{window}.db",
+            state=self.state_file(window),
             follow={self.chat_id},
             start={self.chat_id: start},
         )
@@ -103,7 +107,7 @@ class Talk:
                 self._shown = 0
                 self._screen.show("— the chat was repaired; here it is again, from its beginning —")
             case ChatGone():
-                raise NotAMember("you are not a member of this chat any more")
+                raise NotAMember("you are not a member of this chat any more; ask an owner or admin of it to add you")
             case _:
                 pass
 
@@ -175,13 +179,33 @@ async def talk(room: Room) -> None:
 
 
 async def _entered(room: Room, start: Cursor) -> Client:
-    """A client on the first state file that no other window holds."""
-    for window in range(1, WINDOWS_MAX):
+    """A client on the first state file that no other window holds, with what earlier windows left unsent."""
+    for window in range(1, WINDOWS_MAX + 1):
         try:
-            return await room.client(window, start).__aenter__()
-        except StateDirectory:
+            client = await room.client(window, start).__aenter__()
+        except StateInUse:
             continue
-    return await room.client(WINDOWS_MAX, start).__aenter__()
+        for other in range(1, WINDOWS_MAX + 1):
+            if other != window and room.state_file(other).exists():
+                await _take_over(FileState(room.state_file(other)), client)
+        return client
+    raise StateInUse(f"this chat is open in {WINDOWS_MAX} terminals, as many as a server allows a user; close one")
+
+
+async def _take_over(left: FileState, client: Client) -> None:
+    """Send what a window that is not there any more left unsent.
+
+    Each message is on the disk of this client before it leaves the other file; if this process dies between, both
+    send it, under the same id, and the server stores it once.
+    """
+    try:
+        unsent = left.open(lambda entries, cursors, error: None).outbox
+    except StateInUse:
+        return
+    for entry in unsent:
+        await client.post(entry.chat_id, entry.content, entry.content_type, entry.client_message_id)
+        left.remove(entry)
+    await left.close()
 
 
 async def _until_one_ends(talking: Talk) -> None:

@@ -162,6 +162,11 @@ class Chats:
         if chat_id in self._copies:
             self._behind[chat_id] = at
 
+    def doubt(self, chat_id: str, now: float) -> None:
+        """The user may not be a member any more: a pull tells."""
+        if chat_id in self._copies:
+            self._behind.setdefault(chat_id, now)
+
     def pull_all(self, now: float) -> None:
         """Whatever there may be: a resume would have told, and there is none."""
         for chat_id in self._copies:

@@ -260,6 +260,8 @@ class Machine:
         else:
             if error.code == "RATE_LIMITED":
                 self._chats.owe_again()  # it was a frame without an answer: an ack, perhaps
+            elif error.code in _GONE:
+                self._chats.doubt(str((error.details or {}).get("chat_id")), now)
             self.inbox.tell(Warned(error.code, error.message))
 
     def _sync_failed(self, link: Link, chat_id: str, error: Error, now: float) -> None:
@@ -292,6 +294,8 @@ class Machine:
         else:
             self.outbox.settle(entry.chat_id, entry.client_message_id)
             self._actions.append(Settled(entry, refusal(error)))
+            if error.code in _GONE:
+                self._chats.doubt(entry.chat_id, now)
 
     # What leaves
 

@@ -74,5 +74,5 @@ def kept_out(status: int, message: str) -> HoldfastError | None:
 def locked_out(message: str, can_renew: bool) -> HoldfastError:
     """The token is not taken, and there is no other."""
     if can_renew:
-        return Unauthorized(f"{message}; a new token was refused too: does it come from where the server expects?")
-    return Unauthorized(f"{message}; start again with a new token, or hand over a function that gets one when needed")
+        return Unauthorized(f"{message}; a new token was refused too: was it made for this server?")
+    return Unauthorized(f"{message}; a new one is needed")

@@ -18,7 +18,7 @@ from typing import Protocol
 import apsw
 
 from holdfast.client.outbox import Entry
-from holdfast.errors import HoldfastError, StateCorrupted, StateDirectory
+from holdfast.errors import HoldfastError, StateCorrupted, StateDirectory, StateInUse
 from holdfast.message import Cursor
 
 SCHEMA_VERSION = 1
@@ -241,7 +241,7 @@ class _translated:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         match error:
             case apsw.BusyError() | apsw.LockedError():
-                raise StateDirectory(
+                raise StateInUse(
                     f"{self._path} is in use by another process; stop it, or give this one another state file"
                 ) from error
             case apsw.NotADBError() | apsw.CorruptError():
