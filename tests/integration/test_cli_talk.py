@@ -113,7 +113,7 @@ def test_a_sixth_window_is_told_that_five_are_enough(program: Program) -> None:
     (first,) = (program.state_dir / "cli").glob("*-1.db")
     windows = [apsw.Connection(str(first.with_name(first.name.replace("-1", f"-{n}")))) for n in range(1, 6)]
     for window in windows:
-        window.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE")
+        window.execute("BEGIN EXCLUSIVE")
     refused = program.run("chat", "open", chat_id, "-u", "alice")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "open in 5 terminals" in refused.stderr and "close one" in refused.stderr
