@@ -60,7 +60,7 @@ class Eraser:
         """How many chats were left, which were not, and whether there was no time for more."""
         left = 0
         kept: list[str] = []
-        for chat_id in sorted(await self._store.memberships(user)):
+        for chat_id in sorted((await self._store.memberships([user])).get(user, ())):
             if self._clock.monotonic() >= until:
                 return left, kept, True
             if await self._leave_one(chat_id, user, act):
