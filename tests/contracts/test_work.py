@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run
 
@@ -605,5 +606,58 @@ def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Open) -> 
         heir = await Hand.sit(o.store, "heir")
         assert await heir.turn() == seqs
         assert {job.crashes for job in heir.jobs.values()} == {0}
+
+    check(opened, body)
+
+
+async def _do(connection: Any, sql: str) -> list[tuple[Any, ...]]:
+    """The same statement on either engine's connection."""
+    if isinstance(connection, apsw.Connection):
+        return [tuple(row) for row in connection.execute(sql)]
+    return [tuple(row) for row in await connection.fetch(sql)]
+
+
+def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2, m3, _ = await o.store.enqueue([draft("a"), draft("b"), draft("a"), draft("c")])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        async with hand.seat.transaction(hand.jobs[m1]) as connection:
+            await _do(connection, "DROP TABLE IF EXISTS mine")
+            await _do(connection, "CREATE TABLE mine (name TEXT)")
+            await _do(connection, "INSERT INTO mine VALUES ('m1')")
+        with pytest.raises(RuntimeError, match="on second thought"):
+            async with hand.seat.transaction(hand.jobs[m2]) as connection:
+                await _do(connection, "INSERT INTO mine VALUES ('m2')")
+                raise RuntimeError("on second thought")
+        left = await o.store.find(Query())
+        assert m1 not in [job.seq for job in left] and m2 in [job.seq for job in left]
+        with pytest.raises(LeaseLost):
+            async with hand.seat.transaction(hand.jobs[m1]) as connection:
+                await _do(connection, "INSERT INTO mine VALUES ('m1 again')")
+        await o.kill(hand.seat)
+        heir = await Hand.sit(o.store, "heir")
+        with pytest.raises(LeaseLost):
+            async with hand.seat.transaction(hand.jobs[m3]) as connection:
+                await _do(connection, "INSERT INTO mine VALUES ('by a zombie')")
+        assert m3 in await heir.turn()
+        async with heir.seat.transaction(heir.jobs[m3]) as connection:
+            assert await _do(connection, "SELECT name FROM mine") == [("m1",)]
+
+    check(opened, body)
+
+
+def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        m1, m2 = await o.store.enqueue([draft(), draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        await o.pass_time(61)
+        assert await hand.turn() == [m1]
+        async with hand.seat.transaction(hand.jobs[m1]):
+            pass
+        assert await o.store.streams() == []
+        assert await hand.turn(backlogs={"s": 0}) == [m2]
 
     check(opened, body)

@@ -120,7 +120,6 @@ class Capabilities:
     """How adapters differ. ``shared``: many processes may take a seat; then partitions, beats and takeover matter."""
 
     shared: bool
-    transactions: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,15 @@ def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
     raise LeaseLost("another worker has taken this store's seat; its jobs belong to it now")
 
 
+def finish(db: apsw.Connection, seat: int, seq: int) -> None:
+    """Complete a job in its handler's own transaction; LeaseLost unless exactly its row is deleted under the lease."""
+    fenced(db, seat)
+    db.execute(SQL["complete"], (seq,))
+    if db.changes() != 1:
+        raise LeaseLost("the job is gone: another worker had it, or an operator acted on it")
+    db.execute(SQL["lift"], (seq,))
+
+
 def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: int, now: float) -> tuple[Claimed, int]:
     """See ``contract.Seat.process``; also returns the sequence up to which was read."""
     notice, running = fenced(db, seat)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import apsw
@@ -44,15 +44,59 @@ class Transact(Protocol):
     def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
 
 
+class Lend(Protocol):
+    """Lends the one connection, in a write transaction that ends with the block: kept, or undone if it fails."""
+
+    def __call__(self) -> AbstractAsyncContextManager[apsw.Connection]: ...
+
+
+class _Borrowing:
+    """Which task has borrowed the connection: it would wait for itself if it asked for anything else meanwhile."""
+
+    def __init__(self, transact: Transact, lend: Lend) -> None:
+        self._transact, self._lend = transact, lend
+        self._borrower: asyncio.Task[Any] | None = None
+
+    async def transact(self, work: Callable[[apsw.Connection], T], /) -> T:
+        self._refuse_borrower()
+        return await self._transact(work)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[apsw.Connection]:
+        self._refuse_borrower()
+        async with self._lend() as db:
+            self._borrower = asyncio.current_task()
+            try:
+                yield db
+            finally:
+                self._borrower = None
+
+    def _refuse_borrower(self) -> None:
+        if self._borrower is not None and self._borrower is asyncio.current_task():
+            raise BadSetting("inside a transaction of the embedded store use its connection; nothing else can be asked")
+
+
 class EmbeddedWork:
     """See ``contract.WorkStore``."""
 
-    capabilities = Capabilities(shared=False, transactions=False)
+    capabilities = Capabilities(shared=False)
 
-    def __init__(self, transact: Transact, clock: Clock) -> None:
-        self._transact = transact
+    def __init__(self, transact: Transact, lend: Lend, clock: Clock) -> None:
+        borrowing = _Borrowing(transact, lend)
+        self._transact: Transact = borrowing.transact
+        self._lend: Lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[apsw.Connection]:
+        """The store's own connection, for your data in the same file and for ``outbox.enqueue``: both or neither.
+
+        On stable storage when the block is left; an error undoes it. All other work waits meanwhile: be brief.
+        """
+        async with self._lend() as db:
+            yield db
+        self._woken.set()
 
     async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
         seqs = await self._transact(lambda db: embedded.enqueue_marked(db, drafts, mark, self._clock.now()))
@@ -66,7 +110,7 @@ class EmbeddedWork:
 
     async def join(self, name: str) -> EmbeddedSeat:
         number = await self._transact(lambda db: embedded.take_seat(db, name, self._clock.now()))
-        return EmbeddedSeat(number, name, self._transact, self._clock, self._woken)
+        return EmbeddedSeat((number, name), self._transact, self._lend, self._clock, self._woken)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit}
@@ -137,9 +181,11 @@ class EmbeddedSeat:
 
     may_start = True
 
-    def __init__(self, instance: int, name: str, transact: Transact, clock: Clock, woken: asyncio.Event) -> None:
-        self.instance = instance
-        self._name, self._transact, self._clock, self._woken = name, transact, clock, woken
+    def __init__(
+        self, who: tuple[int, str], transact: Transact, lend: Lend, clock: Clock, woken: asyncio.Event
+    ) -> None:
+        self.instance, self._name = who
+        self._transact, self._lend, self._clock, self._woken = transact, lend, clock, woken
         self._cursor = 0
         self._rewinds = 0
 
@@ -165,8 +211,11 @@ class EmbeddedSeat:
 
         await self._transact(work)
 
-    def transaction(self, job: Job) -> AbstractAsyncContextManager[Any]:
-        raise BadSetting("the embedded store has no transactions for handlers: their data is elsewhere; use PostgreSQL")
+    @asynccontextmanager
+    async def transaction(self, job: Job) -> AsyncIterator[Any]:
+        async with self._lend() as db:
+            yield db
+            embedded.finish(db, self.instance, job.seq)
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         now = self._clock.now()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import apsw
@@ -18,18 +20,18 @@ class MemoryWork(EmbeddedWork):
     """Everything is lost with the process. It runs on the caller's loop, so virtual time works."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        super().__init__(self._inline, clock or SystemClock())
+        super().__init__(self._inline, self._borrowed, clock or SystemClock())
         self._db = apsw.Connection(":memory:")
+        self._turn = asyncio.Lock()
         for script in MIGRATIONS:
             self._db.execute(script)
 
     async def _inline(self, work: Callable[[apsw.Connection], T], /) -> T:
-        self._db.execute("SAVEPOINT act")
-        try:
-            result = work(self._db)
-        except BaseException:
-            self._db.execute("ROLLBACK TO act")
-            raise
-        finally:
-            self._db.execute("RELEASE act")
-        return result
+        async with self._borrowed() as db:
+            return work(db)
+
+    @asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[apsw.Connection]:
+        async with self._turn:
+            with self._db:  # a savepoint, undone by whatever the block raises
+                yield self._db

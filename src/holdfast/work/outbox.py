@@ -1,7 +1,8 @@
 """Write a job in the same transaction as your data: it is published after the commit, and only then.
 
 ``enqueue`` takes the caller's own connection (asyncpg, psycopg, SQLAlchemy over either) inside the caller's own
-transaction; ``enqueue_sync`` does the same for a synchronous psycopg or SQLAlchemy connection. Nothing is sent
+transaction; ``enqueue_sync`` does the same for a synchronous psycopg or SQLAlchemy connection. With SQLite the
+connection is the store's own, lent by ``SqliteWork.transaction``, and your data lies in the same file. Nothing is sent
 before the commit, and a rollback takes the job with it.
 
 Enqueue all jobs of a transaction in one call, as late as possible: from the call to the commit the lanes of their
@@ -14,7 +15,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting
+from holdfast.work import embedded
 from holdfast.work.balance import place_of
 from holdfast.work.job import PARTITIONS, Draft
 
@@ -54,8 +57,10 @@ async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
         case "sqlalchemy":
             result = await connection.execute(*_sqlalchemy(values))
             return list(result.scalar_one())
+        case "apsw":
+            return embedded.enqueue(connection, drafts, SystemClock.now())
         case other:
-            raise BadSetting(f"enqueue takes a connection of asyncpg, psycopg or SQLAlchemy, not of {other!r}")
+            raise BadSetting(f"enqueue takes a connection of asyncpg, psycopg, SQLAlchemy or apsw, not of {other!r}")
 
 
 def enqueue_sync(connection: Any, *drafts: Draft) -> list[int]:

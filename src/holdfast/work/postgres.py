@@ -40,7 +40,7 @@ _PEOPLE = statements("postgres/people.sql")
 class PostgresWork:
     """A store of jobs in one PostgreSQL database, in the schema ``holdfast_work``."""
 
-    capabilities = Capabilities(shared=True, transactions=True)
+    capabilities = Capabilities(shared=True)
 
     def __init__(self, url: str, pool: asyncpg.Pool, seat_settings: SeatSettings, rng: random.Random) -> None:
         self._url = url

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -19,11 +21,15 @@ from holdfast.work.embedded_store import EmbeddedWork
 T = TypeVar("T")
 
 
+class _Withdrawn(Exception):
+    """Whoever borrowed the connection failed: roll back."""
+
+
 class SqliteWork(EmbeddedWork):
     """One writer thread owns the file; every verb is one transaction on it, on stable storage when it returns."""
 
     def __init__(self, crew: Crew, clock: Clock) -> None:
-        super().__init__(self._write, clock)
+        super().__init__(self._write, self._borrowed, clock)
         self._crew = crew
 
     @classmethod
@@ -47,6 +53,34 @@ class SqliteWork(EmbeddedWork):
                 return work(db)
 
         return await self._crew.do(transaction)
+
+    @asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[apsw.Connection]:
+        """The writer's own connection in a transaction. The writer waits meanwhile: it is the only one of its file."""
+        loop = asyncio.get_running_loop()
+        lent: asyncio.Future[Any] = loop.create_future()
+        returned, failed = threading.Event(), False
+
+        def lend(handle: Handle) -> None:
+            try:
+                with handle.transaction() as db:
+                    loop.call_soon_threadsafe(lent.set_result, db)
+                    returned.wait()
+                    if failed:
+                        raise _Withdrawn
+            except _Withdrawn:
+                pass
+
+        done: asyncio.Future[Any] = self._crew.do(lend)
+        try:
+            await asyncio.wait({done, lent}, return_when=asyncio.FIRST_COMPLETED)
+            yield await (done if done.done() else lent)
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            returned.set()
+            await asyncio.shield(done)
 
 
 def _busy() -> ServerBusy:

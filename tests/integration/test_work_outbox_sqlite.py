@@ -1,0 +1,91 @@
+"""The outbox on SQLite: your data and your jobs in one file, one transaction, one writer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from work_stores import Hand, Opened, draft, embedded_work, run
+
+from holdfast.errors import BadSetting
+from holdfast.work.contract import Query
+from holdfast.work.inbox import received
+from holdfast.work.job import Draft
+from holdfast.work.outbox import enqueue
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return lambda: embedded_work(tmp_path / "app.db" if request.param == "sqlite" else None)
+
+
+def check(opened: Any, body: Any) -> None:
+    async def main() -> None:
+        async with opened() as o:
+            await body(o)
+
+    run(main())
+
+
+def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        store: Any = o.store
+        hand = await Hand.sit(store)
+        async with store.transaction() as db:
+            db.execute("CREATE TABLE orders (name TEXT)")
+            db.execute("INSERT INTO orders VALUES ('kept')")
+            (seq,) = await enqueue(db, draft("a"))
+        assert await hand.turn() == [seq]
+        with pytest.raises(RuntimeError, match="sold out"):
+            async with store.transaction() as db:
+                db.execute("INSERT INTO orders VALUES ('lost')")
+                await enqueue(db, draft("a"))
+                raise RuntimeError("sold out")
+        assert await hand.turn() == []
+        async with store.transaction() as db:
+            assert list(db.execute("SELECT name FROM orders")) == [("kept",)]
+        assert [job.seq for job in await store.find(Query())] == [seq]
+
+    check(opened, body)
+
+
+def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        store: Any = o.store
+        async with store.transaction() as db:
+            assert await received(db, "shop", "1", Draft("Order", b"{}"))
+        async with store.transaction() as db:
+            assert not await received(db, "shop", "1", Draft("Order", b"{}"))
+        assert len(await store.find(Query())) == 1
+
+    check(opened, body)
+
+
+def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        store: Any = o.store
+        hand = await Hand.sit(store)
+        await hand.turn()
+        waiting = asyncio.create_task(hand.seat.wait(30))
+        async with store.transaction() as db:
+            await enqueue(db, draft())
+        assert await waiting
+
+    check(opened, body)
+
+
+def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himself(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        store: Any = o.store
+        with pytest.raises(BadSetting, match="use its connection"):
+            async with store.transaction():
+                await store.enqueue([draft()])
+        others = asyncio.create_task(store.enqueue([draft()]))
+        async with store.transaction() as db:
+            await enqueue(db, draft())
+        await others
+        assert len(await store.find(Query())) == 2
+
+    check(opened, body)
