@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 from work_stores import Opened, draft, embedded_work, postgres_work, run, until
@@ -180,10 +181,42 @@ def test_a_completed_step_is_not_repeated(opened: Any) -> None:
     check(opened, body)
 
 
+def test_the_loss_of_the_jobs_own_database_is_no_strike_and_a_handlers_own_error_stays_what_it_is(
+    postgres_server: Server,
+) -> None:
+    async def body(o: Opened) -> None:
+        handlers = Handlers()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            async with ctx.transaction() as transaction:
+                if order.order_id == "own":
+                    await transaction.execute("SELECT 1 / 0")
+                kill = "SELECT pg_terminate_backend($1)"
+                await asyncpg_execute(postgres_server.url, kill, transaction.get_server_pid())
+
+        lost, own = await o.store.enqueue([handlers.draft(Order("lost")), handlers.draft(Order("own"))])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: _waiting_for_retry(o, 2))
+        entries = {entry.seq: entry for entry in await o.store.find(Query())}
+        assert (entries[lost].reason, entries[lost].strikes) == (Reason.DEPENDENCY_FAILURE, 0)
+        assert (entries[own].reason, entries[own].error_type) == (Reason.HANDLER_EXCEPTION, "DivisionByZeroError")
+
+    check(lambda: postgres_work(postgres_server.url), body)
+
+
+async def asyncpg_execute(url: str, statement: str, *values: Any) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(statement, *values)
+    await connection.close()
+
+
+async def _waiting_for_retry(o: Opened, count: int) -> bool:
+    return len(await o.store.find(Query(state=State.RETRY))) == count
+
+
 def test_effects_in_the_handlers_transaction_happen_exactly_once(postgres_server: Server) -> None:
     async def body(o: Opened) -> None:
-        import asyncpg
-
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (n int)")
         handlers = Handlers()

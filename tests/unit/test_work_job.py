@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 
+import aiohttp
+import asyncpg
+import httpx
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidMessage, MessageTooLarge
+from holdfast.work.failures import classify
 from holdfast.work.job import (
     DEFAULTS,
     PAYLOAD_BYTES_MAX,
@@ -176,3 +181,21 @@ def test_a_block_holds_what_is_behind_its_head_and_not_released() -> None:
     held = [seq for seq in range(9, 18) if block.holds(seq, "order")]
     assert held == [13, 14, 16, 17]
     assert not block.holds(17, "mail")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (asyncpg.ConnectionDoesNotExistError("gone"), Reason.DEPENDENCY_FAILURE),
+        (asyncpg.AdminShutdownError("stopping"), Reason.DEPENDENCY_FAILURE),
+        (asyncpg.UniqueViolationError("twice"), Reason.HANDLER_EXCEPTION),
+        (aiohttp.ServerDisconnectedError(), Reason.TRANSPORT_UNAVAILABLE),
+        (httpx.ReadTimeout("slow"), Reason.TRANSPORT_UNAVAILABLE),
+        (redis.ConnectionError("away"), Reason.DEPENDENCY_FAILURE),
+        (ConnectionRefusedError(), Reason.TRANSPORT_UNAVAILABLE),
+        (RuntimeError("a defect"), Reason.HANDLER_EXCEPTION),
+    ],
+)
+def test_a_library_that_says_the_other_side_is_away_is_understood(error: Exception, reason: Reason) -> None:
+    assert classify(error).reason is reason
+    assert classify(error, lambda _: Reason.UNKNOWN).reason is Reason.UNKNOWN, "the user's hook comes first"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -43,6 +43,23 @@ REASONS: Sequence[tuple[type[BaseException], Reason]] = (
 )
 """The first row that fits decides."""
 
+AWAY: Mapping[str, Reason] = {
+    "asyncpg.PostgresConnectionError": Reason.DEPENDENCY_FAILURE,
+    "asyncpg.AdminShutdownError": Reason.DEPENDENCY_FAILURE,
+    "asyncpg.CrashShutdownError": Reason.DEPENDENCY_FAILURE,
+    "asyncpg.CannotConnectNowError": Reason.DEPENDENCY_FAILURE,
+    "psycopg.OperationalError": Reason.DEPENDENCY_FAILURE,
+    "sqlalchemy.OperationalError": Reason.DEPENDENCY_FAILURE,
+    "redis.ConnectionError": Reason.DEPENDENCY_FAILURE,
+    "redis.TimeoutError": Reason.DEPENDENCY_FAILURE,
+    "aiohttp.ClientConnectionError": Reason.TRANSPORT_UNAVAILABLE,
+    "httpx.TransportError": Reason.TRANSPORT_UNAVAILABLE,
+}
+"""How well-known libraries say that the other side is away, where they do not say it with an OSError.
+
+By package and name, so that none of them is needed here. An outage must not turn jobs into dead letters.
+"""
+
 
 def classify(error: BaseException, hook: Hook | None = None) -> Failure:
     """The failure as it is kept: bounded texts and a fingerprint that is equal for equal failures."""
@@ -63,7 +80,13 @@ def _reason(error: BaseException, hook: Hook | None) -> Reason:
     if isinstance(error, JobFailed):
         return error.reason
     told = hook(error) if hook is not None else None
-    return told or next((reason for kind, reason in REASONS if isinstance(error, kind)), Reason.UNKNOWN)
+    listed = next((reason for kind, reason in REASONS if isinstance(error, kind)), Reason.UNKNOWN)
+    return told or _away(type(error)) or listed
+
+
+def _away(kind: type[BaseException]) -> Reason | None:
+    names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in kind.__mro__)
+    return next((AWAY[name] for name in names if name in AWAY), None)
 
 
 def clipped(text: str, bytes_max: int) -> str:

@@ -133,10 +133,20 @@ class PostgresSeat:
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
-        async with self._pool.acquire() as connection, connection.transaction():
-            yield connection
-            if await connection.fetchval(_SEAT["finish"], job.seq, job.partition, self.instance) is None:
-                raise LeaseLost(_LOST)
+        own: BaseException | None = None  # what the handler itself raises is its own matter
+        try:
+            async with self._pool.acquire() as connection, connection.transaction():
+                try:
+                    yield connection
+                except BaseException as error:
+                    own = error
+                    raise
+                if await connection.fetchval(_SEAT["finish"], job.seq, job.partition, self.instance) is None:
+                    raise LeaseLost(_LOST)
+        except FOREIGN as error:
+            if error is own:
+                raise
+            raise translate(error) from error
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         async with self._call() as connection:
