@@ -31,7 +31,7 @@ from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.housekeeping import KeySettings
 from holdfast.store.plan import ChatLimits
-from holdfast.telemetry import safe_text
+from holdfast.telemetry import TraceSettings, safe_text
 from holdfast.webhooks.plane import WorkSettings
 
 PREFIX = "HOLDFAST_"
@@ -192,6 +192,7 @@ class Settings:
     fanout: FanoutPlane = field(default_factory=FanoutPlane)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     work: WorkSettings = field(default_factory=WorkSettings)
+    traces: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
         if self.gateway.pages.resume_chats_max < self.durability.chats.chats_per_user_max:

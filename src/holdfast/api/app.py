@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from holdfast import telemetry
 from holdfast.api.answers import respond, respond_error
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Deps
@@ -60,6 +61,17 @@ def _view(deps: Deps, allowance: Allowance, endpoint: Endpoint) -> View:
 
     async def view(request: Request) -> Response:
         request.scope["holdfast.endpoint"] = endpoint
+        if not endpoint.path.startswith("/admin"):
+            return await answer(request)
+        attributes = {"http.request.method": endpoint.method, "http.route": endpoint.path}
+        with telemetry.span(endpoint.name, attributes, request.headers) as span:
+            response = await answer(request)
+            span.tell("http.response.status_code", response.status_code)
+            if response.status_code >= 500:
+                span.fail(str(response.status_code))
+            return response
+
+    async def answer(request: Request) -> Response:
         try:
             call = await receive(deps, allowance, endpoint, request)
             return respond(await endpoint.run(deps, call), endpoint.status)

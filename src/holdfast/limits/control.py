@@ -73,32 +73,36 @@ class Control:
         self._database = database
 
     async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
-        return await self._change("create", Request(body), actor, key)
+        async with _told("create_rule"):
+            return await self._change("create", Request(body), actor, key)
 
     async def update(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         """Change the fields that the body names. It must say which version it saw."""
-        return await self._change("update", _with_version(Request(body)), actor, key)
+        async with _told("update_rule"):
+            return await self._change("update", _with_version(Request(body)), actor, key)
 
     async def delete(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
-        request = _with_version(Request(body))
-        if request.fields:
-            field = next(iter(request.fields))
-            raise InvalidRule(f"{field} has no meaning here", fields={field: "has no meaning here"})
-        return await self._change("delete", request, actor, key)
+        async with _told("delete_rule"):
+            request = _with_version(Request(body))
+            if request.fields:
+                field = next(iter(request.fields))
+                raise InvalidRule(f"{field} has no meaning here", fields={field: "has no meaning here"})
+            return await self._change("delete", request, actor, key)
 
     async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         """Make the rule what it was in ``version``, as a new version."""
-        fields = dict(body)
-        version = fields.pop("version", None)
-        if not isinstance(version, int) or version < 1:
-            raise InvalidRule("version must be an earlier version", fields={"version": "must be an earlier version"})
-        request = Request(fields)
         async with _told("rollback_rule"):
+            fields = dict(body)
+            version = fields.pop("version", None)
+            if type(version) is not int or version < 1:
+                why = "must be an earlier version"
+                raise InvalidRule(f"version {why}", fields={"version": why})
+            request = Request(fields)
             past = await self._store.history(request.name, version + 1, 1)
-        if not past or past[0].rule.version != version or past[0].rule.deleted:
-            raise NotFound(f"there is no version {version} of this rule to go back to")
-        request.fields = rollback_body(past[0].rule)
-        return await self._change("rollback", request, actor, key)
+            if not past or past[0].rule.version != version or past[0].rule.deleted:
+                raise NotFound(f"there is no version {version} of this rule to go back to")
+            request.fields = rollback_body(past[0].rule)
+            return await self._change("rollback", request, actor, key)
 
     async def get(self, name: RuleName) -> Rule:
         async with _told("get_rule"):
@@ -157,9 +161,8 @@ class Control:
             request.reason,
             key or request.key,
         )
-        async with _told(f"{action}_rule"):
-            await self._guard(change)
-            return await self._store.change(change)
+        await self._guard(change)
+        return await self._store.change(change)
 
     async def _guard(self, change: Change) -> None:
         """InvalidRule if the admin API would be left with next to nothing. A repetition by key is let through."""
@@ -204,12 +207,15 @@ def _problems(expected_version: object, reason: object, key: object) -> dict[str
 
 @asynccontextmanager
 async def _told(operation: str) -> AsyncIterator[None]:
-    """Count and log an admin call by its outcome."""
-    try:
-        yield
-    except HoldfastError as error:
-        word = next((word for kind, word in _WORDS if isinstance(error, kind)), "other")
-        telemetry.admin_error(operation, word)
-        telemetry.log.warning("limits.admin_call", operation=operation, error=word)
-        raise
-    telemetry.log.debug("limits.admin_call", operation=operation)
+    """Count, log and trace an admin call by its outcome."""
+    with telemetry.span(operation, {"holdfast.operation": operation}) as span:
+        try:
+            yield
+        except HoldfastError as error:
+            word = next((word for kind, word in _WORDS if isinstance(error, kind)), "other")
+            telemetry.admin_error(operation, word)
+            telemetry.log.warning("limits.admin_call", operation=operation, error=word)
+            span.tell("holdfast.outcome", word)
+            raise
+        telemetry.log.debug("limits.admin_call", operation=operation)
+        span.tell("holdfast.outcome", "ok")

@@ -68,6 +68,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving it drains."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
+        stack.enter_context(telemetry.tracing(settings.traces, settings.server.node_id))
         listening = stack.enter_context(bound(settings.server.host, settings.server.port))
         settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
         state = stack.enter_context(held(settings.server.state_path))

@@ -16,4 +16,5 @@ from holdfast.telemetry.marks import *
 from holdfast.telemetry.metrics import *
 from holdfast.telemetry.process import *
 from holdfast.telemetry.store import *
+from holdfast.telemetry.traces import *
 from holdfast.telemetry.work import *
