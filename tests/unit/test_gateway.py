@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from chats import draft
 from plane import Bench, FakeSocket, bench, message, settle
+from structlog.testing import capture_logs
 
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch
@@ -18,6 +19,7 @@ from holdfast.message import Cursor, User
 from holdfast.session.limits import Backpressure, Outbound
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import run
+from holdfast.wire.closing import Closing
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Typing
 
@@ -597,3 +599,45 @@ def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
             assert store.reads == 3
 
     run(story())
+
+
+def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_closed() -> None:
+    async def story() -> None:
+        limits = GatewayLimits(backpressure=Backpressure(outbound=Outbound(max_buffer_messages=20)))
+        async with bench(limits) as parts:
+            chat_id = await parts.chat("alice", "bob")
+            socket = await live(parts, "alice")
+            await live(parts, "bob")
+            socket.connection.writing_paused()
+            for n in range(1, 40):
+                parts.gateway.deliver(envelope(chat_id, n))
+            await asyncio.sleep(10)
+            assert socket.closed == (4002, "slow_consumer")
+
+    with capture_logs() as logs:
+        run(story())
+    alices = [line for line in logs if line.get("user_id") == "alice"]
+    events = ["outbound_buffer_above_warning", "slow_consumer_warned", "connection_closed"]
+    assert [line["event"] for line in alices] == events, "each once"
+    assert alices[-1]["reason"] == "slow_consumer"
+    assert {(line["tenant"], line["connection_id"][:5]) for line in alices} == {("default", "conn_")}
+
+
+def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            for n in range(300):
+                parts.connect(f"user_{n}")
+            await settle()
+            for socket in parts.sockets:
+                socket.connection.close(Closing.SERVER_SHUTDOWN)
+            await asyncio.sleep(1)
+            late = parts.connect("late")
+            await settle()
+            late.connection.close(Closing.ROTATION)
+
+    with capture_logs() as logs:
+        run(story())
+    lines = [line for line in logs if line["event"] == "connection_closed"]
+    assert len(lines) == 101
+    assert lines[-1]["lines_left_out"] == 200

@@ -25,7 +25,7 @@ from holdfast.limits.entrances import Sends
 from holdfast.message import Cursor, Outcome, User
 from holdfast.session import effects
 from holdfast.session.deliveries import Deliveries
-from holdfast.session.effects import Effects
+from holdfast.session.effects import Effects, Sign
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
 from holdfast.session.words import farewell
@@ -39,6 +39,8 @@ WRITE_BYTES = 64 * 1024
 CLOSE_SECONDS = 2.0
 """How long a closing may take to leave before the socket is torn down: a stopped reader never takes it."""
 EARLY_FRAMES_MAX = 100
+LOGGED = {Sign.BUFFER_ABOVE_WARNING, Sign.SLOW_CONSUMER_WARNED, Sign.SLOW_CONSUMER_RECOVERED}
+"""The signs of a client in trouble, which are rare; the others are only counted."""
 
 
 class Socket(Protocol):
@@ -82,6 +84,10 @@ class Host(Protocol):
         ...
 
     def typing(self, user: User, chat_id: str, active: bool) -> None: ...
+
+    def log(self, connection: Connection, event: str, **facts: str) -> None:
+        """A line about this connection, for operators."""
+        ...
 
     def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Run something that reads for this connection; the gateway ends it when it stops. A defect in it ends the
@@ -303,6 +309,8 @@ class Connection:
                     self._socket.resume_reading()
                 case effects.Observed():
                     telemetry.session_noticed(effect.sign.value)
+                    if effect.sign in LOGGED:
+                        self._host.log(self, effect.sign.value)
                 case effects.Close():
                     self._close(effect.closing)
                 case _:
@@ -349,6 +357,7 @@ class Connection:
     def _close_socket(self, closing: Closing) -> None:
         self.closing = closing
         telemetry.connection_closed(closing.reason)
+        self._host.log(self, "connection_closed", reason=closing.reason)
         self._socket.close(closing.code, closing.reason)
         asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._socket.abort)
 

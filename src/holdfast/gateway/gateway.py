@@ -66,6 +66,7 @@ class Gateway:
         self._timers: list[asyncio.Task[None]] = []
         self._moved: set[User] | None = None
         """Who joined or left a chat since a read of memberships began; None while there is none."""
+        self._log = telemetry.ConnectionLog(plane.clock.monotonic())
         self._empty = asyncio.Event()
         self.draining = False
 
@@ -233,6 +234,10 @@ class Gateway:
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         self._neighbours.typing(user, chat_id, active)
+
+    def log(self, connection: Connection, event: str, **facts: str) -> None:
+        user = connection.session.user if connection.session is not None else None
+        self._log.write(self.now(), event, connection.connection_id, user, **facts)
 
     def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
