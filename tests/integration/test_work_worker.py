@@ -205,6 +205,31 @@ def test_the_loss_of_the_jobs_own_database_is_no_strike_and_a_handlers_own_error
     check(lambda: postgres_work(postgres_server.url), body)
 
 
+def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(postgres_server: Server) -> None:
+    async def body(o: Opened) -> None:
+        handlers, inside, all_inside = Handlers(), 0, asyncio.Event()
+
+        async def nothing() -> None:
+            """The step's own action."""
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            nonlocal inside
+            async with ctx.transaction():
+                inside += 1
+                if inside == 8:
+                    all_inside.set()
+                await all_inside.wait()
+                await ctx.step(Stage.USER, nothing)
+                await o.store.find(Query(), 1)
+
+        await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(8)])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: empty(o), 8)
+
+    check(lambda: postgres_work(postgres_server.url), body)
+
+
 async def asyncpg_execute(url: str, statement: str, *values: Any) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute(statement, *values)

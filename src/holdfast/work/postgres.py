@@ -24,7 +24,7 @@ from holdfast.work.contract import (
 from holdfast.work.job import Draft, Reason, State
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres_errors import CUT_OFF, GIVEN_UP, translated
-from holdfast.work.postgres_seat import PostgresSeat, SeatSettings, block_of
+from holdfast.work.postgres_seat import Pools, PostgresSeat, SeatSettings, block_of
 from holdfast.work.statements import script, statements
 
 SCHEMA_VERSION = 1
@@ -42,9 +42,10 @@ class PostgresWork:
 
     capabilities = Capabilities(shared=True)
 
-    def __init__(self, url: str, pool: asyncpg.Pool, seat_settings: SeatSettings, rng: random.Random) -> None:
+    def __init__(self, url: str, pools: Pools, seat_settings: SeatSettings, rng: random.Random) -> None:
         self._url = url
-        self._pool = pool
+        self._pools = pools
+        self._pool = pools.calls
         self._seat_settings = seat_settings
         self._rng = rng
 
@@ -60,27 +61,31 @@ class PostgresWork:
     ) -> PostgresWork:
         """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do.
 
+        At most ``connections_max`` handlers have a transaction at once, the others wait; as many connections are for
+        calls.
         A Holdfast server gives its name: its jobs are about what only it knows, so it shares them with no other.
         """
         chosen = seat_settings or SeatSettings()
         # A stopped process must not hold the locks of a half-done transaction longer than its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
+        options = {"max_size": connections_max, "command_timeout": 60, "server_settings": idle}
         try:
-            pool = await asyncpg.create_pool(
-                url, min_size=1, max_size=connections_max, command_timeout=60, server_settings=idle
+            pools = Pools(
+                await asyncpg.create_pool(url, min_size=1, **options),
+                await asyncpg.create_pool(url, min_size=0, **options),
             )
         except (*GIVEN_UP, *CUT_OFF) as error:
             raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
         except asyncpg.PostgresError as error:
             raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error
         try:
-            async with pool.acquire() as connection:
+            async with pools.calls.acquire() as connection:
                 await migrate(connection)
                 await _claim(connection, server)
         except BaseException:
-            await pool.close()
+            await pools.close()
             raise
-        return cls(url, pool, chosen, rng or random.Random())
+        return cls(url, pools, chosen, rng or random.Random())
 
     async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
         values = arguments(drafts, self._rng)
@@ -101,7 +106,7 @@ class PostgresWork:
 
     async def join(self, name: str) -> PostgresSeat:
         with translated():
-            return await PostgresSeat.join(self._url, self._pool, name, self._seat_settings, self._rng)
+            return await PostgresSeat.join(self._url, self._pools, name, self._seat_settings, self._rng)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         return [_entry(row) for row in await self._fetch("find", *_conditions(query), limit)]
@@ -186,7 +191,7 @@ class PostgresWork:
         return [Act(**row) for row in await self._fetch("acts", limit)]
 
     async def close(self) -> None:
-        await self._pool.close()
+        await self._pools.close()
 
     async def _fetch(self, name: str, *values: Any) -> list[Any]:
         with translated():

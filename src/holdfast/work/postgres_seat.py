@@ -58,12 +58,28 @@ class SeatSettings:
             raise ValueError("beat_seconds < no_start_after_seconds < dead_after_seconds must hold")
 
 
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """``calls`` are short; ``transactions`` are held by handlers for as long as they like.
+
+    Two pools, because a handler calls from within its transaction (``ctx.step``, ``enqueue``): from one pool, handlers
+    that hold all connections would wait for each other.
+    """
+
+    calls: asyncpg.Pool
+    transactions: asyncpg.Pool
+
+    async def close(self) -> None:
+        await self.transactions.close()
+        await self.calls.close()
+
+
 class PostgresSeat:
     """See ``contract.Seat``."""
 
-    def __init__(self, instance: int, pool: asyncpg.Pool, url: str, name: str, settings: SeatSettings) -> None:
+    def __init__(self, instance: int, pools: Pools, url: str, name: str, settings: SeatSettings) -> None:
         self.instance = instance
-        self._name, self._url, self._pool, self._settings = name, url, pool, settings
+        self._name, self._url, self._pools, self._settings = name, url, pools, settings
         self._clock: Clock = SystemClock()
         self._rng = random.Random()
         self._sweep = Sweep()
@@ -80,11 +96,9 @@ class PostgresSeat:
         )
 
     @classmethod
-    async def join(
-        cls, url: str, pool: asyncpg.Pool, name: str, settings: SeatSettings, rng: random.Random
-    ) -> PostgresSeat:
-        instance = await pool.fetchval(_SEAT["join"], name)
-        seat = cls(instance, pool, url, name, settings)
+    async def join(cls, url: str, pools: Pools, name: str, settings: SeatSettings, rng: random.Random) -> PostgresSeat:
+        instance = await pools.calls.fetchval(_SEAT["join"], name)
+        seat = cls(instance, pools, url, name, settings)
         seat._rng = rng
         await seat._stack.enter_async_context(seat._heartbeat.beating())
         return seat
@@ -128,14 +142,14 @@ class PostgresSeat:
     async def step(self, job: Job, stages: int) -> None:
         with translated():
             values = (job.seq, stages, job.partition, self.instance)
-            if await self._pool.fetchval(_SEAT["step"], *values) is None:
+            if await self._pools.calls.fetchval(_SEAT["step"], *values) is None:
                 raise LeaseLost(_LOST)
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
         own: BaseException | None = None  # what the handler itself raises is its own matter
         try:
-            async with self._pool.acquire() as connection, connection.transaction():
+            async with self._pools.transactions.acquire() as connection, connection.transaction():
                 try:
                     yield connection
                 except BaseException as error:
