@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from holdfast.cli.app import app
 
 COMMANDS = [
-    ("serve",), ("token",), ("status",), ("backup",), ("restore",), ("erase",),
+    ("serve",), ("token",), ("status",), ("verify",), ("backup",), ("restore",), ("erase",),
     ("chat", "list"), ("chat", "create"), ("chat", "invite"), ("chat", "open"), ("chat", "send"), ("chat", "history"),
     ("chat", "inspect"), ("chat", "recover"), ("chat", "halt"),
     ("key", "create"), ("key", "list"), ("key", "revoke"),

@@ -13,6 +13,7 @@ from holdfast.cli.operate import backup, erase, key, restore, status, token
 from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
 from holdfast.cli.rules import rules
 from holdfast.cli.serving import serve
+from holdfast.cli.verify import verify
 from holdfast.cli.webhooks import webhooks
 
 app = typer.Typer(
@@ -51,6 +52,7 @@ def root(
       holdfast chat open lobby --user alice                   talk, in one terminal
       holdfast chat open lobby --user bob                     and in another
       holdfast status                                         how the server is
+      holdfast verify                                         whether it keeps its promises
       holdfast backup                                         a copy, without stopping it
 
     Every command explains itself: holdfast chat open --help
@@ -66,6 +68,7 @@ app.add_typer(key, name="key")
 app.add_typer(rules, name="rules")
 app.add_typer(jobs, name="jobs")
 app.add_typer(webhooks, name="webhooks")
+app.command()(verify)
 app.command()(backup)
 app.command()(restore)
 app.command()(erase)

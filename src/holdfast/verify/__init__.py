@@ -3,6 +3,8 @@
 ``history``   what clients did and saw, and what was stored in the end: one JSON-lines format
 ``checkers``  one pure function per promise: a history in, a verdict out
 ``invariants`` the seeds' eighteen invariants under their own names
+``witness``   a client machine that notes down what it does and sees; ``recorded``: the whole client with one
+``trial``     a bounded workload against a running server: ``holdfast verify URL``
 ``faults``    wrappers that make a dependency fail, hang or lie at our own edge of it
 ``proxy``     a TCP proxy that makes a network fail
 ``virtual``   an event loop whose time moves only when nothing is left to do

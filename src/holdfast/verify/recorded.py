@@ -32,11 +32,13 @@ class RecordedClient(Client):
         user: User,
         device_id: str,
         *,
+        name: str | None = None,
         state: Path | None = None,
         settings: ClientSettings | None = None,
     ) -> None:
+        """``name``: its name in the history, if the device's own is taken."""
         super().__init__(url, token, device_id=device_id, state=state, settings=settings)
-        who = Who(client=device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id)
+        who = Who(client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id)
         self.witness = Witness(record, who, time.monotonic, alone=True)
         self.machine_type = watched(self.witness)
         self._reconnect = _Watched(self.witness, self._settings.backoff, self._rng, self._provider is not None)
@@ -48,6 +50,10 @@ class RecordedClient(Client):
     ) -> None:
         await super().__aexit__(kind, error, trace)
         self.witness.ended("client")
+
+    def cut(self) -> None:
+        """Break the connection as a network would."""
+        self._cut()
 
     def take(self, event: Event) -> None:
         """The application keeps a message, or drops its copy of a chat."""

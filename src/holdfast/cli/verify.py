@@ -1,0 +1,181 @@
+"""``verify``: whether a running server keeps its promises, and whether a saved history shows that it did."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli import show
+from holdfast.cli.reach import Reach, TenantOption, reaching
+from holdfast.cli.rest import Rest
+from holdfast.errors import BadSetting, InvalidMessage
+from holdfast.message import User
+
+if TYPE_CHECKING:
+    from holdfast.verify.checkers import Verdict
+    from holdfast.verify.history import History
+    from holdfast.verify.trial import Account, Progress, Trial
+
+_SHOWN_MAX = 3
+
+
+@reaching
+def verify(
+    reach: Reach,
+    server: Annotated[str | None, typer.Argument(metavar="[URL]", help="The server; else as --url says.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Judge this saved history again; no server is asked.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to talk.")] = 10,
+    history: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep what was done and seen; contents are kept as digests.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Draw the same sends and cuts again.")] = None,
+    tenant: TenantOption = "default",
+) -> None:
+    """See whether a running server keeps its promises, with chats of its own; exit code 0 only if it keeps them all.
+
+    Three devices talk in two new chats, their connections are cut, some messages are sent twice under one id, and a
+    stranger tries to read and write. Users are made up, with a tenant API key (--token hf_tenant_…) or the secret of
+    the state directory; with a user token, all devices are that user's and nobody is a stranger. In the end everybody
+    leaves the chats; it says what is left.
+
+    Examples:
+
+    \b
+      holdfast verify
+      holdfast verify https://chat.example.org --token hf_tenant_… --seconds 60 --history verify.jsonl
+      holdfast verify --replay verify.jsonl
+    """
+    from holdfast.verify.history import load
+
+    if replay is not None:
+        if server is not None or history is not None:
+            raise InvalidMessage("--replay judges a file and asks no server: leave the URL and --history out")
+        try:
+            judged = load(replay)
+        except (OSError, ValueError) as error:
+            raise BadSetting(f"{replay} cannot be judged: {error}") from None
+        _tell(reach, judged, left=[])
+        return
+    trial = _trial(reach, server or reach.address, tenant, seconds, seed)
+    try:
+        with _shown(seconds) as moved:
+            asyncio.run(trial.run(moved))
+    finally:
+        if history is not None:
+            _save(trial, history)
+    _tell(reach, trial.record.history(), trial.left)
+
+
+def _save(trial: Trial, history: Path) -> None:
+    try:
+        trial.record.save(history)
+    except OSError as error:
+        raise BadSetting(f"{history} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def _shown(seconds: float) -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal's stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("connecting", total=seconds)
+
+        def moved(progress: Progress) -> None:
+            doing = f"{progress.doing}: {progress.sends} sends, {progress.cuts} cuts"
+            bar.update(task, description=doing, completed=min(progress.seconds, seconds))
+
+        yield moved
+
+
+def _trial(reach: Reach, url: str, tenant: str, seconds: float, seed: int | None) -> Trial:
+    from holdfast.verify.trial import Trial, TrialSettings
+
+    members, stranger = _accounts(reach, url, tenant)
+    chosen = secrets.randbelow(10**6) if seed is None else seed
+    return Trial(url, members, stranger, TrialSettings(seconds=seconds), chosen)
+
+
+def _accounts(reach: Reach, url: str, tenant: str) -> tuple[list[Account], Account | None]:
+    """Whoever the credential lets us be: three made-up users, one of them a stranger, or the token's own user."""
+    from holdfast.client.tokens import claims_of
+    from holdfast.verify.trial import Account
+
+    token = reach.token
+    if token and token.startswith("hf_admin_"):
+        raise InvalidMessage("an admin key cannot talk: use a tenant key, a user token, or the state directory")
+    if token and not token.startswith("hf_tenant_"):
+        claims = claims_of(token)
+        return [Account(User(claims.tenant or "default", claims.sub or ""), token, Rest(url, token))], None
+    run = secrets.token_hex(3)
+
+    def account(name: str) -> Account:
+        user = f"verify-{run}-{name}"
+        made = _minted(Rest(url, token), user) if token else reach.mint(user, tenant, hours=2)
+        claimed = claims_of(made).tenant or "default"
+        return Account(User(claimed, user), made, Rest(url, made))
+
+    return [account("ann"), account("bob")], account("eve")
+
+
+def _minted(rest: Rest, user: str) -> str:
+    return str(rest.post("/v1/tokens", body={"user_id": user, "ttl_seconds": 7200})["token"])
+
+
+def _tell(reach: Reach, history: History, left: list[str]) -> None:
+    from holdfast.verify.checkers import CHECKERS
+    from holdfast.verify.history import Header
+
+    header = history.events[0]
+    named = header.notes.get("checkers") if isinstance(header, Header) else None
+    verdicts = {number: CHECKERS[number](history) for number in named or CHECKERS}
+    kept = all(verdict.ok for verdict in verdicts.values()) and any(history.acks())
+    if reach.as_json:
+        show.as_json(_report(history, verdicts, kept, left))
+    else:
+        rows = [(number, verdict.name, verdict.examined, _word(verdict)) for number, verdict in verdicts.items()]
+        show.table(("", "promise", "facts", ""), rows, empty="nothing was judged")
+        for verdict in verdicts.values():
+            for violation in verdict.violations[:_SHOWN_MAX]:
+                show.line(f"\n{verdict.name}: {violation}")
+        if not any(history.acks()):
+            show.line("not one message was acknowledged, so that nothing is proved")
+        for chat in left:
+            show.line(f"left on the server: {chat}")
+    if not kept:
+        raise typer.Exit(1)
+
+
+def _word(verdict: Verdict) -> str:
+    if not verdict.ok:
+        return f"BROKEN ({len(verdict.violations)} times)"
+    return "kept" if verdict.examined else "nothing to judge"
+
+
+def _report(history: History, verdicts: dict[int, Verdict], kept: bool, left: list[str]) -> dict[str, Any]:
+    return {
+        "kept": kept,
+        "operations": len(history.operations),
+        "promises": [
+            {
+                "number": number,
+                "promise": verdict.name,
+                "kept": verdict.ok,
+                "facts": verdict.examined,
+                "violations": [str(violation) for violation in verdict.violations[:_SHOWN_MAX]],
+            }
+            for number, verdict in verdicts.items()
+        ],
+        "left": left,
+    }
