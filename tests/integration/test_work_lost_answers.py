@@ -19,8 +19,8 @@ import pytest
 from work_stores import Opened, postgres_work, run, until
 
 from engines import Server
+from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
-from holdfast.verify.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers

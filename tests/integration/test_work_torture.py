@@ -22,7 +22,7 @@ from work_child import Deed
 from work_stores import postgres_work
 
 from engines import Server
-from holdfast.verify.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.work.contract import Query, WorkStore
 from holdfast.work.job import Draft, Reason
 from holdfast.work.outbox import enqueue

@@ -11,6 +11,7 @@ from tally import tally
 
 from holdfast.verify.checkers import CHECKERS
 from holdfast.verify.controls import CONTROLS, SEEDS, turned_red
+from holdfast.verify.controls.jobs import JOB_CONTROLS
 from holdfast.verify.results import Row
 
 
@@ -41,4 +42,4 @@ def test_each_control_turns_its_own_checkers_red_and_no_other() -> None:
 
 
 def test_every_checker_is_turned_red_by_some_control() -> None:
-    assert frozenset().union(*(control.red for control in CONTROLS)) == CHECKERS.keys()
+    assert frozenset().union(*(control.red for control in [*CONTROLS, *JOB_CONTROLS])) == CHECKERS.keys()

@@ -17,7 +17,7 @@ from tally import tally
 from virtual import LoopClock, run
 
 from holdfast.errors import InternalError, OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.verify.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.verify.moments import collected
 from holdfast.verify.results import Row
 from holdfast.work.contract import Claimed, Query, Report, Want

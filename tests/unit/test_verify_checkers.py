@@ -16,6 +16,8 @@ from holdfast.verify.history import (
     Closed,
     ClosingSaid,
     Committed,
+    Effect,
+    Enqueued,
     Event,
     Fail,
     Fault,
@@ -103,6 +105,8 @@ def good() -> dict[str, AnyEvent]:
         "held": Held(
             at=10, client="B", chat_id="c", epoch=1, cursor=3, messages=[(1, "msg_1"), (2, "msg_2"), (3, "msg_3")]
         ),
+        "job": Enqueued("ep_1/c", 1),
+        "job effect": Effect("ep_1/c", 1, 1),
     }
 
 
@@ -308,6 +312,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             chat={"memberships": [Membership(0, "ann", True), Membership(0, "bob", True), Membership(2, "ann", False)]}
         ),
     ),
+    "a job's effect is lost": ({11}, broken(drop=("job effect",))),
 }
 
 

@@ -270,6 +270,40 @@ class Held(Event, frozen=True, tag="held"):
     messages: Sequence[tuple[int, str]]
 
 
+class Enqueued(Event, frozen=True, tag="job_enqueued"):
+    """A job whose transaction was committed, or may have been (``certain`` False). ``seq`` is its place."""
+
+    stream: str
+    seq: int
+    certain: bool = True
+
+
+class Ran(Event, frozen=True, tag="job_ran"):
+    """One run of a handler, by one clock. ``released``: an operator let it pass its stream's failed head."""
+
+    stream: str
+    seq: int
+    worker: str
+    started: float
+    ended: float
+    succeeded: bool = True
+    released: bool = False
+
+
+class Effect(Event, frozen=True, tag="job_effect"):
+    """What the resource keeps of a job, in the order in which it was applied, with the fence it was shown."""
+
+    stream: str
+    seq: int
+    fence: int
+
+
+class Excused(Event, frozen=True, tag="job_excused"):
+    """A job that ended otherwise, by a recorded act or verdict (a dead letter)."""
+
+    seq: int
+
+
 AnyEvent = (
     Header
     | Client
@@ -292,6 +326,10 @@ AnyEvent = (
     | LogAtEnd
     | ChatAtEnd
     | Held
+    | Enqueued
+    | Ran
+    | Effect
+    | Excused
 )
 E = TypeVar("E", bound=Event)
 

@@ -1,6 +1,6 @@
 """One checker per promise: a history in, a verdict out. (Pure.)
 
-The numbers are those of ``docs/internals/proof.md``; 11 and 13-15 come with the parts that they are about. A
+The numbers are those of ``docs/internals/proof.md``; 13-15 come with the parts that they are about. A
 verdict says how many facts it examined, because a checker that looked at nothing is not a proof.
 """
 
@@ -14,6 +14,7 @@ from holdfast.verify.checkers.answered import (
     failure_stays_in_its_plane,
     no_silent_close,
 )
+from holdfast.verify.checkers.jobs import job_effects_once
 from holdfast.verify.checkers.served import (
     acked_is_offered,
     cursors_monotone,
@@ -39,6 +40,7 @@ CHECKERS: dict[int, Callable[[History], Verdict]] = {
     8: answered_in_time,
     9: acked_is_offered,
     10: failure_stays_in_its_plane,
+    11: job_effects_once,
     12: nothing_leaks,
 }
 

@@ -1,6 +1,6 @@
 """Checker 11: a job's effects happen once, in stream order, fenced. (Pure.)
 
-Its history is not the messaging one: it is told by whoever enqueues, by handlers, and by the resource they change.
+Its events are told by whoever enqueues, by handlers, and by the resource they change.
 """
 
 from __future__ import annotations
@@ -12,40 +12,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from holdfast.verify.checkers.verdict import Verdict
-
-NUMBER = 11
-
-
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """A job whose transaction was committed, or may have been (``certain`` False). ``seq`` is its place."""
-
-    stream: str
-    seq: int
-    certain: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """One run of a handler, by one clock. ``released``: an operator let it pass its stream's failed head."""
-
-    stream: str
-    seq: int
-    worker: str
-    started: float
-    ended: float
-    succeeded: bool = True
-    released: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What the resource keeps of a job, in the order in which it was applied, with the fence it was shown."""
-
-    stream: str
-    seq: int
-    fence: int
-
+from holdfast.verify.history import Effect, Enqueued, Excused, History, Ran
 
 Told = TypeVar("Told", Effect, Ran)
 
@@ -58,6 +25,12 @@ class JobHistory:
     runs: list[Ran] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     excused: set[int] = field(default_factory=set)
+
+
+def job_effects_once(history: History) -> Verdict:
+    """The jobs of a history; see ``effects_once_in_order``."""
+    excused = {event.seq for event in history.of(Excused)}
+    return effects_once_in_order(JobHistory(history.of(Enqueued), history.of(Ran), history.of(Effect), excused))
 
 
 def effects_once_in_order(history: JobHistory) -> Verdict:
@@ -106,3 +79,6 @@ def _apart(stream: str, runs: Sequence[Ran], verdict: Verdict) -> None:
         latest = max(latest, run.ended)
         if run.succeeded and not run.released:
             done = max(done, run.seq)
+
+
+__all__ = ["Effect", "Enqueued", "JobHistory", "Ran", "effects_once_in_order", "job_effects_once"]

@@ -1,0 +1,58 @@
+"""Checker 11 on workers with one defect each: every one turns it red and no other, and what is whole stays green."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from tally import tally
+
+from holdfast.verify.checkers import check, red
+from holdfast.verify.checkers.jobs import job_effects_once
+from holdfast.verify.controls.jobs import JOB_CONTROLS, SEEDS, WHOLE, play_jobs
+from holdfast.verify.history import decode, encode
+from holdfast.verify.results import Row
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(wrapper_class=before)
+
+
+def test_what_is_whole_keeps_every_promise_among_zombies_and_kills() -> None:
+    for seed in SEEDS:
+        verdict = job_effects_once(play_jobs(seed, WHOLE))
+        assert verdict.ok, f"seed {seed}\n{verdict}"
+        assert verdict.examined > 100
+
+
+def test_each_broken_variant_turns_its_checker_red_and_no_other() -> None:
+    began, wrong = time.perf_counter(), dict[str, set[int]]()
+    for control in JOB_CONTROLS:
+        found = set[int]().union(*(red(check(play_jobs(seed, control))) for seed in SEEDS))
+        if found != control.red:
+            wrong[control.name] = found
+    print("control: turned red", wrong)
+    tally(
+        Row(
+            name="negative controls of jobs",
+            how="broken variants of the embedded store and of handlers",
+            runs=len(JOB_CONTROLS),
+            failures=len(wrong),
+            requirement="each turns checker 11 red, and no other",
+            seed=f"{SEEDS[0]}..{SEEDS[-1]} each",
+            seconds=time.perf_counter() - began,
+        )
+    )
+
+
+def test_a_saved_history_of_jobs_is_judged_like_the_first_time() -> None:
+    history = play_jobs(1, JOB_CONTROLS[0])
+    again = decode(encode(history.events))
+    assert str(job_effects_once(again)) == str(job_effects_once(history))
