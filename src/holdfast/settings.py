@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import msgspec
-import yaml
 
 from holdfast.access import ConnectionLimits, TokenSettings
 from holdfast.api.deps import ApiSettings
@@ -260,14 +259,24 @@ def _read_file(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadSetting(f"the settings file {file} cannot be read: {error.strerror}") from None
     try:
-        tree = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        tree = tomllib.loads(text) if file.suffix == ".toml" else _read_yaml(text)
+    except ValueError as error:
         raise BadSetting(f"the settings file {file} is not valid {file.suffix[1:] or 'YAML'}: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise BadSetting(f"the settings file {file} must hold a table of settings, not a {type(tree).__name__}")
     return tree
+
+
+def _read_yaml(text: str) -> Any:
+    """ValueError if it is not valid."""
+    import yaml  # only who has such a file waits for it
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
 
 
 def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> None:

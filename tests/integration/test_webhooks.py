@@ -17,9 +17,10 @@ from aiohttp import web
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
 from holdfast.message import Entry, Message
+from holdfast.webhooks.calling import GuardedResolver
 from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, Endpoint
 from holdfast.webhooks.delivery import Deliveries, Notice, WebhookSettings, draft_of, with_webhooks
-from holdfast.webhooks.guard import GuardedResolver, RefusedAddress, check_url, is_public
+from holdfast.webhooks.guard import RefusedAddress, check_url, is_public
 from holdfast.webhooks.reader import NAME, Reader
 from holdfast.webhooks.signing import headers, new_secret, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints

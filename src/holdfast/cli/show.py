@@ -9,9 +9,6 @@ from typing import Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from holdfast.errors import HoldfastError
 
@@ -32,6 +29,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     if not shown:
         typer.echo(empty)
         return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         drawn.add_column(name, overflow="fold", no_wrap=name in ("chat", "key", "id"))
@@ -50,6 +51,7 @@ def fields(values: Mapping[str, Any]) -> None:
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for long work, on a terminal's stderr: tell it what is being done, how much of it is, and of how much."""
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())

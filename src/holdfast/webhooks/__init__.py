@@ -3,6 +3,7 @@
 ``contract``  endpoints and the log of deliveries; ``sqlite`` keeps them
 ``signing``   Standard Webhooks: what is signed and how                          (pure)
 ``guard``     which addresses may be called at all
+``calling``   HTTP to endpoints; imported when the first is called
 ``delivery``  the handler of a delivery job
 ``reader``    from the event log to jobs, its position in the same transaction
 """

@@ -9,23 +9,27 @@ letters keep a copy that outlives it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
-import aiohttp
 import msgspec
 
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import NotFound
 from holdfast.message import Message
 from holdfast.webhooks.contract import JOB_TYPE, Delivery, Endpoint, Endpoints
-from holdfast.webhooks.guard import GuardedResolver, check_url
+from holdfast.webhooks.guard import check_url
 from holdfast.webhooks.signing import headers
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Draft, Policies, Reason
+
+if TYPE_CHECKING:
+    from holdfast.webhooks.calling import Caller
 
 _encode = msgspec.json.Encoder().encode
 
@@ -89,10 +93,10 @@ class Deliveries:
         find: Find,
         clock: Clock,
         settings: WebhookSettings,
-        session: aiohttp.ClientSession,
     ) -> None:
         self._endpoints, self._find, self._clock = endpoints, find, clock
-        self._settings, self._session = settings, session
+        self._settings = settings
+        self._calling: asyncio.Task[Caller] | None = None
 
     @classmethod
     @asynccontextmanager
@@ -100,16 +104,28 @@ class Deliveries:
         cls, endpoints: Endpoints, find: Find, clock: Clock, settings: WebhookSettings | None = None
     ) -> AsyncIterator[Deliveries]:
         chosen = settings or WebhookSettings()
-        connector = aiohttp.TCPConnector(
-            resolver=GuardedResolver(private_allowed=chosen.private_allowed),
-            limit_per_host=chosen.connections_per_host,
-            use_dns_cache=False,
+        deliveries = cls(endpoints, find, clock, chosen)
+        try:
+            yield deliveries
+        finally:
+            if deliveries._calling is not None:
+                await (await deliveries._calling).close()
+
+    async def _caller(self) -> Caller:
+        """Made for the first delivery; its libraries are loaded beside the loop, which goes on."""
+        if self._calling is None:
+            self._calling = asyncio.create_task(self._open())
+        return await asyncio.shield(self._calling)
+
+    async def _open(self) -> Caller:
+        calling = await asyncio.to_thread(import_module, "holdfast.webhooks.calling")
+        chosen = self._settings
+        caller: Caller = calling.Caller(
+            timeout_seconds=chosen.timeout_seconds,
+            connections_per_host=chosen.connections_per_host,
+            private_allowed=chosen.private_allowed,
         )
-        timeout = aiohttp.ClientTimeout(total=chosen.timeout_seconds)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-        ) as session:
-            yield cls(endpoints, find, clock, chosen, session)
+        return caller
 
     def register(self, handlers: Handlers) -> None:
         deadline = self._settings.timeout_seconds + 20
@@ -165,12 +181,11 @@ class Deliveries:
         signed["user-agent"] = "Holdfast-Webhooks/1"
         try:
             check_url(endpoint.url, private_allowed=self._settings.private_allowed)
-            async with self._session.post(endpoint.url, data=body, headers=signed, allow_redirects=False) as answer:
-                text = await answer.content.read(self._settings.answer_bytes_max)
-                error = "" if answer.status < 300 else text[:200].decode("utf-8", "replace")
-                return answer.status, error, _seconds(answer.headers.get("retry-after", ""))
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            return 0, f"{type(error).__name__}: {error}"[:300], 0.0
+            caller = await self._caller()
+            status, text, retry_after = await caller.post(endpoint.url, body, signed, self._settings.answer_bytes_max)
+        except OSError as error:
+            return 0, str(error)[:300], 0.0
+        return status, "" if status < 300 else text[:200].decode("utf-8", "replace"), _seconds(retry_after)
 
     async def _judge(self, endpoint: Endpoint, status: int, error: str, retry_after: float) -> None:
         if 200 <= status < 300:

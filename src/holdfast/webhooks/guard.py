@@ -6,12 +6,8 @@ connected to, so a name that changes its mind in between (DNS rebinding) gains n
 
 from __future__ import annotations
 
-import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
-
-from aiohttp import ThreadedResolver
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from holdfast.errors import InvalidMessage
 
@@ -53,23 +49,3 @@ def _is_private_literal(host: str) -> bool:
         return not is_public(host)
     except ValueError:
         return False
-
-
-class GuardedResolver(AbstractResolver):
-    """Resolves names to public addresses only. A literal address never comes here; ``check_url`` has seen it."""
-
-    def __init__(self, *, private_allowed: bool = False) -> None:
-        self._private_allowed = private_allowed
-        self._resolver = ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        allowed = [result for result in found if self._private_allowed or is_public(result["host"])]
-        if not allowed:
-            raise RefusedAddress(f"{host} has no public address")
-        return allowed
-
-    async def close(self) -> None:
-        await self._resolver.close()
