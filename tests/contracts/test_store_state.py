@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StateDirectory
+from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import held, holder
 
 
@@ -24,6 +26,21 @@ def test_the_directory_is_made_private_and_held_by_one(tmp_path: Path) -> None:
     assert holder(directory) is None
     with held(directory):
         pass
+
+
+def test_what_is_made_in_a_directory_that_others_may_read_is_private_all_the_same(tmp_path: Path) -> None:
+    async def serve() -> None:
+        async with SqliteStore(tmp_path / "chats.db"):
+            assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("chats.db*")} == {0o600}
+
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        with held(tmp_path):
+            asyncio.run(serve())
+        assert os.umask(0o022) == 0o022, "as it was"
+    finally:
+        os.umask(before)
 
 
 def test_the_lock_names_another_process_and_dies_with_it(tmp_path: Path) -> None:

@@ -21,10 +21,12 @@ def held(directory: Path) -> Iterator[Path]:
     """Make the directory if it is not there (mode 0700) and hold it for this process until the block ends.
 
     The lock goes with the process, however it dies; its file stays and names the last holder. StateDirectory says
-    who holds it, or what is wrong with it. A restore that was killed half-way is completed first.
+    who holds it, or what is wrong with it. What this process makes meanwhile, only its user may read: the directory may
+    have been made by somebody with other ideas. A restore that was killed half-way is completed first.
     """
     _make(directory)
     descriptor = _open_lock(directory)
+    mask = os.umask(0o077)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,6 +40,7 @@ def held(directory: Path) -> Iterator[Path]:
         _complete_restore(directory)
         yield directory
     finally:
+        os.umask(mask)
         os.close(descriptor)
 
 
