@@ -29,9 +29,12 @@ def test_the_directory_is_made_private_and_held_by_one(tmp_path: Path) -> None:
 
 
 def test_what_is_made_in_a_directory_that_others_may_read_is_private_all_the_same(tmp_path: Path) -> None:
+    def modes() -> set[int]:
+        return {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("chats.db*")}
+
     async def serve() -> None:
         async with SqliteStore(tmp_path / "chats.db"):
-            assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("chats.db*")} == {0o600}
+            assert modes() == {0o600}
 
     tmp_path.chmod(0o755)
     before = os.umask(0o022)
