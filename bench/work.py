@@ -2,7 +2,8 @@
 
 The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500 streams, retries what fails (one
 job in 499 fails once) and sweeps for late commits; the peers do what they do by default. Synchronous commit is on for
-all. Rates are for draining a filled queue.
+all. Rates are for draining a filled queue, with the garbage of filling it collected before. What blocked jobs and an
+open transaction cost is the median of each round's own ratio; the order within a round changes from round to round.
 
     python bench/work.py --quick --json
 """
@@ -10,12 +11,14 @@ all. Rates are for draining a filled queue.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,14 @@ from holdfast.work.sqlite import SqliteWork
 STREAMS = 500
 FAILS_ONE_IN = 499  # a prime, so that the failures fall into different streams
 PARTS = ("peers", "blocked", "held", "latency", "sqlite")
+FIGURES = {"holdfast": "jobs_per_s_postgres", "sqlite": "jobs_per_s_sqlite", "latency p99 ms": "latency_p99_ms"}
+PEERS = {
+    "pgqueuer 5x10": "jobs_vs_pgqueuer",
+    "pgqueuer 5x100": "jobs_vs_pgqueuer_100",
+    "procrastinate": "jobs_vs_procrastinate",
+    "graphile worker": "jobs_vs_graphile",
+}
+COSTS = {"with 100 k blocked": "blocked_cost", "with a held transaction": "held_transaction"}
 SETTINGS = WorkerSettings(concurrency=100)
 SOON = Policies().with_type("Piece", base_seconds=0.01, cap_seconds=0.02)
 
@@ -72,6 +83,8 @@ async def drain(store: WorkStore, total: int, batch: int = 500) -> float:
     for start in range(0, total, batch):
         await store.enqueue(drafts[start : start + batch])
     worker = Worker(store, handlers, settings=SETTINGS, policies=SOON)
+    del drafts
+    gc.collect()
     started = time.perf_counter()
     async with worker.running():
         await finished.wait()
@@ -164,56 +177,70 @@ async def sqlite(total: int) -> float:
             await store.close()
 
 
-async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
-    rounds, jobs = (2, 12_000) if quick else (5, 60_000)
-    figures, ratios, runs = dict[str, float](), dict[str, float](), dict[str, list[float]]()
-    missing = set[str]()
+@dataclass
+class Runs:
+    """What was measured, by name, round by round."""
 
-    async def run(name: str, function: Callable[[], Awaitable[float]]) -> None:
-        if name in missing:
+    values: dict[str, list[float]] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+
+    async def add(self, name: str, measured: Callable[[], Awaitable[float]]) -> None:
+        if name in self.missing:
             return
         try:
-            value = await function()
+            value = await measured()
         except PeerMissing as error:
-            missing.add(name)
+            self.missing.add(name)
             say(f"  {name}: skipped, {error}")
             return
-        runs.setdefault(name, []).append(value)
+        self.values.setdefault(name, []).append(value)
         say(f"  {name:<28}{value:>12,.1f}")
 
-    for _ in range(rounds):
-        await run("holdfast", lambda: holdfast(url, jobs))
-        if "peers" in parts:
-            await run("pgqueuer 5x10", lambda: pgqueuer(url, jobs // 8, 10))
-            await run("pgqueuer 5x100", lambda: pgqueuer(url, jobs // 4, 100))
-            await run("procrastinate", lambda: procrastinate(url, jobs // 40))
-            if not quick:
-                await run("graphile worker", lambda: graphile(url, jobs // 8))
-        if "blocked" in parts:
-            await run("with 100 k blocked", lambda: with_blocked(url, jobs, 100_000))
-        if "held" in parts:
-            await run("with a held transaction", lambda: with_held(url, jobs))
-        if "sqlite" in parts:
-            await run("sqlite", lambda: sqlite(jobs))
+    def medians(self, names: Mapping[str, str]) -> dict[str, float]:
+        """By another name, of what was measured."""
+        return {told: median(self.values[name]) for name, told in names.items() if name in self.values}
+
+    def costs(self, names: Mapping[str, str], base: str = "holdfast") -> dict[str, float]:
+        """The median of each round's ratio to the base in the same round: noise hits both."""
+        pairs = {
+            told: zip(self.values[name], self.values[base], strict=True)
+            for name, told in names.items()
+            if name in self.values
+        }
+        return {told: median([value / whole for value, whole in pair]) for told, pair in pairs.items()}
+
+
+async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
+    rounds, peer_rounds, jobs = (5, 2, 12_000) if quick else (7, 5, 60_000)
+    runs = Runs()
+    own: dict[str, Callable[[], Awaitable[float]]] = {"holdfast": lambda: holdfast(url, jobs)}
+    if "blocked" in parts:
+        own["with 100 k blocked"] = lambda: with_blocked(url, jobs, 100_000)
+    if "held" in parts:
+        own["with a held transaction"] = lambda: with_held(url, jobs)
+    if "sqlite" in parts:
+        own["sqlite"] = lambda: sqlite(jobs)
+    peers: dict[str, Callable[[], Awaitable[float]]] = {
+        "pgqueuer 5x10": lambda: pgqueuer(url, jobs // 8, 10),
+        "pgqueuer 5x100": lambda: pgqueuer(url, jobs // 4, 100),
+        "procrastinate": lambda: procrastinate(url, jobs // 40),
+    }
+    if not quick:
+        peers["graphile worker"] = lambda: graphile(url, jobs // 8)
+    for number in range(rounds):
+        others = peers if "peers" in parts and number < peer_rounds else {}
+        turn = [*own.items(), *others.items()]
+        for name, measured in turn if number % 2 == 0 else reversed(turn):
+            await runs.add(name, measured)
     if "latency" in parts:
-        await run("latency p99 ms", lambda: latency(url, 3 if quick else 10))
-    middle = {name: median(values) for name, values in runs.items()}
-    figures["jobs_per_s_postgres"] = middle["holdfast"]
-    for name, figure in (("sqlite", "jobs_per_s_sqlite"), ("latency p99 ms", "latency_p99_ms")):
-        if name in middle:
-            figures[figure] = middle[name]
-    for name, ratio in (
-        ("pgqueuer 5x10", "jobs_vs_pgqueuer"),
-        ("pgqueuer 5x100", "jobs_vs_pgqueuer_100"),
-        ("procrastinate", "jobs_vs_procrastinate"),
-        ("graphile worker", "jobs_vs_graphile"),
-    ):
-        if name in middle:
-            ratios[ratio] = middle["holdfast"] / middle[name]
-    for name, ratio in (("with 100 k blocked", "blocked_cost"), ("with a held transaction", "held_transaction")):
-        if name in middle:
-            ratios[ratio] = middle[name] / middle["holdfast"]
-    return figures, ratios
+        await runs.add("latency p99 ms", lambda: latency(url, 3 if quick else 10))
+    return runs.medians(FIGURES), _ratios(runs)
+
+
+def _ratios(runs: Runs) -> dict[str, float]:
+    whole = median(runs.values["holdfast"])
+    faster = {name: whole / value for name, value in runs.medians(PEERS).items()}
+    return faster | runs.costs(COSTS)
 
 
 def main() -> None:
