@@ -89,6 +89,7 @@ def measure_sends(report: Report, options: Options) -> None:
     report.figures["store_alone_per_s"] = median(stores)
     report.figures["group_formed"] = median([load["group"] for load in together])
     report.figures["send_cpu_us"] = median([load["cpu_us"] for load in together])
+    report.figures["send_load_us"] = median([load["load_us"] for load in together])
     report.ratios["sends_vs_one_by_one"] = grouped / single
     report.ratios["sends_vs_store"] = grouped / median(stores)
 
