@@ -15,6 +15,7 @@ import pytest
 from supervisor import Person, Supervisor
 from virtual import LoopClock, run
 
+from holdfast import telemetry
 from holdfast.errors import ChatHalted, Unavailable
 from holdfast.ingest.durability import GuardedStore
 from holdfast.message import Acked, Draft, Outcome, User
@@ -181,6 +182,10 @@ async def chat() -> MemoryStore:
     return store
 
 
+def corruptions() -> float:
+    return telemetry.REGISTRY.get_sample_value("holdfast_durability_counter_corruption_total") or 0.0
+
+
 @pytest.mark.seed("001 section 10: DynamoDB unavailable")
 def test_store_unavailable() -> None:
     """As written: every operation fails, nothing is allocated, a retry succeeds when the store is back."""
@@ -216,8 +221,10 @@ def test_counter_missing() -> None:
         store = await chat()
         await store.append([draft("before")])
         store._chats["c"].counter = None  # as a bad restore would leave it
+        alarms = corruptions()
         [refused] = await store.append([draft("k")])
         assert isinstance(refused, ChatHalted)
+        assert corruptions() == alarms + 1, "SEV-1 on the first one"
         assert (await store.inspect("c")).counter is None
         operator = Act(ANN, "now", "msg_r", operator=True, reason="the counter was lost")
         recovered = await store.change(RecoverChat(operator, "c"))

@@ -1,7 +1,8 @@
 """The server's own command line with three additions for tests; the product knows nothing of them.
 
-``HOLDFAST_TEST_KILL_AT=commit.after:17`` kills the process with SIGKILL behind the 17th commit to ``chats.db`` that
-reached ``commit.after`` (``holdfast.sqlite.points`` offers the places).
+``HOLDFAST_TEST_KILL_AT=commit.after:17:FILE`` kills the process with SIGKILL behind the 17th commit to ``chats.db``
+that reached ``commit.after`` (``holdfast.sqlite.points`` offers the places) since FILE is there: what a server commits
+while it starts does not count.
 
 ``HOLDFAST_TEST_MARKS=path`` appends the rare moments that the process meets to this file.
 
@@ -25,12 +26,12 @@ from holdfast.verify.moments import write_marks
 
 
 def install(where: str) -> None:
-    name, _, count = where.partition(":")
+    name, count, armed = where.split(":", 2)
     left = int(count)
 
     def reached(point: str) -> None:
         nonlocal left
-        if point == f"chats.{name}":
+        if point == f"chats.{name}" and Path(armed).exists():
             left -= 1
             if left == 0:
                 telemetry.sometimes("the server was killed", point)

@@ -37,7 +37,7 @@ from holdfast.verify.snapshot import note_log, note_store
 
 START_SECONDS_MAX = 30.0
 TENANT = "default"
-LOG, MARKS = "server.log", "marks"
+LOG, MARKS, ARMED = "server.log", "marks", "armed"
 QUICK = ClientSettings(reconnect_initial_seconds=0.02, reconnect_cap_seconds=0.1, ack_interval_seconds=0.05)
 SETTINGS = {"gateway.backpressure.inbound.rate_limit_per_second": 2000}
 
@@ -155,7 +155,10 @@ class Supervisor:
         return self._tokens.mint(User(TENANT, user), 3600)
 
     async def spawn(self, kill_at: str = "", start: Start | None = None) -> None:
-        """Start the server, which kills itself at a named point if one is given."""
+        """Start the server, which kills itself at a named point if one is given, counted from when it serves."""
+        armed = self.directory / ARMED
+        armed.unlink(missing_ok=True)
+        kill_at = kill_at and f"{kill_at}:{armed}"
         settings = {"server.port": self.port, "server.state_dir": str(self.state_dir), **SETTINGS}
         self._executed = (start or self._start) is executed
         self._life = await (start or self._start)(settings, kill_at, self.directory)
@@ -167,6 +170,7 @@ class Supervisor:
                 if self.died():
                     return False
                 await asyncio.sleep(0.01)
+        (self.directory / ARMED).touch()
         now = time.monotonic()
         assert self._life is not None
         self.serving_again.append(Again(now - self._down_since, _cpu_seconds(self._life.pid), self._executed))

@@ -483,6 +483,29 @@ def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> None:
     run(story())
 
 
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_was_asked_before_the_hello_is_answered_before_the_close(drained: bool) -> None:
+    class Away(MemoryStore):
+        async def memberships(self, users: Sequence[User]) -> Any:
+            await asyncio.sleep(1)
+            raise Unavailable("the store is away")
+
+    async def story() -> None:
+        async with bench(store=Away()) as parts:
+            socket = parts.connect("alice")
+            socket.say("sync_request", "q1", chat_id="c", epoch=1, after_sequence=0)
+            socket.say("heartbeat_ack")
+            if drained:
+                socket.connection.close(Closing.SERVER_SHUTDOWN)
+            await asyncio.sleep(2)
+            frames = socket.take()
+            assert frames[-1]["type"] == "connection_closing"
+            answers = [frame["payload"] for frame in frames if frame.get("request_id") == "q1"]
+            assert [(answer["code"], answer["retryable"]) for answer in answers] == [("SERVICE_UNAVAILABLE", True)]
+
+    run(story())
+
+
 def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_told_to_sync_it() -> None:
     async def story() -> None:
         async with bench() as parts:

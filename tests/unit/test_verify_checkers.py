@@ -233,6 +233,15 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             fault=Fault(at=3, until=30, plane="process", name="kill -9"),
         ),
     ),
+    "the server closed without answering first": (
+        {8},
+        broken(
+            drop=("stall",),
+            sync={"at": 4},
+            synced=Unknown(at=9, op=11, reason="disconnected"),
+            closing={"reason": "server_shutdown"},
+        ),
+    ),
     "a client gave up although it could be reached": ({8}, broken(ack_3=Unknown(at=5.0, op=3, reason="timeout"))),
     "a request was late before its client went away": (
         {8},

@@ -18,7 +18,7 @@ from typing import Any, Protocol, assert_never
 from holdfast import telemetry
 from holdfast.access import Principal
 from holdfast.clock import Clock, Ids, timestamp
-from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
+from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized, Unavailable
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.entrances import Sends
@@ -268,6 +268,7 @@ class Connection:
         """Answer what is open, say why, close. Safe to call twice."""
         if self.closing is not None:
             return
+        self._answer_early(Unavailable(f"the connection closes: {closing.reason}"))
         if self.session is not None:
             self.do(self.session.close(closing, self._plane.clock.monotonic(), delay_ms, message))
             return
@@ -413,11 +414,18 @@ class Connection:
         else:
             self._early.append(bytes(data))
 
+    def _answer_early(self, error: HoldfastError) -> None:
+        """Nothing of what was asked before the hello was begun: say so, before the connection closes."""
+        early, self._early = self._early, []
+        for request_id in filter(None, map(request_id_of, early)):
+            self.write(encode_frame(error_payload(error), request_id))
+
     async def _establish(self, session: Session) -> None:
         try:
             memberships: dict[str, Cursor] = dict(await self._plane.history.memberships(session.user))
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
+            self._answer_early(error)
             self.close(Closing.UPSTREAM_FAILURE, delay_ms=self._plane.spread_ms())
             return
         if self.closing is None:

@@ -63,10 +63,12 @@ def answered_in_time(history: History) -> Verdict:
     """8: every request is answered in time, or its connection breaks in time.
 
     There is one excuse: while nothing can reach a client (its network is a hole, it does not read), its clock stands.
-    A client that gave up by itself, although it could be reached, was not answered.
+    A client that gave up by itself, although it could be reached, was not answered; and a server that closes a
+    connection answers first.
     """
     verdict = Verdict(f"every request is answered within {ANSWER_SECONDS_MAX} s")
     weather = Weather(history)
+    closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
     for operation in history.operations:
         invoke, end = operation.invoke, operation.end
         if end is None:
@@ -77,6 +79,9 @@ def answered_in_time(history: History) -> Verdict:
         gave_up = isinstance(end, Unknown) and end.reason == "timeout"
         kept = seconds <= ANSWER_SECONDS_MAX and (away > 0 or not gave_up)
         verdict.require(kept, f"{invoke.verb} of {invoke.client} took {seconds:.3f} s", invoke, end)
+        left_open = isinstance(end, Unknown) and end.reason == "disconnected" and (invoke.client, end.at) in closed_at
+        kept = not left_open or away > 0 or seconds <= FELT_SECONDS  # question and answer may have crossed the close
+        verdict.require(kept, f"{invoke.verb} of {invoke.client} was open when the server closed", invoke, end)
     return verdict
 
 

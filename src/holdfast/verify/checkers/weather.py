@@ -38,6 +38,9 @@ class Weather:
         self._away = {client: _merged(self._of_connection(client)) for client in history.clients}
         self._open = {plane: self._breaker(history, plane) for plane in ("durability", "history")}
 
+    def of(self, plane: Plane) -> Sequence[Fault]:
+        return self._by_plane[plane]
+
     def faults(self, plane: Plane, since: float, until: float, client: str | None = None) -> bool:
         """Whether something of this plane was broken at any time between the two, for this client."""
         return any(

@@ -50,6 +50,7 @@ class Device:
         self._redial: asyncio.TimerHandle | None = None
         self.wire: Wire | None = None
         self._asides = 0
+        self._online = False
         self.stopped: Stop | None = None
         self.paused = False
         who = Client(client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id)
@@ -75,9 +76,12 @@ class Device:
         self._do(self.machine.send(entry, self._loop.time()))
 
     def ask_at_once(self, chat_id: str, pages: int) -> None:
-        """Ask for several pages beside what the machine does, which asks for one at a time; it ignores the answers."""
+        """Ask for several pages beside what the machine does, which asks for one at a time; it ignores the answers.
+
+        Only where the server has let it in: before that nothing is read, so that nothing was asked.
+        """
         cursor = self.cursors.get(chat_id, Cursor(1, 0))
-        for _ in range(pages if self.wire is not None else 0):
+        for _ in range(pages if self._online else 0):
             self._asides += 1
             body = SyncBody(chat_id, cursor.epoch, cursor.sequence, 100)
             frame = SyncRequest(request_id=f"aside-{self._asides}", payload=body)
@@ -132,6 +136,7 @@ class Device:
 
     def _over(self, by: Literal["server", "client", "network"], code: int | None) -> None:
         self.wire = None
+        self._online = False
         self.witness.ended(by)
         self.machine.disconnected()
         verdict = self._reconnect.closed(code)
@@ -178,6 +183,7 @@ class Device:
                 case Keep(chat_id=chat_id, cursor=cursor):
                     self._keep(chat_id, cursor)
                 case Online():
+                    self._online = True
                     self._reconnect.established()
                     self._reconnect.lasted()
                 case Announced(closing=closing):

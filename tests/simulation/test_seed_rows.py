@@ -1,0 +1,109 @@
+"""Rows of the messaging documents that only a whole story can show: a store that hangs, a reader that stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from holdfast import telemetry
+from holdfast.verify.checkers import check, red
+from holdfast.verify.checkers.weather import Weather
+from holdfast.verify.controls import weather
+from holdfast.verify.controls.stores import UnpublishedDisk
+from holdfast.verify.faults import Odds
+from holdfast.verify.history import Fail, History, Ok, Unknown
+from holdfast.verify.simulation import Parts, play
+
+SEEDS = range(1, 9)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.configure(wrapper_class=before)
+
+
+def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:
+    """How each try of each message ended."""
+    tries: dict[str, list[Ok | Fail | Unknown | None]] = {}
+    for operation in history.operations:
+        if operation.invoke.verb == "send":
+            tries.setdefault(f"{operation.invoke.client} {operation.invoke.key}", []).append(operation.end)
+    return tries
+
+
+@pytest.mark.seed("000 contract 1: no silent data loss")
+@pytest.mark.seed("000 limits: gateway to durability 5 s")
+@pytest.mark.parametrize(
+    ("plane", "odds"),
+    [
+        ("writes", Odds(hang=0.3)),
+        ("writes", Odds(late_reply=0.9, seconds_max=8.0)),
+        ("reads", Odds(hang=0.3)),
+        ("reads", Odds(delay=0.9, seconds_max=4.0)),
+    ],
+)
+def test_whatever_hangs_every_request_is_answered_within_5_5_seconds(plane: str, odds: Odds) -> None:
+    """No fault of the store is an excuse, and no client has to give up: the answer may be that nobody knows."""
+    answers: list[Ok | Fail | Unknown] = []
+    for seed in SEEDS:
+        history = play(seed, Parts(options=weather(bursts=3, **{plane: odds})))
+        for operation in history.operations:
+            end = operation.end
+            if operation.invoke.client == "eve over REST":
+                continue
+            assert end is not None and end.at - operation.invoke.at <= 5.5, operation
+            assert not isinstance(end, Unknown) or end.reason != "timeout", operation
+            answers.append(end)
+        verdicts = check(history)
+        assert red(verdicts) == set(), "\n".join(map(str, verdicts))
+    told = [end for end in answers if isinstance(end, Fail | Unknown)]
+    assert told and {end.code for end in told} <= {"SERVICE_UNAVAILABLE", "SERVER_BUSY", ""}
+    assert plane == "reads" or any(isinstance(end, Unknown) for end in told)
+
+
+@pytest.mark.seed("000 taxonomy: DynamoDB throttling")
+@pytest.mark.seed("001 confirmation: DynamoDB throttling, graceful degradation with retries")
+def test_a_throttled_store_delays_sends_and_loses_none() -> None:
+    """The client does the retrying, as told: RATE_LIMITED, then the ack. Nobody is closed, no breaker opens."""
+    retried = 0
+    for seed in SEEDS:
+        history = play(seed, Parts(options=weather(writes=Odds(throttle=0.4))))
+        assert red(check(history)) == set()
+        for tries in sent(history).values():
+            assert isinstance(tries[-1], Ok)
+            assert all(isinstance(end, Fail) and end.code == "RATE_LIMITED" for end in tries[:-1])
+            retried += len(tries) - 1
+    assert retried > 20
+
+
+@pytest.mark.seed("000 isolation: connection (slow client) to durability")
+def test_clients_that_do_not_read_slow_nobody_elses_sends() -> None:
+    warned = 0
+    for seed in SEEDS:
+        history = play(seed, Parts(options=weather(stalls=6, buffer_messages=5, sends_per_device=30)))
+        away = Weather(history)
+        for operation in history.operations:
+            invoke, end = operation.invoke, operation.end
+            assert end is not None
+            if invoke.verb == "send" and not away.away_seconds(invoke.client, invoke.at, end.at):
+                assert end.at - invoke.at < 0.1 or isinstance(end, Unknown), operation
+        warned += any(fault.name == "stall" for fault in away.of("connection"))
+        assert red(check(history)) == set()
+    assert warned > 4
+
+
+@pytest.mark.seed("001 monitoring: sequence gaps")
+def test_a_log_with_holes_is_counted_as_it_is_read() -> None:
+    def gaps() -> float:
+        return telemetry.REGISTRY.get_sample_value("holdfast_sequence_gaps_total") or 0.0
+
+    before = gaps()
+    play(1, Parts(options=weather()))
+    assert gaps() == before
+    play(1, Parts(disk=UnpublishedDisk, options=weather()))
+    assert gaps() > before
