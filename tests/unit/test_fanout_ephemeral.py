@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -124,6 +125,20 @@ def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
     on_virtual_time(test)
 
 
+def test_what_was_told_more_than_a_second_ago_is_told_again_at_once() -> None:
+    async def test(bench: Bench) -> None:
+        bench.ephemeral.typing(ANNA, CHAT, True)
+        await asyncio.sleep(0.5)
+        bench.ephemeral.typing(BELA, CHAT, True)
+        await asyncio.sleep(0.8)
+        bench.take()
+        bench.ephemeral.typing(ANNA, CHAT, False)
+        await asyncio.sleep(0.01)
+        assert bench.take() == [typing(ANNA, False)]
+
+    on_virtual_time(test)
+
+
 def test_a_chat_above_a_hundred_members_hears_nothing() -> None:
     async def test(bench: Bench) -> None:
         for chat_id, size in (("large", 101), ("small", 100)):
@@ -187,6 +202,54 @@ def test_what_is_too_much_is_dropped() -> None:
             bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
         await asyncio.sleep(1)
         assert len(bench.take()) == 3
+
+    on_virtual_time(test, EphemeralSettings(max_waiting=3))
+
+
+def test_a_note_costs_the_same_however_many_were_told_a_moment_ago() -> None:
+    def cost(told_before: int) -> float:
+        spent: list[float] = []
+
+        async def test(bench: Bench) -> None:
+            for n in range(told_before):
+                bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
+            await asyncio.sleep(0.01)
+            for n in range(told_before):
+                bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, False)
+            started = time.process_time()
+            for n in range(300):
+                bench.ephemeral.typing(User("default", f"late-{n}"), CHAT, False)
+                await bench.ephemeral.tell()
+            spent.append(time.process_time() - started)
+            assert len(bench.take()) == told_before + 300
+
+        on_virtual_time(test)
+        return spent[0]
+
+    assert cost(5000) < 10 * cost(10), "the rest is not looked at"
+
+
+def test_who_types_while_there_is_no_room_to_remember_it_is_not_told_for_it_would_never_end() -> None:
+    async def test(bench: Bench) -> None:
+        for n in range(5):
+            bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(30)
+        told = [(payload["user_id"], payload["active"]) for _, payload in bench.take()]
+        assert told == [(f"user-{n}", active) for active in (True, False) for n in range(3)]
+
+    on_virtual_time(test, EphemeralSettings(max_waiting=3))
+
+
+def test_a_stop_for_which_there_is_no_room_is_told_when_typing_ends_by_itself() -> None:
+    async def test(bench: Bench) -> None:
+        bench.ephemeral.typing(ANNA, CHAT, True)
+        await asyncio.sleep(0.01)
+        for n in range(3):
+            bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, False)
+        bench.ephemeral.typing(ANNA, CHAT, False)
+        await asyncio.sleep(30)
+        assert [payload["active"] for _, payload in bench.take() if payload["user_id"] == "anna"] == [True, False]
 
     on_virtual_time(test, EphemeralSettings(max_waiting=3))
 

@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, Protocol
 
 from holdfast import telemetry
@@ -90,18 +91,26 @@ class Ephemeral:
         self._clock = clock
         self._settings = settings or EphemeralSettings()
         self._receipts = Receipts()
-        self._waiting: dict[Key, _Note] = {}
-        self._told_at: dict[Key, float] = {}
+        self._ready: dict[Key, _Note] = {}
+        self._ready_presences: dict[Key, _Note] = {}
+        self._held: dict[Key, _Note] = {}
+        """What was told within the last second and has changed since."""
+        self._told_at: OrderedDict[Key, float] = OrderedDict()
         self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
         self._last_seen: OrderedDict[User, str] = OrderedDict()
         self._news = asyncio.Event()
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         """The user types, or stopped; without a new start it stops by itself after 10 s."""
-        self._typing.pop((chat_id, user), None)
-        if active and len(self._typing) < self._settings.max_waiting:
+        note = _Note(user, Typing(chat_id, user.user_id, active), chat_id=chat_id)
+        if not active:
+            if self._put(note):
+                self._typing.pop((chat_id, user), None)
+        elif (chat_id, user) not in self._typing and len(self._typing) >= self._settings.max_waiting:
+            telemetry.ephemeral(note.kind, "dropped")  # told, it could not be ended
+        elif self._put(note):
             self._typing[chat_id, user] = self._clock.monotonic() + self._settings.typing_seconds
-        self._put(_Note(user, Typing(chat_id, user.user_id, active), chat_id=chat_id))
+            self._typing.move_to_end((chat_id, user))
 
     def presence(self, user: User, status: Status) -> None:
         """The user's first connection came, or the last one is gone."""
@@ -137,23 +146,36 @@ class Ephemeral:
             await self.tell()
 
     async def tell(self) -> None:
-        """One round."""
+        """One round; it looks only at what is due."""
         now = self._clock.monotonic()
         self._stop_typing(now)
-        edge = now - self._settings.interval_seconds
-        self._told_at = {key: at for key, at in self._told_at.items() if at > edge}
-        due = [key for key in self._waiting if key not in self._told_at]
-        presences = [key for key in due if key[0] == Presence.type]
-        due = [key for key in due if key[0] != Presence.type] + presences[: self._settings.max_presences]
-        for number, key in enumerate(due):
-            note = self._waiting.pop(key)
+        self._release(now)
+        presences = islice(self._ready_presences, self._settings.max_presences)
+        due = [*((self._ready, key) for key in self._ready), *((self._ready_presences, key) for key in presences)]
+        for number, (ready, key) in enumerate(due):
+            note = ready.pop(key)
             self._told_at[key] = now
             try:
                 async with asyncio.timeout(self._settings.lookup_timeout_seconds):
                     await self._tell(note)
             except (HoldfastError, TimeoutError):
-                self._drop(due[number:])
+                telemetry.ephemeral(note.kind, "dropped")
+                self._drop(due[number + 1 :])
                 return
+
+    def _release(self, now: float) -> None:
+        """What was told long enough ago may be told again."""
+        edge = now - self._settings.interval_seconds
+        while self._told_at:
+            key, at = next(iter(self._told_at.items()))
+            if at > edge:
+                return
+            del self._told_at[key]
+            if (note := self._held.pop(key, None)) is not None:
+                self._ready_for(note)[key] = note
+
+    def _ready_for(self, note: _Note) -> dict[Key, _Note]:
+        return self._ready_presences if note.kind == Presence.type else self._ready
 
     async def _tell(self, note: _Note) -> None:
         frame = encode_frame(note.payload)
@@ -179,21 +201,31 @@ class Ephemeral:
     def _stop_typing(self, now: float) -> None:
         while self._typing:
             (chat_id, user), until = next(iter(self._typing.items()))
-            if until > now:
+            if until > now or self._is_full:
                 return
             self.typing(user, chat_id, False)
 
-    def _put(self, note: _Note) -> None:
-        if note.key in self._waiting:
-            telemetry.ephemeral(note.kind, "merged")
-        elif len(self._waiting) >= self._settings.max_waiting:
-            telemetry.ephemeral(note.kind, "dropped")
-            return
-        self._waiting[note.key] = note
-        self._news.set()
+    @property
+    def _is_full(self) -> bool:
+        return len(self._ready) + len(self._ready_presences) + len(self._held) >= self._settings.max_waiting
 
-    def _drop(self, keys: Iterable[Key]) -> None:
+    def _put(self, note: _Note) -> bool:
+        """Whether it waits now; False if there was no room."""
+        key = note.key
+        self._release(self._clock.monotonic())
+        waiting = self._held if key in self._told_at else self._ready_for(note)
+        if key in waiting:
+            telemetry.ephemeral(note.kind, "merged")
+        elif self._is_full:
+            telemetry.ephemeral(note.kind, "dropped")
+            return False
+        waiting[key] = note
+        if waiting is not self._held:
+            self._news.set()
+        return True
+
+    def _drop(self, due: Iterable[tuple[dict[Key, _Note], Key]]) -> None:
         """The store is in trouble: nobody waits for it with something that is worth nothing a moment later."""
-        for key in keys:
-            self._waiting.pop(key, None)
+        for ready, key in due:
+            ready.pop(key, None)
             telemetry.ephemeral(key[0], "dropped")
