@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import asyncpg
+import pytest
 from work_stores import Hand, draft, postgres_work, run
 
 from engines import Server
@@ -122,6 +123,30 @@ def test_children_of_a_busy_lane_wait_without_holding_up_the_worker(postgres_ser
             assert claimed.busy == []
             assert [job.type for job in claimed.jobs] == ["order", "mail"]
             await connection.close()
+
+    run(main())
+
+
+def test_a_seat_hears_of_new_jobs_however_short_its_waits_are(
+    postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = asyncpg.Connection.add_listener
+
+    async def slowly(connection: Any, *told: Any) -> None:
+        await asyncio.sleep(0.05)
+        await listen(connection, *told)
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            hand = await Hand.sit(o.store)
+            monkeypatch.setattr(asyncpg.Connection, "add_listener", slowly)
+            for _ in range(50):
+                if await hand.seat.wait(0.01):
+                    break
+            await hand.seat.process(Report(), Want(jobs=10, sleeping=True))
+            waiting = asyncio.create_task(hand.seat.wait(10))
+            await o.store.enqueue([draft()])
+            assert await waiting, "woken, not timed out"
 
     run(main())
 

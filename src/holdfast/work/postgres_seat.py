@@ -87,6 +87,7 @@ class PostgresSeat:
         self._stack = AsyncExitStack()
         self._connection: Any = None
         self._listener: Any = None
+        self._listening: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._heartbeat = Heartbeat(
             self._beat_connection,
@@ -195,11 +196,11 @@ class PostgresSeat:
             await connection.execute(_SEAT["give"], self.instance, list(partitions))
 
     async def wait(self, timeout_seconds: float) -> bool:
+        if (self._listener is None or self._listener.is_closed()) and (not self._listening or self._listening.done()):
+            # In a task of its own: a wait is shorter than it may take to connect.
+            self._listening = asyncio.create_task(self._listen())
         try:
             async with asyncio.timeout(timeout_seconds):
-                if self._listener is None or self._listener.is_closed():
-                    await self._listen()
-                    return True  # what came before it listened was not heard
                 await self._woken.wait()
         except TimeoutError:
             return False
@@ -212,6 +213,8 @@ class PostgresSeat:
 
     async def leave(self) -> None:
         await self._stack.aclose()
+        if self._listening is not None:
+            self._listening.cancel()
         try:
             async with self._call() as connection:
                 await connection.execute(_SEAT["leave"], self.instance)
@@ -264,12 +267,18 @@ class PostgresSeat:
 
     async def _listen(self) -> None:
         """Without a listener the poll is all there is, and it is enough."""
+        listener: Any = None
         try:
-            listener = await asyncpg.connect(self._url)
+            async with asyncio.timeout(self._settings.call_timeout_seconds):
+                listener = await asyncpg.connect(self._url)
+                await listener.add_listener(_CHANNEL, self._heard)
             self._listener = listener
-            await listener.add_listener(_CHANNEL, self._heard)
+            self._woken.set()  # what came before it listened was not heard
         except FOREIGN as error:
             telemetry.log.warning("work_listener_interrupted", error=str(error) or type(error).__name__)
+        finally:
+            if listener is not None and self._listener is not listener:
+                listener.terminate()
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
         if payload == str(self.instance):
