@@ -166,6 +166,7 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             await command("webhooks", "rm", made["endpoint_id"])
             metrics = await client.get("/metrics", headers={"Authorization": f"Bearer {node.secrets.admin_key}"})
             assert "holdfast_work_jobs_completed_total" in metrics.text
+            assert "holdfast_work_next_due_timestamp_seconds 0.0" in metrics.text
         await runner.cleanup()
 
     asyncio.run(asyncio.wait_for(main(), 60))

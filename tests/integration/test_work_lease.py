@@ -96,9 +96,12 @@ def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
             await o.pass_time(6 * 86400)
             await hand.seat.roster()
             assert await o.store.enqueue([shop]) == [0]
-            await o.pass_time(2 * 86400)
+            many = [Draft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)]
+            await o.store.enqueue(many)
+            await o.pass_time(8 * 86400)
             await hand.seat.roster()
             assert (await o.store.enqueue([shop]))[0] > 0
+            assert 0 not in await o.store.enqueue(many), "more than one batch is forgotten at once"
 
     run(main())
 

@@ -374,6 +374,27 @@ def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> 
     check(opened, body)
 
 
+def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers = Handlers()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            ctx.enqueue(handlers.draft(Order("b"), source="shop", source_id="1"))
+
+        await o.store.enqueue([handlers.draft(Order("a"))])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: _any_dead(o))
+        (dead,) = await o.store.dead(Query())
+        assert dead.reason is Reason.VALIDATION_FAILURE and "holdfast.work.inbox" in dead.error
+
+    check(opened, body)
+
+
+async def _any_dead(o: Opened) -> bool:
+    return bool(await o.store.dead(Query()))
+
+
 def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -> None:
     async def body(o: Opened) -> None:
         handlers, started, finished, go = Handlers(), asyncio.Event(), list[int](), asyncio.Event()

@@ -176,3 +176,15 @@ except ValueError as error:
     assert done.stdout == ""
     assert "event='defect' part='work'" in done.stderr and "ValueError" in done.stderr
     assert "S3CRET" not in done.stderr and "the text of" not in done.stderr
+
+
+def test_waiting_jobs_are_shown_by_attempt_and_with_their_times() -> None:
+    telemetry.work_schedule({1: 3, 10: 2, 400: 5}, 1000.0, 2000.0)
+    assert metric("work_jobs_by_attempt", attempt="1") == 3
+    assert metric("work_jobs_by_attempt", attempt="10") == 7, (
+        "a job may be tried for ever; its label may not grow with it"
+    )
+    assert (metric("work_next_due_timestamp_seconds"), metric("work_last_due_timestamp_seconds")) == (1000, 2000)
+    telemetry.work_schedule({}, None, None)
+    assert metric("work_jobs_by_attempt", attempt="1") == 0
+    assert metric("work_next_due_timestamp_seconds") == 0

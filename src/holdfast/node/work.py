@@ -83,6 +83,7 @@ async def _keep_gauges(store: WorkStore) -> None:
         by_state = {state.name.lower(): count for state, count in stats.by_state.items()}
         by_reason = {reason.name.lower(): count for reason, count in stats.by_reason.items()}
         telemetry.work_counts(by_state, by_reason, len(breakers))
+        telemetry.work_schedule(stats.by_attempt, stats.next_due_at, stats.last_due_at)
         telemetry.work_totals(
             stats.dead, stats.poison_candidates, stats.scheduled, stats.oldest_age_seconds, stats.blocked_streams
         )

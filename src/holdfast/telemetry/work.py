@@ -12,6 +12,11 @@ _jobs_failed = counter("work_jobs_failed", "Failed runs of jobs, by reason [fail
 _lease_lost = counter("work_leases_lost", "Times this process was declared dead while it lived")
 _jobs = gauge("work_jobs", "Jobs that are not done, by state [jobs by status]", ("state",))
 _jobs_by_reason = gauge("work_jobs_waiting", "Failed jobs that wait, by reason [failure_reason]", ("reason",))
+_jobs_by_attempt = gauge(
+    "work_jobs_by_attempt", "Failed jobs that wait, by attempt; 10 stands for more too [attempts]", ("attempt",)
+)
+_next_due = gauge("work_next_due_timestamp_seconds", "When the next waiting job is due; 0 if none waits [next_retry]")
+_last_due = gauge("work_last_due_timestamp_seconds", "When the last waiting job is due; 0 if none waits [last_retry]")
 _work_dead = gauge("work_dead_letters", "Dead letters [dead_letters]")
 _poison = gauge("work_poison_candidates", "Failed jobs with ten attempts or more [poison_candidates]")
 _scheduled = gauge("work_scheduled_jobs", "Jobs that wait for their time [scheduled_count]")
@@ -54,6 +59,14 @@ def work_counts(by_state: Mapping[str, int], by_reason: Mapping[str, int], open_
     for reason, count in by_reason.items():
         _jobs_by_reason.labels(reason).set(count)
     _work_breakers.set(open_breakers)
+
+
+def work_schedule(by_attempt: Mapping[int, int], next_due_at: float | None, last_due_at: float | None) -> None:
+    _jobs_by_attempt.clear()
+    for attempt, count in by_attempt.items():
+        _jobs_by_attempt.labels(str(min(attempt, 10))).inc(count)
+    _next_due.set(next_due_at or 0.0)
+    _last_due.set(last_due_at or 0.0)
 
 
 def work_totals(dead: int, poison: int, scheduled: int, oldest_age_seconds: float, blocked_streams: int) -> None:

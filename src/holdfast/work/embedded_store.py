@@ -36,6 +36,8 @@ SQL = embedded.SQL
 _POISON_CANDIDATE_ATTEMPTS = 10
 _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 _INBOX_SECONDS = 7 * 86400.0
+_FORGOTTEN_AT_ONCE_MAX = 20_000
+"""At each look at the roster: 4,000 ids a second, more than an inbox takes in for long."""
 
 
 class Transact(Protocol):
@@ -232,7 +234,7 @@ class EmbeddedSeat:
 
         def work(db: apsw.Connection) -> None:
             embedded.fenced(db, self.instance)
-            db.execute(SQL["forget_seen"], (before,))
+            db.execute(SQL["forget_seen"], (before, _FORGOTTEN_AT_ONCE_MAX))
 
         await self._transact(work)
         return Roster([self.instance], dict.fromkeys(range(PARTITIONS)))

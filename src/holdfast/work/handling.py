@@ -68,6 +68,8 @@ class Context:
         """Enqueue another job with the success of this one: both or neither."""
         if self.finished:
             raise InvalidMessage("the job is finished: enqueue inside its transaction with holdfast.work.outbox")
+        if draft.source:
+            raise InvalidMessage("what comes from outside is stored by holdfast.work.inbox, not with ctx.enqueue")
         self.children.append(Child(self.job.seq, draft))
 
     @asynccontextmanager

@@ -7,7 +7,7 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 INSERT INTO seen (source, id, seen_at) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING
 
 -- name: forget_seen
-DELETE FROM seen WHERE (source, id) IN (SELECT source, id FROM seen WHERE seen_at < ?1 LIMIT 1000)
+DELETE FROM seen WHERE (source, id) IN (SELECT source, id FROM seen WHERE seen_at < ?1 LIMIT ?2)
 
 -- name: complete
 DELETE FROM job WHERE seq = ?1
