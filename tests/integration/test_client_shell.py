@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from conformance import CHAT, ScriptedServer
+from scripted_server import CHAT, ScriptedServer
 
 from holdfast.client import Client, ClientSettings, ConnectionChanged, Message, SendRefused
 from holdfast.errors import (

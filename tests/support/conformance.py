@@ -1,29 +1,17 @@
-"""The conformance suite for clients: a scripted server that fails in every way the protocol allows.
+"""The conformance suite for clients: every failure a client must survive, one scenario each.
 
-``ScriptedServer`` speaks protocol version 1 from memory (it shares no code with Holdfast's server) and does what a
-scenario tells it: drop before or after storing, push twice, leave a hole, number anew, refuse, close, fall silent.
-``SCENARIOS`` is the suite: each is a coroutine over a server and a ``Subject``, the client under test. What must
-hold in the end is always the same (``verify``). docs/guides/client-conformance.md describes it for other clients.
+``SCENARIOS`` is the suite: each is a coroutine over a ``ScriptedServer`` and a ``Subject``, the client under test. What
+must hold in the end is always the same (``verify``). docs/guides/client-conformance.md describes it for other clients.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
-from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.datastructures import Headers
-from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
-
-CHAT = "chat_conformance"
-USER = "alice"
-PATIENCE_SECONDS = 10.0
+from scripted_server import CHAT, USER, ScriptedServer
 
 
 class Subject(Protocol):
@@ -38,296 +26,14 @@ class Subject(Protocol):
     stopped: str | None
     """Why the client gave up for good, or None."""
 
+    gone: bool
+    """Whether the client has told that the user is no member of CHAT any more."""
+
     def send(self, content: str, client_message_id: str) -> None: ...
 
     async def restart(self, hard: bool) -> None:
         """Stop the client (``hard``: as if killed) and start it again on the same state."""
         ...
-
-
-@dataclass
-class Script:
-    """What the server does wrong next; counters count down."""
-
-    refuse_handshakes: list[tuple[int, dict[str, str]]] = field(default_factory=list)
-    drop_before_store: int = 0
-    drop_after_store: int = 0
-    send_errors: list[dict[str, Any]] = field(default_factory=list)
-    push_twice: bool = False
-    skip_pushes: int = 0
-    silent: bool = False
-    heartbeat_ms: int = 30_000
-    page_limit: int = 500
-
-
-@dataclass
-class Connection:
-    """One socket as the server saw it."""
-
-    socket: ServerConnection
-    opened_at: float
-    token: str
-    device_id: str
-    live: bool = False
-    closed_at: float | None = None
-    frames: list[dict[str, Any]] = field(default_factory=list)
-
-
-class ScriptedServer:
-    """A chat with one user in it, in memory. Use it as ``async with ScriptedServer() as server``."""
-
-    def __init__(self) -> None:
-        self.script = Script()
-        self.epoch = 1
-        self.messages: list[dict[str, Any]] = []
-        self.keys: dict[str, dict[str, Any]] = {}
-        self.connections: list[Connection] = []
-        self.handshakes: list[float] = []
-        self.acked = (0, 0)
-        self.violations: list[str] = []
-        self._server: Server | None = None
-        self._changed = asyncio.Condition()
-
-    async def __aenter__(self) -> ScriptedServer:
-        self._server = await serve(
-            self._serve, "127.0.0.1", 0, process_request=self._handshake, ping_interval=None, close_timeout=1
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._server.wait_closed()
-
-    @property
-    def url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    @property
-    def here(self) -> Connection:
-        """The newest connection."""
-        return self.connections[-1]
-
-    # What a scenario does
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        async def wait() -> None:
-            async with self._changed:
-                await self._changed.wait_for(condition)
-
-        try:
-            await asyncio.wait_for(wait(), PATIENCE_SECONDS)
-        except TimeoutError:
-            raise AssertionError(f"in vain waited for: {what}") from None
-
-    async def touch(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def say(self, content: str) -> None:
-        """Somebody else writes."""
-        await self._store("bob", f"bob-{len(self.messages)}", content)
-
-    async def renumber(self, contents: list[str]) -> None:
-        """An operator restored or repaired the chat: a new epoch, other messages."""
-        self.epoch += 1
-        self.messages = []
-        for content in contents:
-            self._append("bob", f"bob-{self.epoch}-{content}", content)
-        await self.push_frame("heartbeat", {"heads": {CHAT: [self.epoch, len(self.messages)]}})
-
-    async def push_frame(self, kind: str, payload: dict[str, Any]) -> None:
-        await self._write(self.here, kind, payload)
-
-    async def announce(self, reason: str, code: int, delay_ms: int = 0, close: bool = True) -> None:
-        """Close as a server does: say so, then do."""
-        await self.push_frame(
-            "connection_closing",
-            {
-                "reason": reason,
-                "message": reason,
-                "reconnect_allowed": code < 4500,
-                "reconnect_delay_ms": delay_ms,
-                "sync_from_sequence": {},
-            },
-        )
-        if close:
-            await self.here.socket.close(code, reason)
-
-    def cut(self) -> None:
-        """End the newest connection without a word."""
-        self.here.socket.transport.abort()
-
-    # The protocol
-
-    def _handshake(self, socket: ServerConnection, request: Request) -> Response | None:
-        self.handshakes.append(time.monotonic())
-        if request.path != "/v1/ws":
-            self.violations.append(f"asked for {request.path}")
-        if self.script.refuse_handshakes:
-            status, headers = self.script.refuse_handshakes.pop(0)
-            body = json.dumps({"error": {"code": "REFUSED", "message": "as scripted", "details": {}}}).encode()
-            fields = Headers({**headers, "Content-Length": str(len(body)), "Connection": "close"})
-            return Response(status, HTTPStatus(status).phrase, fields, body)
-        return None
-
-    async def _serve(self, socket: ServerConnection) -> None:
-        assert socket.request is not None
-        headers = socket.request.headers
-        connection = Connection(
-            socket,
-            time.monotonic(),
-            headers.get("Authorization", "").removeprefix("Bearer "),
-            headers.get("X-Device-ID", ""),
-        )
-        self.connections.append(connection)
-        await self.touch()
-        try:
-            if not self.script.silent:
-                await self._write(connection, "connection_established", self._hello(connection))
-            async for data in socket:
-                frame = json.loads(data)
-                connection.frames.append(frame)
-                if not self.script.silent:
-                    await self._answer(connection, frame)
-                await self.touch()
-        except ConnectionClosed:
-            pass
-        finally:
-            connection.closed_at = time.monotonic()
-            connection.live = False
-            await self.touch()
-
-    def _hello(self, connection: Connection) -> dict[str, Any]:
-        return {
-            "connection_id": f"conn_{len(self.connections)}",
-            "user_id": USER,
-            "device_id": connection.device_id,
-            "server_time": "2026-01-01T00:00:00.000Z",
-            "heartbeat_interval_ms": self.script.heartbeat_ms,
-            "protocol_version": 1,
-            "limits": {},
-        }
-
-    async def _answer(self, connection: Connection, frame: dict[str, Any]) -> None:
-        payload, request_id = frame.get("payload", {}), frame.get("request_id")
-        match frame["type"]:
-            case "resume":
-                if not payload.get("more"):
-                    await self._write(connection, "resumed", self._resumed(payload["cursors"]), request_id)
-                    connection.live = True
-            case "sync_request":
-                page = self._page(payload["epoch"], payload["after_sequence"], payload.get("limit") or 100)
-                await self._write(connection, "sync_response", page, request_id)
-            case "send_message":
-                await self._sent(connection, payload, request_id)
-            case "ack":
-                self._ack(payload)
-            case "authenticate":
-                connection.token = payload["token"]
-            case "heartbeat_ack" | "read" | "typing_start" | "typing_stop":
-                pass
-            case other:
-                self.violations.append(f"sent a frame of type {other}")
-
-    def _resumed(self, cursors: dict[str, list[int]]) -> dict[str, Any]:
-        epoch, sequence = cursors.get(CHAT, [self.epoch, 0])
-        page = self._page(epoch, sequence, 100)
-        moved = page["messages"] or page["reset"]
-        return {
-            "chats": [page] if moved else [],
-            "joined": [] if CHAT in cursors else [CHAT],
-            "gone": [chat_id for chat_id in cursors if chat_id != CHAT],
-        }
-
-    def _page(self, epoch: int, after: int, limit: int) -> dict[str, Any]:
-        if epoch == self.epoch and after > len(self.messages):
-            self.violations.append(f"cursor {after} is beyond the head {len(self.messages)}")
-        reset = epoch != self.epoch
-        start = 0 if reset else after
-        messages = self.messages[start : start + min(limit, self.script.page_limit)]
-        through = start + len(messages)
-        return {
-            "chat_id": CHAT,
-            "epoch": self.epoch,
-            "messages": messages,
-            "through": through,
-            "has_more": through < len(self.messages),
-            "head": len(self.messages),
-            "reset": reset,
-        }
-
-    def _ack(self, payload: dict[str, Any]) -> None:
-        mark = (payload["epoch"], payload["sequence"])
-        if payload["epoch"] == self.epoch and payload["sequence"] > len(self.messages):
-            self.violations.append(f"acked {mark}, which was never sent")
-        self.acked = max(self.acked, mark)
-
-    async def _sent(self, connection: Connection, payload: dict[str, Any], request_id: str | None) -> None:
-        if self.script.drop_before_store:
-            self.script.drop_before_store -= 1
-            connection.socket.transport.abort()
-            return
-        if self.script.send_errors:
-            await self._write(connection, "error", self.script.send_errors.pop(0), request_id)
-            return
-        key = payload["client_message_id"]
-        known = self.keys.get(key)
-        if known is not None and known["content"] != payload["content"]:
-            self.violations.append(f"{key} was used for two messages")
-        message = known or await self._store(USER, key, payload["content"], push=False)
-        if self.script.drop_after_store:
-            self.script.drop_after_store -= 1
-            connection.socket.transport.abort()
-            return
-        ack = {name: message[name] for name in ("client_message_id", "message_id", "chat_id", "sequence", "created_at")}
-        await self._write(connection, "message_ack", {**ack, "deduplicated": known is not None}, request_id)
-        if known is None:
-            await self._push(message)
-
-    async def _store(self, sender: str, key: str, content: str, push: bool = True) -> dict[str, Any]:
-        message = self._append(sender, key, content)
-        if push:
-            await self._push(message)
-        await self.touch()
-        return message
-
-    def _append(self, sender: str, key: str, content: str) -> dict[str, Any]:
-        message = {
-            "message_id": f"msg_{self.epoch}_{len(self.messages) + 1}",
-            "chat_id": CHAT,
-            "sequence": len(self.messages) + 1,
-            "kind": "text",
-            "sender_id": sender,
-            "client_message_id": key,
-            "content": content,
-            "content_type": "text/plain",
-            "created_at": "2026-01-01T00:00:00.000Z",
-        }
-        self.messages.append(message)
-        self.keys[key] = message
-        return message
-
-    async def _push(self, message: dict[str, Any]) -> None:
-        if self.script.skip_pushes:
-            self.script.skip_pushes -= 1
-            return
-        for connection in self.connections:
-            if connection.live:
-                for _ in range(2 if self.script.push_twice else 1):
-                    await self._write(connection, "message", message)
-
-    async def _write(
-        self, connection: Connection, kind: str, payload: dict[str, Any], request_id: str | None = None
-    ) -> None:
-        frame: dict[str, Any] = {"type": kind, "payload": payload}
-        if request_id is not None:
-            frame["request_id"] = request_id
-        try:
-            await connection.socket.send(json.dumps(frame))
-        except ConnectionClosed:
-            pass
 
 
 async def verify(server: ScriptedServer, subject: Subject) -> None:
@@ -539,8 +245,74 @@ async def killed_client(server: ScriptedServer, subject: Subject) -> None:
     await server.until(lambda: len(subject.received) >= 3, "three messages")
 
 
+async def resume_refused_for_now(server: ScriptedServer, subject: Subject) -> None:
+    """The server has no time for a resume: it is repeated on the same connection, not at once."""
+    await server.until(lambda: bool(server.connections) and server.here.live, "a resumed connection")
+    busy = {"code": "SERVER_BUSY", "message": "too many resumes", "retryable": True, "retry_after_seconds": 0.3}
+    server.script.resume_errors = [busy, busy]
+    server.cut()
+    await server.say("missed")
+    await server.until(lambda: len(server.connections) > 1 and server.here.live, "the resume")
+    assert len(server.connections) == 2, "a refused resume is no reason to reconnect"
+    assert time.monotonic() - server.here.opened_at >= 0.55, "came again sooner than it was told to"
+
+
+async def resume_refused_for_good(server: ScriptedServer, subject: Subject) -> None:
+    """No resume can be had: the client pulls each chat it knows, on the same connection."""
+    await server.say("before")
+    await server.until(lambda: len(subject.received) == 1, "the first message")
+    server.script.resume_errors = [{"code": "INTERNAL_ERROR", "message": "a defect", "retryable": False}]
+    server.cut()
+    await server.say("missed")
+    await server.until(lambda: len(subject.received) == 2, "the missed message")
+    assert len(server.connections) == 2
+
+
+async def refused_ack(server: ScriptedServer, subject: Subject) -> None:
+    """An ack comes at the wrong moment and is refused, without a request's id: it is said again, later."""
+    await server.until(lambda: bool(server.connections) and server.here.live, "a resumed connection")
+    server.script.ack_errors = [
+        {"code": "RATE_LIMITED", "message": "slow down", "retryable": True, "retry_after_seconds": 0.2}
+    ]
+    await server.say("once")
+    await server.until(lambda: not server.script.ack_errors, "the first ack")
+
+
+async def removed(server: ScriptedServer, subject: Subject) -> None:
+    """The user is removed while connected: the refusal of the next ack makes the client ask, and it tells."""
+    await server.say("before")
+    await server.until(lambda: server.acked == (1, 1), "the ack of the first message")
+    server.is_member = False
+    await server.say("bob removed alice")
+    await server.until(lambda: subject.gone, "the client to tell that the chat is gone")
+    assert [content for _, _, content in subject.received] == ["before", "bob removed alice"]
+
+
+async def codes_to_return_from(server: ScriptedServer, subject: Subject) -> None:
+    """Below 4500 every close is one to return from, known or not, announced or not."""
+    for number, code in enumerate((1001, 1011, 4001, 4003, 4005, 4006, 4007, 4499)):
+        await server.until(lambda number=number: len(server.connections) == number + 1 and server.here.live, "a return")
+        await server.say(f"before {code}")
+        await server.here.socket.close(code, "")
+    await server.until(lambda: server.here.live, "the last return")
+    assert subject.stopped is None
+
+
+async def codes_to_stop_at(server: ScriptedServer, subject: Subject) -> None:
+    """From 4500 on none is, known or not; a restarted client is a new attempt."""
+    for number, code in enumerate((4500, 4501, 4502, 4999)):
+        await server.until(lambda number=number: len(server.connections) == number + 1 and server.here.live, "a client")
+        await server.here.socket.close(code, "")
+        await server.until(lambda: subject.stopped is not None, f"the client to stop at {code}")
+        await subject.restart(hard=False)
+
+
+WITHOUT_VERIFY = (replaced, removed)
+"""Scenarios after which the client has no more of the chat to show or to ack."""
+
 SCENARIOS: list[Scenario] = [
     in_order, drop_before_store, drop_after_store, duplicate_pushes, gap, heads, resync, reset, rotation,
     shutdown_with_delay, slow_closing, announced_and_not_closed, token_expiry, bad_handshakes, blackhole, refusals,
-    replaced, killed_client,
+    replaced, killed_client, resume_refused_for_now, resume_refused_for_good, refused_ack, removed,
+    codes_to_return_from, codes_to_stop_at,
 ]  # fmt: skip

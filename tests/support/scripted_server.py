@@ -1,0 +1,330 @@
+"""A chat server that fails in every way the protocol allows, as a scenario tells it.
+
+``ScriptedServer`` speaks protocol version 1 from memory and shares no code with Holdfast's server, so that a
+misunderstanding is not made twice. It drops before or after storing, pushes twice, leaves a hole, numbers anew,
+refuses, closes, falls silent; and it notes what a client must not do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+CHAT = "chat_conformance"
+USER = "alice"
+PATIENCE_SECONDS = 10.0
+NOT_A_MEMBER = {
+    "code": "NOT_A_MEMBER",
+    "message": "not a member of this chat",
+    "retryable": False,
+    "details": {"chat_id": CHAT},
+}
+
+
+@dataclass
+class Script:
+    """What the server does wrong next; counters count down."""
+
+    refuse_handshakes: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    drop_before_store: int = 0
+    drop_after_store: int = 0
+    send_errors: list[dict[str, Any]] = field(default_factory=list)
+    resume_errors: list[dict[str, Any]] = field(default_factory=list)
+    ack_errors: list[dict[str, Any]] = field(default_factory=list)
+    push_twice: bool = False
+    skip_pushes: int = 0
+    silent: bool = False
+    heartbeat_ms: int = 30_000
+    page_limit: int = 500
+
+
+@dataclass
+class Connection:
+    """One socket as the server saw it."""
+
+    socket: ServerConnection
+    opened_at: float
+    token: str
+    device_id: str
+    live: bool = False
+    closed_at: float | None = None
+    frames: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ScriptedServer:
+    """A chat with one user in it, in memory. Use it as ``async with ScriptedServer() as server``."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.epoch = 1
+        self.is_member = True
+        self.messages: list[dict[str, Any]] = []
+        self.keys: dict[str, dict[str, Any]] = {}
+        self.connections: list[Connection] = []
+        self.handshakes: list[float] = []
+        self.acked = (0, 0)
+        self.violations: list[str] = []
+        self._server: Server | None = None
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> ScriptedServer:
+        self._server = await serve(
+            self._serve, "127.0.0.1", 0, process_request=self._handshake, ping_interval=None, close_timeout=1
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    @property
+    def here(self) -> Connection:
+        """The newest connection."""
+        return self.connections[-1]
+
+    # What a scenario does
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        async def wait() -> None:
+            async with self._changed:
+                await self._changed.wait_for(condition)
+
+        try:
+            await asyncio.wait_for(wait(), PATIENCE_SECONDS)
+        except TimeoutError:
+            raise AssertionError(f"in vain waited for: {what}") from None
+
+    async def touch(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def say(self, content: str) -> None:
+        """Somebody else writes."""
+        await self._store("bob", f"bob-{len(self.messages)}", content)
+
+    async def renumber(self, contents: list[str]) -> None:
+        """An operator restored or repaired the chat: a new epoch, other messages."""
+        self.epoch += 1
+        self.messages = []
+        for content in contents:
+            self._append("bob", f"bob-{self.epoch}-{content}", content)
+        await self.push_frame("heartbeat", {"heads": {CHAT: [self.epoch, len(self.messages)]}})
+
+    async def push_frame(self, kind: str, payload: dict[str, Any]) -> None:
+        await self._write(self.here, kind, payload)
+
+    async def announce(self, reason: str, code: int, delay_ms: int = 0, close: bool = True) -> None:
+        """Close as a server does: say so, then do."""
+        await self.push_frame(
+            "connection_closing",
+            {
+                "reason": reason,
+                "message": reason,
+                "reconnect_allowed": code < 4500,
+                "reconnect_delay_ms": delay_ms,
+                "sync_from_sequence": {},
+            },
+        )
+        if close:
+            await self.here.socket.close(code, reason)
+
+    def cut(self) -> None:
+        """End the newest connection without a word."""
+        self.here.socket.transport.abort()
+
+    # The protocol
+
+    def _handshake(self, socket: ServerConnection, request: Request) -> Response | None:
+        self.handshakes.append(time.monotonic())
+        if request.path != "/v1/ws":
+            self.violations.append(f"asked for {request.path}")
+        if self.script.refuse_handshakes:
+            status, headers = self.script.refuse_handshakes.pop(0)
+            body = json.dumps({"error": {"code": "REFUSED", "message": "as scripted", "details": {}}}).encode()
+            fields = Headers({**headers, "Content-Length": str(len(body)), "Connection": "close"})
+            return Response(status, HTTPStatus(status).phrase, fields, body)
+        return None
+
+    async def _serve(self, socket: ServerConnection) -> None:
+        assert socket.request is not None
+        headers = socket.request.headers
+        connection = Connection(
+            socket,
+            time.monotonic(),
+            headers.get("Authorization", "").removeprefix("Bearer "),
+            headers.get("X-Device-ID", ""),
+        )
+        self.connections.append(connection)
+        await self.touch()
+        try:
+            if not self.script.silent:
+                await self._write(connection, "connection_established", self._hello(connection))
+            async for data in socket:
+                frame = json.loads(data)
+                connection.frames.append(frame)
+                if not self.script.silent:
+                    await self._answer(connection, frame)
+                await self.touch()
+        except ConnectionClosed:
+            pass
+        finally:
+            connection.closed_at = time.monotonic()
+            connection.live = False
+            await self.touch()
+
+    def _hello(self, connection: Connection) -> dict[str, Any]:
+        return {
+            "connection_id": f"conn_{len(self.connections)}",
+            "user_id": USER,
+            "device_id": connection.device_id,
+            "server_time": "2026-01-01T00:00:00.000Z",
+            "heartbeat_interval_ms": self.script.heartbeat_ms,
+            "protocol_version": 1,
+            "limits": {},
+        }
+
+    async def _answer(self, connection: Connection, frame: dict[str, Any]) -> None:
+        payload, request_id = frame.get("payload", {}), frame.get("request_id")
+        match frame["type"]:
+            case "resume":
+                if payload.get("more"):
+                    return
+                if self.script.resume_errors:
+                    await self._write(connection, "error", self.script.resume_errors.pop(0), request_id)
+                else:
+                    await self._write(connection, "resumed", self._resumed(payload["cursors"]), request_id)
+                    connection.live = True
+            case "sync_request" if not self.is_member:
+                await self._write(connection, "error", NOT_A_MEMBER, request_id)
+            case "sync_request":
+                page = self._page(payload["epoch"], payload["after_sequence"], payload.get("limit") or 100)
+                await self._write(connection, "sync_response", page, request_id)
+                connection.live = connection.live or not page["has_more"]
+            case "send_message":
+                await self._sent(connection, payload, request_id)
+            case "ack" if self.script.ack_errors:
+                await self._write(connection, "error", self.script.ack_errors.pop(0))
+            case "ack" if not self.is_member:
+                await self._write(connection, "error", NOT_A_MEMBER)
+            case "ack":
+                self._ack(payload)
+            case "authenticate":
+                connection.token = payload["token"]
+            case "heartbeat_ack" | "read" | "typing_start" | "typing_stop":
+                pass
+            case other:
+                self.violations.append(f"sent a frame of type {other}")
+
+    def _resumed(self, cursors: dict[str, list[int]]) -> dict[str, Any]:
+        epoch, sequence = cursors.get(CHAT, [self.epoch, 0])
+        page = self._page(epoch, sequence, 100)
+        moved = page["messages"] or page["reset"]
+        return {
+            "chats": [page] if moved else [],
+            "joined": [] if CHAT in cursors else [CHAT],
+            "gone": [chat_id for chat_id in cursors if chat_id != CHAT],
+        }
+
+    def _page(self, epoch: int, after: int, limit: int) -> dict[str, Any]:
+        if epoch == self.epoch and after > len(self.messages):
+            self.violations.append(f"cursor {after} is beyond the head {len(self.messages)}")
+        reset = epoch != self.epoch
+        start = 0 if reset else after
+        messages = self.messages[start : start + min(limit, self.script.page_limit)]
+        through = start + len(messages)
+        return {
+            "chat_id": CHAT,
+            "epoch": self.epoch,
+            "messages": messages,
+            "through": through,
+            "has_more": through < len(self.messages),
+            "head": len(self.messages),
+            "reset": reset,
+        }
+
+    def _ack(self, payload: dict[str, Any]) -> None:
+        mark = (payload["epoch"], payload["sequence"])
+        if payload["epoch"] == self.epoch and payload["sequence"] > len(self.messages):
+            self.violations.append(f"acked {mark}, which was never sent")
+        self.acked = max(self.acked, mark)
+
+    async def _sent(self, connection: Connection, payload: dict[str, Any], request_id: str | None) -> None:
+        if self.script.drop_before_store:
+            self.script.drop_before_store -= 1
+            connection.socket.transport.abort()
+            return
+        if self.script.send_errors:
+            await self._write(connection, "error", self.script.send_errors.pop(0), request_id)
+            return
+        key = payload["client_message_id"]
+        known = self.keys.get(key)
+        if known is not None and known["content"] != payload["content"]:
+            self.violations.append(f"{key} was used for two messages")
+        message = known or await self._store(USER, key, payload["content"], push=False)
+        if self.script.drop_after_store:
+            self.script.drop_after_store -= 1
+            connection.socket.transport.abort()
+            return
+        ack = {name: message[name] for name in ("client_message_id", "message_id", "chat_id", "sequence", "created_at")}
+        await self._write(connection, "message_ack", {**ack, "deduplicated": known is not None}, request_id)
+        if known is None:
+            await self._push(message)
+
+    async def _store(self, sender: str, key: str, content: str, push: bool = True) -> dict[str, Any]:
+        message = self._append(sender, key, content)
+        if push:
+            await self._push(message)
+        await self.touch()
+        return message
+
+    def _append(self, sender: str, key: str, content: str) -> dict[str, Any]:
+        message = {
+            "message_id": f"msg_{self.epoch}_{len(self.messages) + 1}",
+            "chat_id": CHAT,
+            "sequence": len(self.messages) + 1,
+            "kind": "text",
+            "sender_id": sender,
+            "client_message_id": key,
+            "content": content,
+            "content_type": "text/plain",
+            "created_at": "2026-01-01T00:00:00.000Z",
+        }
+        self.messages.append(message)
+        self.keys[key] = message
+        return message
+
+    async def _push(self, message: dict[str, Any]) -> None:
+        if self.script.skip_pushes:
+            self.script.skip_pushes -= 1
+            return
+        for connection in self.connections:
+            if connection.live:
+                for _ in range(2 if self.script.push_twice else 1):
+                    await self._write(connection, "message", message)
+
+    async def _write(
+        self, connection: Connection, kind: str, payload: dict[str, Any], request_id: str | None = None
+    ) -> None:
+        frame: dict[str, Any] = {"type": kind, "payload": payload}
+        if request_id is not None:
+            frame["request_id"] = request_id
+        try:
+            await connection.socket.send(json.dumps(frame))
+        except ConnectionClosed:
+            pass
