@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from chats import create
+
 from holdfast.message import Acked, Draft, Message, Outcome, User, Watermark
-from holdfast.store.changes import Act, Changed, Command, CreateChat
+from holdfast.store.changes import Changed, Command
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import SendBody
 
@@ -19,17 +21,9 @@ def body(key: str, chat_id: str = CHAT, content: str = "hello") -> SendBody:
     return SendBody(client_message_id=key, chat_id=chat_id, content=content)
 
 
-def act(actor: User = ANNA, number: int = 0) -> Act:
-    return Act(actor=actor, at="2027-01-15T08:00:00.000Z", message_id=f"msg_act_{number}")
-
-
-def operator(actor: User = ANNA) -> Act:
-    return Act(actor=actor, at="2027-01-15T08:00:00.000Z", message_id="msg_operator", operator=True, reason="a test")
-
-
 async def create_chat(store: MemoryStore, *members: User, chat_id: str = CHAT, owner: User = ANNA) -> None:
     others = tuple(user.user_id for user in members if user != owner)
-    await store.change(CreateChat(act(owner), chat_id, "group", "a chat", others))
+    await create(store, *others, chat_id=chat_id, creator=owner)
 
 
 def stored(draft: Draft, sequence: int) -> Message:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from scripted import ANNA, BELA, CHAT, ScriptedStore, acks, act, create_chat
+from chats import act
+from scripted import ANNA, BELA, CHAT, ScriptedStore, acks, create_chat
 from virtual import LoopClock, run
 
 from holdfast.errors import (
@@ -217,7 +218,7 @@ def test_a_cancelled_caller_leaves_its_write_running_and_the_breaker_untouched()
 
 def test_changes_pass_through_the_same_breaker_and_deadline() -> None:
     async def test(bench: Bench) -> None:
-        command = AddMember(act(), CHAT, "bela")
+        command = AddMember(act(ANNA), CHAT, "bela")
         bench.store.gate.clear()
         with pytest.raises(OutcomeUnknown):
             await bench.plane.change(command, bench.clock.monotonic() + 1)
@@ -237,7 +238,7 @@ def test_changes_pass_through_the_same_breaker_and_deadline() -> None:
 def test_a_hundred_changes_at_once_and_no_more() -> None:
     async def test(bench: Bench) -> None:
         bench.store.gate.clear()
-        command = AddMember(act(), CHAT, "bela")
+        command = AddMember(act(ANNA), CHAT, "bela")
         flying = [asyncio.create_task(bench.plane.change(command, 5.0)) for _ in range(100)]
         await asyncio.sleep(0.1)
         with pytest.raises(ServerBusy):
@@ -257,10 +258,10 @@ def test_a_change_reaches_the_store_and_a_refusal_comes_back() -> None:
         store = MemoryStore()
         await create_chat(store, ANNA)
         plane = GuardedStore(store, LoopClock())
-        changed = await plane.change(AddMember(act(number=1), CHAT, "bela"), 5.0)
+        changed = await plane.change(AddMember(act(ANNA), CHAT, "bela"), 5.0)
         assert changed.event is not None and changed.event.sequence == 1
         with pytest.raises(NotAMember):
-            await plane.change(RemoveMember(act(BELA._replace(user_id="dora"), 2), CHAT, "anna"), 5.0)
+            await plane.change(RemoveMember(act(BELA._replace(user_id="dora")), CHAT, "anna"), 5.0)
 
     run(main())
 
