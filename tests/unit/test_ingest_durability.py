@@ -207,10 +207,10 @@ def test_a_cancelled_caller_leaves_its_write_running_and_the_breaker_untouched()
             caller.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await caller
-            assert bench.plane.overdue == 1
+            assert bench.plane.overdue == 0, "it is within its time: others go on"
             bench.store.gate.set()
             await asyncio.sleep(0.01)
-            assert (bench.store.ended, bench.plane.overdue) == (ended, 0)
+            assert bench.store.ended == ended
         assert bench.plane.breaker is BreakerState.CLOSED
 
     on_virtual_time(test)

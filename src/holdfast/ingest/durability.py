@@ -68,6 +68,8 @@ class GuardedStore:
             "store", "messages cannot be stored now; send it again later", self._settings.breaker, clock
         )
         self._overdue: set[asyncio.Future[Any]] = set()
+        self._abandoned: set[asyncio.Future[Any]] = set()
+        """Their caller was cancelled; they go on, within their time, and hold nobody up."""
         self._changes = 0
 
     @property
@@ -136,11 +138,13 @@ class GuardedStore:
             await asyncio.wait((write,), timeout=seconds)
         except asyncio.CancelledError:
             self._guard.learned_nothing()
-            self._leave(write)
+            self._abandoned.add(write)
+            write.add_done_callback(self._forget)
             raise
         if not write.done():
             self._guard.failed()
-            self._leave(write)
+            self._overdue.add(write)
+            write.add_done_callback(self._ended)
             raise OutcomeUnknown("the store did not answer in time; send it again with the same id")
         try:
             result = write.result()
@@ -164,16 +168,18 @@ class GuardedStore:
             return Unavailable("the store has not finished an earlier write; send it again", retry_after_seconds=1)
         return self._guard.refusal()
 
-    def _leave(self, write: asyncio.Future[Any]) -> None:
-        """Let a write go on that nobody waits for any more."""
-        if not write.done():
-            self._overdue.add(write)
-        write.add_done_callback(self._ended)
+    def _forget(self, write: asyncio.Future[Any]) -> None:
+        self._abandoned.discard(write)
+        _failed(write)
 
     def _ended(self, write: asyncio.Future[Any]) -> None:
         self._overdue.discard(write)
-        failed = write.cancelled() or write.exception() is not None
-        telemetry.write_overdue("failed" if failed else "done")
+        telemetry.write_overdue("failed" if _failed(write) else "done")
+
+
+def _failed(write: asyncio.Future[Any]) -> bool:
+    """Whether a write failed that nobody waited for to its end."""
+    return write.cancelled() or write.exception() is not None
 
 
 def _translated(error: BaseException) -> HoldfastError:
