@@ -290,6 +290,18 @@ def test_a_flood_before_the_hello_is_a_protocol_error() -> None:
     run(story())
 
 
+def test_what_comes_before_the_hello_is_bounded_in_bytes_too() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice")
+            for n in range(5):
+                assert socket.closed is None
+                socket.say("send_message", f"q{n}", client_message_id="c", chat_id="x", content="x" * 60_000)
+            assert socket.closed == (4501, "protocol_error")
+
+    run(story())
+
+
 def test_a_new_socket_of_a_device_replaces_the_old_one_and_a_sixth_device_the_oldest() -> None:
     async def story() -> None:
         async with bench() as parts:

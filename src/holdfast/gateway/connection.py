@@ -39,6 +39,8 @@ WRITE_BYTES = 64 * 1024
 CLOSE_SECONDS = 2.0
 """How long a closing may take to leave before the socket is torn down: a stopped reader never takes it."""
 EARLY_FRAMES_MAX = 100
+EARLY_BYTES_MAX = 256 * 1024
+"""What may come before ``connection_established``, kept until the memberships are read."""
 LOGGED = {Sign.BUFFER_ABOVE_WARNING, Sign.SLOW_CONSUMER_WARNED, Sign.SLOW_CONSUMER_RECOVERED}
 """The signs of a client in trouble, which are rare; the others are only counted."""
 
@@ -409,7 +411,8 @@ class Connection:
 
     def _wait_for_hello(self, data: bytes | memoryview) -> None:
         """A client that did not wait for ``connection_established``: reading is paused, but some was read already."""
-        if len(self._early) >= EARLY_FRAMES_MAX:
+        early_bytes = len(data) + sum(map(len, self._early))
+        if len(self._early) >= EARLY_FRAMES_MAX or early_bytes > EARLY_BYTES_MAX:
             self.protocol_broken("too many frames before `connection_established`")
         else:
             self._early.append(bytes(data))
