@@ -261,7 +261,10 @@ class Error(Payload, frozen=True):
 
 
 class ConnectionClosing(Payload, frozen=True):
-    """The server closes, why, and from where to sync; the last frame."""
+    """The server closes, why, and from where to sync; the last frame.
+
+    ``sync_from_sequence`` names 500 chats at most; who is behind in more learns of the others from ``resumed``.
+    """
 
     type = "connection_closing"
     reason: str
