@@ -253,6 +253,29 @@ def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
     on_virtual_time(test, read_after=Odds(delay=1.0, seconds_max=1.0))
 
 
+def test_fifty_who_resume_where_one_may_are_asked_back_at_times_of_their_own_and_all_get_through() -> None:
+    async def test(bench: Bench) -> None:
+        bench.plan.odds = {"memberships": Odds(delay=1.0, seconds_max=0.5)}
+        asked_back: list[float] = []
+
+        async def come_back() -> None:
+            while True:
+                try:
+                    await bench.history.resume(BELA, {})
+                    return
+                except ServerBusy as busy:
+                    assert busy.retry_after_seconds is not None
+                    asked_back.append(busy.retry_after_seconds)
+                    await asyncio.sleep(busy.retry_after_seconds)
+
+        await asyncio.gather(*(come_back() for _ in range(50)))
+        first = asked_back[:30]
+        assert len(set(first)) > 25 and max(first) - min(first) > 10, "spread, and the more wait the further"
+        assert len(asked_back) < 200
+
+    on_virtual_time(test, HistorySettings(max_resumes=1))
+
+
 def test_a_hundred_resumes_at_once_and_the_next_waits_its_turn_but_not_for_ever() -> None:
     async def test(bench: Bench) -> None:
         bench.plan.script["memberships"] = [Fault.HANG] * 100

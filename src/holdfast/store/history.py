@@ -37,6 +37,11 @@ from holdfast.store.paging import ENVELOPE_BYTES, size_of
 
 T = TypeVar("T")
 
+GOLDEN_RATIO = 0.618034
+"""Its multiples, without their whole part, lie evenly between 0 and 1 however many there are."""
+ROUNDS_MAX = 15
+"""Nobody is asked to wait for more than about so many of the longest waits: 30 s by default."""
+
 RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
 """Raise a chat's epoch if it is still this one, by a deadline; the user's cursor proved the rollback."""
 
@@ -258,9 +263,10 @@ def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[t
 
 
 class _Gate:
-    """So many at once; the next waits in order, for a bounded time, then SERVER_BUSY.
+    """So many at once; the next waits in order, for a bounded time, then SERVER_BUSY and when to ask again.
 
-    Those who wait are bounded by their callers: a connection reads one page at a time.
+    Those who wait are bounded by their callers: a connection reads one page at a time. Who is refused is asked back
+    at a time of their own, spread the further the more wait: together they would only be refused together again.
     """
 
     def __init__(self, what: str, limit: int, max_wait_seconds: float) -> None:
@@ -268,16 +274,28 @@ class _Gate:
         self._limit = limit
         self._max_wait_seconds = max_wait_seconds
         self._free = asyncio.Semaphore(limit)
+        self._waiting = 0
+        self._refused = 0
 
     @asynccontextmanager
     async def one(self, seconds: float) -> AsyncIterator[None]:
         """A place among them; ``seconds`` may shorten the wait."""
+        self._waiting += 1
         try:
             async with asyncio.timeout(min(self._max_wait_seconds, seconds)):
                 await self._free.acquire()
         except TimeoutError:
-            raise ServerBusy(f"too many {self._what} at once; try again", limit=self._limit) from None
+            message = f"too many {self._what} at once; try again"
+            raise ServerBusy(message, retry_after_seconds=self._when_to_return(), limit=self._limit) from None
+        finally:
+            self._waiting -= 1
         try:
             yield
         finally:
             self._free.release()
+
+    def _when_to_return(self) -> float:
+        self._refused += 1
+        even = self._refused * GOLDEN_RATIO % 1
+        rounds = min(self._waiting / self._limit, ROUNDS_MAX)
+        return round(self._max_wait_seconds * (0.5 + even * max(rounds, 1)), 2)
