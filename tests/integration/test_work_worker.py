@@ -13,13 +13,13 @@ import pytest
 from work_stores import Opened, draft, embedded_work, postgres_work, run, until
 
 from engines import Server
-from holdfast.errors import Unavailable
+from holdfast.errors import BadSetting, Unavailable
 from holdfast.resilience import BreakerSettings
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import OnFailure, Policies, Reason, Stage, State
+from holdfast.work.job import Draft, OnFailure, Policies, Reason, Stage, State
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
 SOON = Policies.preset("seed").with_type("Order", base_seconds=0.02)
@@ -372,6 +372,36 @@ def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> 
         assert sorted(mails) == list(range(10))
 
     check(opened, body)
+
+
+def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, sent = Handlers(), list[tuple[str, bytes, int]]()
+
+        class Topic:
+            async def send(self, ctx: Context, address: str) -> None:
+                if ctx.job.attempt == 1 and ctx.job.payload == b"1":
+                    raise ConnectionError("the broker is away")
+                sent.append((address, ctx.job.payload, ctx.key))
+
+        handlers.carry("topic", Topic())
+        drafts = [Draft("OrderPlaced", str(n).encode(), "o1", "topic:orders:eu") for n in range(3)]
+        seqs = await o.store.enqueue([*drafts, Draft("OrderPlaced", b"", None, "fax:17")])
+        policies = Policies.preset("seed").with_type("OrderPlaced", base_seconds=0.02)
+        async with Worker(o.store, handlers, settings=QUICK, policies=policies).running():
+            await until(lambda: len(sent) == 3)
+            await until(lambda: _was_tried(o, seqs[3]))
+        assert sent == [("orders:eu", str(n).encode(), seqs[n]) for n in range(3)]
+        (left,) = await o.store.find(Query())
+        assert left.reason is Reason.UNKNOWN and "no transport for 'fax:17'" in left.error
+        with pytest.raises(BadSetting):
+            handlers.carry("topic", Topic())
+
+    check(opened, body)
+
+
+async def _was_tried(o: Opened, seq: int) -> bool:
+    return any(job.attempt for job in await o.store.find(Query(seqs=[seq])))
 
 
 def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: Any) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -82,6 +82,17 @@ class Context:
         self.finished = True
 
 
+class Transport(Protocol):
+    """Takes what an outbox job holds to where its destination says."""
+
+    async def send(self, ctx: Context, address: str) -> None:
+        """Returns when the other side has ``ctx.job.payload``; a crash may repeat it, with the same ``ctx.key``.
+
+        ``address`` is what the destination says after the transport's scheme.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Handling:
     """How one job type is handled."""
@@ -95,18 +106,32 @@ class Handling:
 
 
 class Handlers:
-    """The job types a worker knows; plain registration, no globals."""
+    """The job types a worker knows, and the transports for the others; plain registration, no globals."""
 
     def __init__(self) -> None:
         self._by_type: dict[str, Handling] = {}
         self._by_class: dict[type[Any], Handling] = {}
+        self._by_scheme: dict[str, Handling] = {}
 
     @property
     def types(self) -> list[str]:
         return sorted(self._by_type)
 
-    def find(self, job_type: str) -> Handling | None:
-        return self._by_type.get(job_type)
+    def find(self, job: Job) -> Handling | None:
+        """By its type; else by the scheme of its destination."""
+        return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
+
+    def carry(self, scheme: str, transport: Transport, *, deadline_seconds: float = 300.0) -> None:
+        """Give jobs with the destination ``scheme:address``, and no handler of their type, to a transport."""
+        if not scheme or ":" in scheme or scheme in self._by_scheme:
+            raise BadSetting(f"{scheme!r} is no scheme, or has a transport already")
+        if deadline_seconds <= 0:
+            raise BadSetting("deadline_seconds must be greater than 0")
+
+        async def send(ctx: Context, _payload: bytes) -> None:
+            await transport.send(ctx, ctx.job.destination.partition(":")[2])
+
+        self._by_scheme[scheme] = Handling(scheme, bytes, send, None, "", deadline_seconds)
 
     def handle(
         self,

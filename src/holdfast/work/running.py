@@ -50,9 +50,10 @@ class Runner:
 
     async def run(self, job: Job, seat: Seat) -> Outcome:
         """Raises LeaseLost when the store says so; every other error of a handler is an outcome."""
-        handling = self._handlers.find(job.type)
+        handling = self._handlers.find(job)
         if handling is None:
-            return self._failed(job, UnknownType(f"no handler for the job type {job.type!r}"), 0)
+            told = f"no handler for the job type {job.type!r}, no transport for {job.destination!r}"
+            return self._failed(job, UnknownType(told), 0)
         seconds = self._breakers.put_off(job.type)
         if seconds is not None:
             return self._put_off(job, seconds)
