@@ -219,6 +219,28 @@ def test_a_reset_is_told_and_the_chat_starts_at_zero() -> None:
     assert bench.kept["c"] == Cursor(2, 2)
 
 
+def test_a_page_without_messages_does_not_hide_a_reset_from_the_application() -> None:
+    bench = Bench(at(3))
+    bench.resume()
+    [sync] = bench.get(Resync([ChatHead("c", 2)]))
+    [again] = bench.get(page(1, 2, 2, epoch=2, reset=True), sync.request_id)
+    bench.get(Page("c", 2, [], 2, False, 2, False), again.request_id)
+    assert bench.kept == {}, "who crashes now must be told of the reset again"
+    assert bench.take() == ChatReset("c", 2)
+    assert bench.kept["c"] == Cursor(2, 2)
+
+
+def test_who_left_and_joined_again_starts_anew_whenever_it_crashes() -> None:
+    bench = Bench(at(2))
+    bench.resume()
+    bench.drop()
+    bench.resume(gone=["c"])
+    bench.drop()
+    bench.resume(joined=["c"])
+    assert [bench.take(), bench.take()] == [ChatGone("c"), ChatJoined("c")]
+    assert bench.kept["c"] is None
+
+
 def test_messages_of_the_old_epoch_still_in_the_buffer_do_not_move_the_new_cursor() -> None:
     bench = Bench(at(0))
     bench.resume()
@@ -227,7 +249,7 @@ def test_messages_of_the_old_epoch_still_in_the_buffer_do_not_move_the_new_curso
     [sync] = bench.get(Heartbeat({"c": (2, 1)}))[1:]
     bench.get(page(1, 1, 1, epoch=2, reset=True), sync.request_id)
     assert sequences([e for e in [bench.take(), bench.take()] if e]) == [1, 2]
-    assert bench.kept.get("c") is None or bench.kept["c"] == Cursor(1, 2)
+    assert bench.kept["c"] == Cursor(1, 2), "who crashes now must be told of the reset again"
     assert bench.take() == ChatReset("c", 2)
     assert bench.kept["c"] == Cursor(2, 0)
 

@@ -114,11 +114,13 @@ class Chats:
         """The application is done with an event; ``copy`` is the one it was taken from the inbox with."""
         match event:
             case Message(chat_id=chat_id, sequence=sequence) if copy is not None:
+                # Also of a copy that is gone: until the application has passed its end, the disk must know where it is.
                 copy.move_past(sequence)
-                return self._progress(chat_id, copy) if self._copies.get(chat_id) is copy else []
-            case ChatReset(chat_id=chat_id, epoch=epoch):
-                return [Keep(chat_id, Cursor(epoch, 0))]
-            case ChatGone(chat_id=chat_id) if chat_id not in self._copies:
+                return self._progress(chat_id, copy)
+            case ChatReset(chat_id=chat_id) if copy is not None:
+                copy.move_past(0)
+                return [Keep(chat_id, copy.cursor)]
+            case ChatGone(chat_id=chat_id):
                 return [Keep(chat_id, None)]
             case _:
                 return []
@@ -190,7 +192,8 @@ class Chats:
         copy = self._copies[chat_id] = Copy(epoch)
         self._owed.pop(chat_id, None)
         if old.received > 0 and self._follows(chat_id):
-            self._inbox.put(ChatReset(chat_id, epoch))
+            copy.waiting += 1  # until the application knows, nothing of the new copy is kept
+            self._inbox.put(ChatReset(chat_id, epoch), copy)
         return copy
 
     def _take(self, chat_id: str, copy: Copy, messages: Collection[Message], through: int, now: float) -> None:
