@@ -33,7 +33,7 @@ WHEN = {
     "upstream_failure": "the user's chats could not be read at connecting; or, if set, sends have failed for so long",
     "token_expired": "expiry, unless refreshed in band",
     "duplicate_connection": "a device's new socket replaces its old one; a sixth device closes the oldest",
-    "protocol_error": "10 invalid frames in 60 s, an oversize frame, a broken WebSocket",
+    "protocol_error": "10 invalid frames in 60 s, a frame above 64 KiB (as soon as so much of it has come), a broken WebSocket",
     "unauthorized": "a bad credential, or none within 5 s",
 }
 
@@ -151,7 +151,8 @@ def _closings() -> Iterator[str]:
         "## Close codes",
         "",
         "The range is the rule: 4000–4499 reconnect, 4500–4999 do not. Before it closes the server answers every accepted",
-        "request and says `connection_closing`.",
+        "request and says `connection_closing`. What cannot be read as a WebSocket frame at all (no mask, an unknown opcode,",
+        "a length in the wrong form) is closed by 1002 alone.",
         "",
     )
     yield from ("| reason | code | reconnect | spread delay | when |", "|---|---|---|---|---|")

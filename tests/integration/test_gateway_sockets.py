@@ -234,6 +234,14 @@ def oversize(client: Raw) -> None:
     client.send(0x1, b"x" * 70_000)
 
 
+def far_oversize(client: Raw) -> None:
+    client.send(0x1, b"x" * 1_000_000)
+
+
+def oversize_without_an_end(client: Raw) -> None:
+    client._writer.write(b"\x81\xff" + (1 << 40).to_bytes(8, "big") + bytes(4) + b"x" * 200_000)
+
+
 def binary(client: Raw) -> None:
     client.send(0x2, b"{}")
 
@@ -269,9 +277,24 @@ def bad_close_code(client: Raw) -> None:
 
 
 BREAKS = [
-    oversize, binary, reserved_bit, bad_utf8, seventeen_fragments, lone_continuation, unmasked, reserved_ping,
-    bad_close_code,
+    oversize, far_oversize, binary, reserved_bit, bad_utf8, seventeen_fragments, lone_continuation, unmasked,
+    reserved_ping, bad_close_code,
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("breaks", [oversize, far_oversize, oversize_without_an_end])
+def test_a_frame_above_the_limit_ends_with_our_closing_however_large_it_is(
+    tmp_path: Path, breaks: Callable[[Raw], None]
+) -> None:
+    async def story(node: Node) -> None:
+        client = await raw(node, "alice")
+        breaks(client)
+        rest = await client.rest()
+        assert b'"reason":"protocol_error"' in rest and b"larger than 65536 bytes" in rest
+        code = rest[rest.rindex(b"\x88") + 2 :][:2]
+        assert int.from_bytes(code, "big") == 4501
+
+    serve(tmp_path, story)
 
 
 @pytest.mark.parametrize("breaks", BREAKS)

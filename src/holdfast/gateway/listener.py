@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import Transport
+from asyncio import BufferedProtocol, Transport
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +12,38 @@ from holdfast.gateway.connection import Connection, Socket
 from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
 from holdfast.wire.frames import SUBPROTOCOL
 
+HEADER_BYTES_MAX = 14
+_waste = bytearray(64 * 1024)
+
+
+class _Discarding(BufferedProtocol):
+    """In the place of a protocol that is to hear nothing more than its end. All share one buffer: nobody reads it."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return _waste
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._before.connection_lost(error)
+
 
 class Listener(WSListener):
     """One WebSocket, as picows tells of it; also the ``Socket`` its connection writes to."""
 
-    __slots__ = ("_assembler", "_connect", "_connection", "_gone", "_raw", "_subprotocol", "_transport", "write")
+    __slots__ = (
+        "_assembler",
+        "_broken",
+        "_connect",
+        "_connection",
+        "_gone",
+        "_raw",
+        "_subprotocol",
+        "_transport",
+        "_unread",
+        "write",
+    )
 
     def __init__(
         self,
@@ -30,6 +57,8 @@ class Listener(WSListener):
         self._gone = gone
         self._assembler = assembler
         self._subprotocol = subprotocol
+        self._unread = 0
+        self._broken = False
         self._connection: Connection
         self._transport: WSTransport
         self._raw: Transport
@@ -48,7 +77,17 @@ class Listener(WSListener):
         self.write = self._raw.write
         self._connection = self._connect(self)
 
+    def coming(self, size: int) -> None:
+        """So many bytes more are about to be parsed."""
+        self._unread += size
+
+    def parsed(self, unread_max: int) -> None:
+        """What remains is the beginning of a frame. One that is larger than it may be is not waited for."""
+        if self._unread > unread_max and not self._broken:
+            self._break(f"a frame is larger than {unread_max - HEADER_BYTES_MAX} bytes")
+
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self._unread = frame.tail_size
         kind: Any = frame.msg_type  # a C enum: an int at run time
         reserved = frame.rsv1 or frame.rsv2 or frame.rsv3
         payload = frame.get_payload_as_bytes()
@@ -58,7 +97,11 @@ class Listener(WSListener):
             elif (data := self._assembler.feed(kind, frame.fin, reserved, payload)) is not None:
                 self._connection.frame_received(data)
         except BrokenProtocol as broken:
-            self._connection.protocol_broken(str(broken))
+            self._break(str(broken))
+
+    def _break(self, message: str) -> None:
+        self._broken = True
+        self._connection.protocol_broken(message)
 
     def _control(self, transport: WSTransport, kind: int, answer: bytes) -> None:
         if kind == PING and self._connection.ping_received():
@@ -82,7 +125,11 @@ class Listener(WSListener):
     def close(self, code: int, reason: str) -> None:
         close: Any = self._transport.send_close  # takes any code, though its stub names only the standard ones
         close(code, reason.encode())
-        self._transport.disconnect()
+        if self._broken:  # it may still be sending: closed now, its kernel would drop our last words for a reset
+            self._raw.set_protocol(_Discarding(self._raw.get_protocol()))
+            self._raw.write_eof()
+        else:
+            self._transport.disconnect()
 
     def abort(self) -> None:
         self._raw.abort()

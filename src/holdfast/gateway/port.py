@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from asyncio import Transport
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import uvicorn
 from picows import WSAutoPingStrategy, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not in its stubs
 
-from holdfast.gateway.listener import Listener
+from holdfast.gateway.listener import HEADER_BYTES_MAX, Listener
 
 READ_BUFFER_BYTES = 2048
 """picows's least; it grows with the frames a client really sends."""
@@ -35,7 +36,19 @@ Upgrade = Callable[[WSUpgradeRequest, Transport], Listener | WSUpgradeResponse]
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
-    """picows's protocol, fed once with the request uvicorn has already read."""
+    """picows's protocol, fed once with the request uvicorn has already read. It counts what waits to be a frame."""
+
+    __slots__ = ("unread_max",)
+    unread_max: int
+
+    def buffer_updated(self, size: int) -> None:
+        listener = self.listener
+        if listener is None:
+            super().buffer_updated(size)
+            return
+        listener.coming(size)
+        super().buffer_updated(size)
+        listener.parsed(self.unread_max)
 
     def data_received(self, data: bytes) -> None:
         view = memoryview(data)
@@ -51,17 +64,18 @@ class Port:
     """What uvicorn calls for each upgrade; makes the protocol of the new connection."""
 
     def __init__(self, upgrade: Upgrade, frame_bytes_max: int, send_buffer_bytes: int) -> None:
-        """Frames up to twice ``frame_bytes_max`` are read, so that a client that sends too much is told so by us;
-        above that the library cuts it off."""
+        """A frame above ``frame_bytes_max`` is refused by us, with our closing, as soon as so much of it has come. The
+        library would close by a code of its own."""
         self._upgrade = upgrade
-        self._frame_bytes_max = 2 * frame_bytes_max
+        self._frame_bytes_max = frame_bytes_max
         self._send_buffer_bytes = send_buffer_bytes
 
     def __call__(self, config: uvicorn.Config, server_state: Any, app_state: Any) -> WSProtocol:
         protocol: WSProtocol = _Protocol(
             None, None, False, lambda request: self._listener(protocol, request), _log, True, HANDSHAKE_SECONDS,
-            False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, self._frame_bytes_max, None, READ_BUFFER_BYTES,
+            False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, sys.maxsize, None, READ_BUFFER_BYTES,
         )  # fmt: skip
+        protocol.unread_max = self._frame_bytes_max + HEADER_BYTES_MAX
         return protocol
 
     def _listener(self, protocol: WSProtocol, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
