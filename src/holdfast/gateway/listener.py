@@ -37,6 +37,7 @@ class Listener(WSListener):
         "_broken",
         "_connect",
         "_connection",
+        "_ended",
         "_gone",
         "_raw",
         "_subprotocol",
@@ -59,6 +60,8 @@ class Listener(WSListener):
         self._subprotocol = subprotocol
         self._unread = 0
         self._broken = False
+        self._ended = False
+        """The client has sent its close frame: what stands behind it does not count."""
         self._connection: Connection
         self._transport: WSTransport
         self._raw: Transport
@@ -88,6 +91,8 @@ class Listener(WSListener):
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self._unread = frame.tail_size
+        if self._ended or self._broken:
+            return
         kind: Any = frame.msg_type  # a C enum: an int at run time
         reserved = frame.rsv1 or frame.rsv2 or frame.rsv3
         payload = frame.get_payload_as_bytes()
@@ -107,6 +112,7 @@ class Listener(WSListener):
         if kind == PING and self._connection.ping_received():
             transport.send_pong(answer)
         elif kind == CLOSE:
+            self._ended = True
             transport.send(WSMsgType.CLOSE, answer)
             transport.disconnect()
 
