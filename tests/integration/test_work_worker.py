@@ -263,6 +263,31 @@ def test_effects_in_the_handlers_transaction_happen_exactly_once(postgres_server
     check(lambda: postgres_work(postgres_server.url), body)
 
 
+def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_later_job(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, done = Handlers(), list[int]()
+
+        @handlers.handle(Order, deadline_seconds=0.2)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number == 0:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    return
+            await asyncio.sleep(0)
+            done.append(order.number)
+
+        settings = WorkerSettings(concurrency=1, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05)
+        seqs = await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(4)])
+        async with Worker(o.store, handlers, settings=settings).running():
+            await until(lambda: len(done) == 3)
+            await until(lambda: _waiting_for_retry(o, 1))
+        (entry,) = await o.store.find(Query())
+        assert (entry.seq, entry.reason) == (seqs[0], Reason.TIMEOUT_EXCEEDED)
+
+    check(opened, body)
+
+
 def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
     async def body(o: Opened) -> None:
         handlers = Handlers()

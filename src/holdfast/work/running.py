@@ -94,16 +94,20 @@ class Runner:
         task = asyncio.current_task()
         assert task is not None
         self._deadlines[task] = self._clock.monotonic() + handling.deadline_seconds
+        overdue = False
         try:
             await handling.run(context, payload)
         except asyncio.CancelledError:
-            if task not in self._overdue:
+            if task not in self._overdue or task.cancelling() > 1:
                 raise
-            task.uncancel()
-            raise TimeoutError(f"the run took longer than {handling.deadline_seconds} s") from None
         finally:
             del self._deadlines[task]
-            self._overdue.discard(task)
+            overdue = task in self._overdue
+            if overdue:
+                self._overdue.discard(task)
+                task.uncancel()
+        if overdue and not context.finished:
+            raise TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
 
     def _failed(self, job: Job, error: Exception, stages: int) -> Outcome:
         failure = classify(error, self._hook)
