@@ -41,7 +41,8 @@ def translate(error: BaseException) -> HoldfastError:
     if isinstance(error, GIVEN_UP):
         return Unavailable(f"PostgreSQL gave up the transaction: {text}")
     if isinstance(error, CUT_OFF):
-        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {text}")
+        # Its text may name hosts and ports; who may see this error need not know them. The log has the cause.
+        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {type(error).__name__}")
     return InternalError(f"{type(error).__name__}: {text}")
 
 
