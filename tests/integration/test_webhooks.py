@@ -326,13 +326,15 @@ def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1", "fd00::1",
-     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "100.64.0.1", "224.0.0.1", "2002:7f00:1::"],
+     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "100.64.0.1", "224.0.0.1", "2002:7f00:1::",
+     "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1", "::127.0.0.1", "fec0::1", "192.0.0.8", "ff02::1", "::",
+     "255.255.255.255", "240.0.0.1", "198.18.0.1"],
 )  # fmt: skip
 def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111"])
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "64:ff9b::101:101"])
 def test_public_addresses_are(address: str) -> None:
     assert is_public(address)
 

@@ -6,12 +6,16 @@ connected to, so a name that changes its mind in between (DNS rebinding) gains n
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidMessage
 
 URL_LENGTH_MAX = 2000
+_NAT64 = IPv6Network("64:ff9b::/96")
+_NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
+_COMPATIBLE = IPv6Network("::/96")
+_PROTOCOLS = IPv4Network("192.0.0.0/24")
 
 
 class RefusedAddress(OSError):
@@ -19,12 +23,19 @@ class RefusedAddress(OSError):
 
 
 def is_public(address: str) -> bool:
+    """Whether it is a public unicast address; one that carries an IPv4 address is judged by that."""
     found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is not None:
-            return inner.is_global and not inner.is_multicast
-    return found.is_global and not found.is_multicast
+        if found.is_site_local or found in _NAT64_LOCAL:
+            return False
+        found = _inner(found) or found
+    return found.is_global and not found.is_multicast and not found.is_reserved and found not in _PROTOCOLS
+
+
+def _inner(address: IPv6Address) -> IPv4Address | None:
+    if address in _NAT64 or address in _COMPATIBLE:
+        return IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
 
 
 def check_url(url: str, *, private_allowed: bool) -> None:
