@@ -164,3 +164,15 @@ def test_the_ten_queries_on_sqlite(tmp_path: Path) -> None:
             connection.close()
 
     run(main())
+
+
+def test_a_payload_that_is_no_text_does_not_make_the_views_unreadable(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            await o.store.enqueue([draft(payload=b"plain"), draft(payload=b"\xff\x00\x01"), draft(payload=b"")])
+            connection = await asyncpg.connect(postgres_server.url)
+            rows = await connection.fetch("SELECT event_data FROM holdfast_work.wh_outbox ORDER BY message_id::bigint")
+            await connection.close()
+            assert [row["event_data"] for row in rows] == ["plain", "\\377\\000\x01", ""]
+
+    run(main())
