@@ -24,7 +24,7 @@ class Receipts:
     def __init__(self, max_chats: int = MAX_CHATS, max_readers: int = MAX_READERS) -> None:
         self._max_chats = max_chats
         self._max_readers = max_readers
-        self._senders: OrderedDict[str, deque[tuple[int, User]]] = OrderedDict()
+        self._senders: OrderedDict[str, deque[tuple[int, str, str]]] = OrderedDict()
         self._told: OrderedDict[tuple[User, str], tuple[int, int, int]] = OrderedDict()
 
     def saw(self, entries: Iterable[Entry]) -> None:
@@ -38,7 +38,7 @@ class Receipts:
                 recent = self._senders[message.chat_id] = deque(maxlen=MESSAGES_PER_CHAT)
                 if len(self._senders) > self._max_chats:
                     self._senders.popitem(last=False)
-            recent.append((message.sequence, User(entry.tenant, message.sender_id)))
+            recent.append((message.sequence, entry.tenant, message.sender_id))
 
     def of(self, watermarks: Iterable[Watermark]) -> Iterator[tuple[User, User, Receipt]]:
         """Sender, reader and what to tell the sender; of several devices of a reader the furthest counts."""
@@ -58,8 +58,8 @@ class Receipts:
     def _concerned(self, chat_id: str, was: tuple[int, int], now: tuple[int, int]) -> set[User]:
         """Who sent something that this reader had not got, or had not read, and now has."""
         return {
-            sender
-            for sequence, sender in self._senders.get(chat_id, ())
+            User(tenant, sender_id)
+            for sequence, tenant, sender_id in self._senders.get(chat_id, ())
             if was[0] < sequence <= now[0] or was[1] < sequence <= now[1]
         }
 

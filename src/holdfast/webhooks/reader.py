@@ -56,7 +56,8 @@ class Reader:
             return position
         by_tenant = await self._by_tenant(position)
         at = timestamp(self._clock.now())
-        drafts = [draft for entry in entries for draft in self._drafts(entry, by_tenant.get(entry.tenant, ()), at)]
+        told = [entry for entry in entries if entry.tenant in by_tenant]
+        drafts = [draft for entry in told for draft in self._drafts(entry, by_tenant[entry.tenant], at)]
         reached = entries[-1].position
         if drafts or reached - self._marked >= UNMARKED_MAX:
             await self._mark(reached, drafts)
