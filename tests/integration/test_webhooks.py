@@ -404,11 +404,29 @@ def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_get
         reader = Reader(log, endpoints, jobs, SystemClock())
         assert await reader.advance(0) == 2
         assert await jobs.position("webhooks") == 0, "nothing was made, so nothing was stored"
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "9999-01-01"))
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
         log.entries.append(entry(3))
         assert await reader.advance(2) == 3
         assert len(await jobs.find(Query())) == 1, "what comes after it was added"
         assert await jobs.position("webhooks") == 3
+        await endpoints.close()
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lags(tmp_path: Path) -> None:
+    async def main() -> None:
+        endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
+        await jobs.enqueue([], Mark("webhooks", 0))
+        reader = Reader(log, endpoints, jobs, SystemClock())
+        assert await reader.advance(0) == 1
+        log.entries += [entry(2), entry(3)]
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01"))
+        assert await reader.advance(1) == 3
+        assert not await jobs.find(Query()), "both are from before it was added"
+        log.entries.append(entry(4))
+        assert await reader.advance(3) == 4
+        assert len(await jobs.find(Query())) == 1, "whatever the clock said, it came after"
         await endpoints.close()
 
     asyncio.run(main())

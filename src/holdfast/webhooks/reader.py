@@ -31,7 +31,8 @@ class Reader:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
         self._known: tuple[int, dict[str, list[Endpoint]]] = (0, {})
         self._marked = 0
-        self._started_at = 0
+        self._noticed: dict[str, int] = {}
+        """Where the log ended when an endpoint was first seen: what is behind that came after it was added."""
 
     async def run(self) -> None:
         position = await self._jobs.position(NAME)
@@ -39,7 +40,6 @@ class Reader:
             position = await self._log.end()
             await self._mark(position)
         self._marked = position
-        self._started_at = await self._log.end()
         while True:
             await self._log.wait(position)
             position = await self.advance(position)
@@ -74,15 +74,22 @@ class Reader:
             if position > self._marked:
                 await self._mark(position)
             version, known = self._endpoints.version, {}
-            for endpoint in await self._endpoints.all():
+            endpoints, end = await self._endpoints.all(), await self._log.end()
+            self._noticed = {each.endpoint_id: self._noticed.get(each.endpoint_id, end) for each in endpoints}
+            for endpoint in endpoints:
                 if not endpoint.disabled:
                     known.setdefault(endpoint.tenant, []).append(endpoint)
             self._known = (version, known)
         return known
 
     def _drafts(self, entry: Entry, endpoints: Sequence[Endpoint], at: str) -> list[Draft]:
-        """What an endpoint is told. Of what may be read again after a crash, nothing from before it was added."""
-        if entry.position <= self._started_at:
-            endpoints = [each for each in endpoints if each.created_at <= entry.message.created_at]
+        """What an endpoint is told: nothing from before it was added, however far behind this reader is.
+
+        The times of day decide only where the positions cannot, so a clock that is set back costs no message.
+        """
         about = (entry.message.chat_id, entry.message.sequence, entry.message.message_id)
-        return [draft_of(Notice(each.endpoint_id, entry.tenant, at, *about)) for each in endpoints]
+        return [
+            draft_of(Notice(each.endpoint_id, entry.tenant, at, *about))
+            for each in endpoints
+            if entry.position > self._noticed[each.endpoint_id] or each.created_at <= entry.message.created_at
+        ]
