@@ -11,7 +11,7 @@ import pytest
 from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run
 
 from holdfast.errors import NotFound
-from holdfast.work.contract import Child, LeaseLost, Mark, Query
+from holdfast.work.contract import Child, LeaseLost, Mark, Query, Report, Want
 from holdfast.work.job import OnFailure, Policies, Reason, Stage, State
 
 Open = Callable[[], Any]
@@ -64,15 +64,34 @@ def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open
 
 def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Open) -> None:
     async def body(o: Opened) -> None:
-        from holdfast.work.contract import Report, Want
-
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
         hand = await Hand.sit(o.store)
         first = await hand.seat.process(Report(), Want(jobs=10, bytes_max=2500))
         assert [job.seq for job in first.jobs] == seqs[:3]
         second = await hand.seat.process(Report(), Want(jobs=10, bytes_max=1))
         assert [job.seq for job in second.jobs] == seqs[3:4]
-        assert await hand.turn() == seqs[4:]
+        third = await hand.seat.process(Report(), Want(jobs=10, bytes_max=0))
+        assert [job.seq for job in third.jobs] == seqs[4:5]
+        assert await hand.turn() == seqs[5:], "nothing is read past"
+
+    check(opened, body)
+
+
+def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft(f"s{n}", payload=b"x" * 1000) for n in range(5)])
+        held = await o.store.enqueue([draft("deep", payload=b"x" * 1000) for _ in range(5)])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(seq) for seq in seqs], held=held)
+        some = Want(jobs=10, bytes_max=2500, backlogs={"deep": 0})
+        assert [job.seq for job in (await hand.seat.process(Report(), some)).backlog] == held[:3]
+        rest = Want(jobs=10, bytes_max=2500, backlogs={"deep": held[2]})
+        assert [job.seq for job in (await hand.seat.process(Report(), rest)).backlog] == held[3:]
+        await o.pass_time(100)
+        bounded = Want(jobs=10, bytes_max=2500)
+        assert len((await hand.seat.process(Report(), bounded)).jobs) == 3
+        assert len((await hand.seat.process(Report(), bounded)).jobs) == 2
 
     check(opened, body)
 

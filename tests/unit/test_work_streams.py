@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.work.balance import place_of, share_of
+from holdfast.work.contract import Want
 from holdfast.work.job import LANES, PARTITIONS, Block, Job
 from holdfast.work.streams import Streams
 
@@ -57,7 +58,7 @@ def test_followers_of_a_failed_head_are_held_and_come_back_when_it_succeeds() ->
     assert streams.backlogs() == {"a": 0}
     streams.add(jobs("a", 5))
     assert streams.take_held() == [5], "a newer job must not overtake the backlog"
-    streams.add_backlog(jobs("a", 2, 3, 4, 5), ["a"], 64)
+    streams.add_backlog(jobs("a", 2, 3, 4, 5), Want(backlogs={"a": 0}))
     assert streams.backlogs() == {}
     order = []
     for _ in range(4):
@@ -84,6 +85,15 @@ def test_a_deep_stream_does_not_crowd_out_the_others() -> None:
     assert sorted(start_all(streams)) == [1, 6]
     streams.done(streams.started[1])
     assert streams.backlogs() == {"deep": 2}
+
+
+def test_a_backlog_that_was_cut_by_its_bytes_is_read_on_and_every_stream_has_its_turn() -> None:
+    streams = Streams()
+    streams.rewound([], ["a", "b", "c"])
+    asked = Want(bytes_max=4, backlogs=streams.backlogs(limit=2))
+    assert list(asked.backlogs) == ["a", "b"]
+    streams.add_backlog([*jobs("a", 1), *jobs("b")], asked)
+    assert streams.backlogs(limit=2) == {"c": 0, "a": 1}, "two bytes of a were all that was asked for; b has no more"
 
 
 def test_memory_is_bounded_in_jobs_and_bytes() -> None:
@@ -175,7 +185,7 @@ def test_whatever_fails_every_stream_ends_in_order_with_each_job_once(seed: int)
         want = streams.room()[0]
         forward = [seq for seq in sorted(store.rows) if seq > store.cursor][:want]
         store.cursor = forward[-1] if forward else store.cursor
-        streams.add_backlog(backlog, asked, 2)
+        streams.add_backlog(backlog, Want(backlogs=asked, per_backlog=2))
         streams.add(Job(seq, "t", b"", store.rows[seq], attempt=2) for seq in due)
         streams.add(Job(seq, "t", b"", store.rows[seq]) for seq in forward)
 

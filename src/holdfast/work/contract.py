@@ -21,6 +21,9 @@ from typing import Any, Protocol
 from holdfast.errors import HoldfastError
 from holdfast.work.job import Block, Draft, Failure, Job, Reason, State, Verdict
 
+PER_BACKLOG = 64
+"""How many held jobs of one stream are read at once."""
+
 
 class LeaseLost(HoldfastError):
     """This worker was declared dead or its partition has moved; nothing of what it reported was applied."""
@@ -77,8 +80,13 @@ class Want:
     bytes_max: int = 8 << 20
     starting: int = 0
     backlogs: Mapping[str, int] = field(default_factory=dict)
-    per_backlog: int = 64
+    per_backlog: int = PER_BACKLOG
     sleeping: bool = False
+
+    @property
+    def per_backlog_bytes(self) -> int:
+        """The most of one backlog, but for its first job: all of them together fit like everything else."""
+        return max(1, self.bytes_max // max(1, len(self.backlogs)))
 
 
 @dataclass(slots=True)

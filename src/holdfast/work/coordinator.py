@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff, BreakerSettings
 from holdfast.work.balance import share_of
 from holdfast.work.breakers import Breakers
-from holdfast.work.contract import Claimed, LeaseLost, Report, Seat, Want, WorkStore
+from holdfast.work.contract import PER_BACKLOG, Claimed, LeaseLost, Report, Seat, Want, WorkStore
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
 from holdfast.work.job import PARTITIONS, Block, Job, Policies
@@ -266,8 +266,10 @@ class _Shift:
         if self._stopping:
             return Want()
         jobs, bytes_max = self._streams.room()
+        if not bytes_max:
+            jobs = 0
         starting = max(0, self._window - len(self._streams.announced))
-        backlogs = self._streams.backlogs() if jobs else {}
+        backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
         return Want(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0)
 
     def _apply(self, report: Report, want: Want, claimed: Claimed) -> None:
@@ -277,7 +279,7 @@ class _Shift:
             self._report.children.extend(child for child in report.children if child.parent in busy)
         self._streams.reported(seq for seq in report.completed if seq not in busy)
         self._streams.reported(failed.seq for failed in report.failed)
-        self._streams.add_backlog(claimed.backlog, want.backlogs, want.per_backlog)
+        self._streams.add_backlog(claimed.backlog, want)
         self._streams.add(claimed.jobs)
         self._streams.announced_by_store(claimed.started)
         telemetry.work_completed(len(report.completed) - len(busy))

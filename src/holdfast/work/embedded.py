@@ -7,7 +7,7 @@ proof that the one before is gone, and what it had in flight gets a crash. The s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -110,11 +110,12 @@ def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
 
 
 def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Claimed) -> int:
-    due = [seq for (seq,) in db.execute(SQL["due"], (now, want.jobs))]
+    due = [seq for seq, _ in _fitting(db.execute(SQL["due"], (now, want.jobs)), 1, want.bytes_max)]
     db.executemany(SQL["make_ready"], [(seq,) for seq in due])
     late = [job_of(db.execute(SQL["one"], (seq,)).fetchone()) for seq in sorted(due) if seq <= cursor]
     for stream, after in want.backlogs.items():
-        claimed.backlog.extend(map(job_of, db.execute(SQL["backlog"], (stream, after, want.per_backlog))))
+        held = db.execute(SQL["backlog"], (stream, after, want.per_backlog))
+        claimed.backlog.extend(job_of(row) for row in _fitting(held, 2, want.per_backlog_bytes, len))
     forward, cut = _forward(db, want, cursor)
     claimed.jobs = late + forward
     starting = [job.seq for job in claimed.jobs if not job.suspect][: want.starting]
@@ -124,14 +125,19 @@ def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Cla
 
 def _forward(db: apsw.Connection, want: Want, cursor: int) -> tuple[list[Job], bool]:
     """Jobs after the cursor, and whether there may be more of them."""
-    jobs: list[Job] = []
-    size = 0
-    for row in db.execute(SQL["claim"], (cursor, want.jobs)):
-        if size >= want.bytes_max and jobs:
-            return jobs, True
-        jobs.append(job_of(row))
-        size += len(row[2])
-    return jobs, len(jobs) == want.jobs
+    rows = list(_fitting(db.execute(SQL["claim"], (cursor, want.jobs)), 2, want.bytes_max, len))
+    cut = len(rows) == want.jobs or sum(len(row[2]) for row in rows) >= max(want.bytes_max, 1)
+    return [job_of(row) for row in rows], cut and bool(rows)
+
+
+def _fitting(rows: Iterable[Any], column: int, bytes_max: int, size: Callable[[Any], int] = int) -> Iterator[Any]:
+    """Rows until their bytes are enough; one always fits."""
+    total = 0
+    for row in rows:
+        yield row
+        total += size(row[column])
+        if total >= bytes_max:
+            return
 
 
 def job_of(row: Any) -> Job:

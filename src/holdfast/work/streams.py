@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.work.contract import Want
 from holdfast.work.job import Block, Job
 
 
@@ -54,7 +55,7 @@ class Streams:
         self._started: dict[int, Job] = {}
         self._ended: dict[int, Job] = {}
         self._streams: dict[str, _Stream] = {}
-        self._backlogs: set[str] = set()
+        self._backlogs: dict[str, None] = {}
         self._announced: set[int] = set()
         self._silent: deque[Job] = deque()
         self._put_off = 0
@@ -95,12 +96,13 @@ class Streams:
             else:
                 self._join(job.stream, stream, job)
 
-    def add_backlog(self, jobs: Sequence[Job], asked: Iterable[str], limit: int) -> None:
-        """Take the held jobs that were asked for; a stream that got fewer than ``limit`` has no more."""
-        counts = dict.fromkeys(asked, 0)
+    def add_backlog(self, jobs: Sequence[Job], asked: Want) -> None:
+        """Take the held jobs that were asked for; a stream that got less than was asked for has no more."""
+        counts, sizes = dict.fromkeys(asked.backlogs, 0), dict.fromkeys(asked.backlogs, 0)
         for job in jobs:
             key = job.stream or ""
             counts[key] += 1
+            sizes[key] += len(job.payload)
             stream = self._streams.get(key)
             if stream is None or stream.backlog is None:
                 continue  # closed or rewound while the store was asked
@@ -109,14 +111,14 @@ class Streams:
                 self._join(key, stream, job)
         for key, count in counts.items():
             stream = self._streams.get(key)
-            if stream is not None and count < limit:
+            if stream is not None and count < asked.per_backlog and sizes[key] < asked.per_backlog_bytes:
                 stream.backlog = None
                 stream.has_held = bool(stream.blocks)
-                self._backlogs.discard(key)
+                self._backlogs.pop(key, None)
                 self._forget(key, stream)
 
     def backlogs(self, limit: int = 64) -> dict[str, int]:
-        """Some streams whose held jobs are wanted now, with the sequence after which."""
+        """Some streams whose held jobs are wanted now, with the sequence after which; the others are next."""
         wanted: dict[str, int] = {}
         for key in self._backlogs:
             stream = self._streams[key]
@@ -124,6 +126,9 @@ class Streams:
                 wanted[key] = stream.backlog
                 if len(wanted) >= limit:
                     break
+        for key in wanted:
+            del self._backlogs[key]
+            self._backlogs[key] = None
         return wanted
 
     @property
@@ -209,7 +214,7 @@ class Streams:
         stream.blocks.append(block)
         self._unreported[job.seq] = block
         stream.backlog = None  # it is read from its start when the block is lifted
-        self._backlogs.discard(job.stream)
+        self._backlogs.pop(job.stream, None)
         for follower in [other for other in stream.queue if block.holds(other.seq, other.type)]:
             stream.queue.remove(follower)
             self._drop(follower)
@@ -266,7 +271,7 @@ class Streams:
                 stream = self._streams[job.stream]
                 stream.queue.clear()
                 stream.backlog = None
-                self._backlogs.discard(job.stream)
+                self._backlogs.pop(job.stream, None)
                 self._forget(job.stream, stream)
 
     def reopen(self, partitions: Iterable[int]) -> None:
@@ -341,7 +346,7 @@ class Streams:
 
     def _want_backlog(self, key: str, stream: _Stream, after: int) -> None:
         stream.backlog = after
-        self._backlogs.add(key)
+        self._backlogs[key] = None
 
     def _list(self, key: str, stream: _Stream) -> None:
         if stream.queue and not stream.busy and not stream.listed and stream.queue[0].seq in self._announced:

@@ -56,7 +56,7 @@ $$;
 -- is_sleeping: wake this worker, with a NOTIFY, at the next enqueue; counts only if nothing is found now.
 -- want, bytes_max: how much to read at most; owned: a bit per partition, NULL for all.
 -- settled, through, seen, seen_by, late: where the worker's sweep stands, see work/sweep.py.
--- b_stream, b_after, b_limit: streams whose held jobs are wanted, after which sequence, how many of each.
+-- b_stream, b_after, b_limit, b_bytes: streams whose held jobs are wanted, after which sequence, how much of each.
 --
 -- kinds:     0 ready jobs after `through`, 1 the wanted backlogs, 2 jobs of transactions that ended late, 3 due retries.
 -- overflow: a transaction that ended late has more jobs than there is room for: nothing is handed out of turn, the
@@ -71,7 +71,8 @@ CREATE FUNCTION holdfast_work.process(
     c_parent bigint[], c_partition smallint[], c_lane integer[], c_stream text[], c_type text[], c_destination text[],
     c_payload bytea[], c_delay float8[],
     running bigint[], is_sleeping boolean, want integer, bytes_max bigint, starting integer, owned bytea,
-    settled bigint, through bigint, seen pg_snapshot, seen_by xid8, late xid8[], b_stream text[], b_after bigint[], b_limit integer,
+    settled bigint, through bigint, seen pg_snapshot, seen_by xid8, late xid8[],
+    b_stream text[], b_after bigint[], b_limit integer, b_bytes bigint,
     OUT lost boolean, OUT noticed boolean, OUT busy bigint[], OUT xid text, OUT snapshot text, OUT read_through bigint,
     OUT overflow boolean, OUT due_in float8, OUT started bigint[],
     OUT seqs bigint[], OUT kinds smallint[], OUT types text[], OUT payloads bytea[], OUT streams text[],
@@ -89,6 +90,8 @@ DECLARE
     busy_lanes integer[];
     due bigint[];
     heads bigint[];
+    room  bigint := greatest(bytes_max, 1);  -- one job always fits, or the read would go past it
+    slack bigint := 8388608;                 -- what ended late may be this much more
 BEGIN
     SELECT notice INTO noticed FROM holdfast_work.instance WHERE id = me FOR NO KEY UPDATE;
     lost := NOT FOUND;
@@ -154,11 +157,12 @@ BEGIN
     -- Due retries become ready; being this worker's own rows they are contended by nobody.
     IF want > 0 THEN
         WITH chosen AS (
-            SELECT seq FROM holdfast_work.job
+            SELECT seq, sum(octet_length(payload)) OVER (ORDER BY due_at ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS before
+              FROM holdfast_work.job
              WHERE state = 1 AND due_at <= clock_timestamp() AND (owned IS NULL OR get_bit(owned, partition) = 1)
              ORDER BY due_at LIMIT want
         ), woken AS (
-            UPDATE holdfast_work.job SET state = 0 WHERE seq IN (SELECT seq FROM chosen) RETURNING seq
+            UPDATE holdfast_work.job SET state = 0 WHERE seq IN (SELECT seq FROM chosen WHERE before < room) RETURNING seq
         )
         SELECT coalesce(array_agg(seq), '{}') INTO due FROM woken;
     END IF;
@@ -172,7 +176,7 @@ BEGIN
               FROM holdfast_work.job
              WHERE seq > through AND state = 0 AND (owned IS NULL OR get_bit(owned, partition) = 1)
              ORDER BY seq LIMIT want
-        ), overdue AS (
+        ), appeared AS (
             (SELECT * FROM holdfast_work.job
               WHERE seq > settled AND seq <= through AND NOT pg_visible_in_snapshot(xid, seen) AND xid <> seen_by
                 AND seq <> ALL (due) AND state = 0 AND (owned IS NULL OR get_bit(owned, partition) = 1) LIMIT want + 257)
@@ -180,28 +184,33 @@ BEGIN
             (SELECT * FROM holdfast_work.job
               WHERE xid = ANY (late) AND seq + 0 <= settled
                 AND seq <> ALL (due) AND state + 0 = 0 AND (owned IS NULL OR get_bit(owned, partition) = 1) LIMIT want + 257)
+        ), overdue AS (
+            SELECT *, sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) AS weight FROM appeared
         ), backlog AS (
             SELECT h.* FROM unnest(b_stream, b_after) AS b(stream, after)
-             CROSS JOIN LATERAL (SELECT * FROM holdfast_work.job AS j
+             CROSS JOIN LATERAL (SELECT *, sum(octet_length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) AS weight
+                                   FROM holdfast_work.job AS j
                                   WHERE j.stream = b.stream AND j.seq > b.after AND j.state = 2
                                     AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
                                   ORDER BY j.seq LIMIT b_limit) AS h
+             WHERE weight - octet_length(payload) < greatest(b_bytes, 1)
         ), found AS (
             SELECT 0::smallint AS kind, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages,
                    origin, weight
-              FROM forward WHERE weight - octet_length(payload) < bytes_max
+              FROM forward WHERE weight - octet_length(payload) < room
             UNION ALL
             SELECT 1::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin, 0
               FROM backlog
             UNION ALL
-            SELECT 2::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin, 0
-              FROM overdue
+            SELECT 2::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin, weight
+              FROM overdue WHERE weight - octet_length(payload) < room + slack
             UNION ALL
             SELECT 3::smallint, seq, type, payload, stream, destination, partition, attempt, strikes, crashes, stages, origin, 0
               FROM holdfast_work.job WHERE seq = ANY (due) AND seq <= through
         )
-        SELECT pg_current_snapshot()::text, count(*) FILTER (WHERE kind = 2) > want + 256,
-               CASE WHEN count(*) FILTER (WHERE kind = 0) = want OR max(weight) >= bytes_max
+        SELECT pg_current_snapshot()::text,
+               count(*) FILTER (WHERE kind = 2) > want + 256 OR coalesce(max(weight) FILTER (WHERE kind = 2) >= room + slack, false),
+               CASE WHEN count(*) FILTER (WHERE kind = 0) = want OR max(weight) FILTER (WHERE kind = 0) >= room
                     THEN max(seq) FILTER (WHERE kind = 0)
                     -- Drawn before the next call takes its id, so it may be a checkpoint like a row that was seen.
                     ELSE greatest(max(seq) FILTER (WHERE kind = 0),

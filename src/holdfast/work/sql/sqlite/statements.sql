@@ -40,7 +40,7 @@ ON CONFLICT DO UPDATE SET policy = excluded.policy, by = excluded.by, why = excl
 UPDATE job SET state = 2 WHERE seq = ?1 AND state = 0
 
 -- name: due
-SELECT seq FROM job WHERE state = 1 AND due_at <= ?1 ORDER BY due_at LIMIT ?2
+SELECT seq, length(payload) FROM job WHERE state = 1 AND due_at <= ?1 ORDER BY due_at LIMIT ?2
 
 -- name: make_ready
 UPDATE job SET state = 0 WHERE seq = ?1
