@@ -7,6 +7,7 @@ defaults, the file (TOML or YAML), ``HOLDFAST_…`` variables (``__`` between th
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -18,6 +19,7 @@ import msgspec
 
 from holdfast.access import ConnectionLimits, TokenSettings
 from holdfast.api.deps import ApiSettings
+from holdfast.api.problems import said_of
 from holdfast.bounds import positive
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.ephemeral import EphemeralSettings
@@ -26,6 +28,7 @@ from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
 from holdfast.limits.plane import LimitsSettings
+from holdfast.message import check_id
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.housekeeping import KeySettings
@@ -58,6 +61,8 @@ class Server:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}")
+        if problem := check_id(self.node_id, "node_id"):
+            raise ValueError(problem)
         for proxy in self.trusted_proxies:
             ip_network(proxy)
         if "*" in self.allowed_origins:
@@ -219,11 +224,15 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
         if value is not None:
             _put(tree, path, value, path)
     try:
-        return msgspec.convert(tree, Settings, strict=False)
+        settings = msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise BadSetting(_explain(str(error))) from None
     except HoldfastError as error:
         raise BadSetting(error.message) from None
+    for path, value in _leaves("", settings):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadSetting(f"{path} must be a number, not {value}")  # it would pass every comparison
+    return settings
 
 
 def differences(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
@@ -258,6 +267,8 @@ def _read_file(file: Path) -> dict[str, Any]:
         text = file.read_text()
     except OSError as error:
         raise BadSetting(f"the settings file {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadSetting(f"the settings file {file} is not text in UTF-8") from None
     try:
         tree = tomllib.loads(text) if file.suffix == ".toml" else _read_yaml(text)
     except ValueError as error:
@@ -311,7 +322,9 @@ def _put(tree: dict[str, Any], path: str, value: Any, source: str) -> None:
 
 
 def _explain(error: str) -> str:
-    """msgspec says "…, at `$.gateway.x`"; an operator wants the path first."""
+    """msgspec says "…, at `$.gateway.x`"; an operator wants the path first, and what it should be."""
+    if words := said_of(error, Settings):
+        return words[1]
     reason, _, place = error.rpartition(" - at `$")
     if not reason:
         return error

@@ -27,7 +27,7 @@ from holdfast.errors import HoldfastError, ServerBusy, StateCorrupted, StateDire
 from holdfast.limits.changes import Change
 from holdfast.limits.rules import RuleName
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
-from holdfast.node.backup import CONTENTS, Backups, restore_backup
+from holdfast.node.backup import CONTENTS, Backups, require_whole, restore_backup
 from holdfast.sqlite import points
 from holdfast.sqlite.backup import MANIFEST, Manifest, read_manifest, take
 from holdfast.sqlite.copies import Copied, Restored, copy_database
@@ -336,6 +336,48 @@ def test_a_backup_that_cannot_be_trusted_changes_nothing(wrong: str, tmp_path: P
         put_back(state, backup)
     assert {entry.name for entry in state.iterdir()} == before | {"lock"}
     assert look(state)["messages"] == 5
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            lambda s: (s / "chats.db").unlink(),
+            r"chats.db is gone, but limits.db, work.db, webhooks.db beside it is not",
+        ),
+        (lambda s: (s / "chats.db").write_bytes(b""), "chats.db is empty"),
+        (lambda s: (s / "work.db").write_bytes(b""), "work.db is empty, but webhooks.db"),
+    ],
+)
+def test_a_file_that_was_lost_is_not_silently_made_anew(
+    spoil: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    state = make_state(tmp_path / "state", 2)
+    require_whole(state)
+    spoil(state)
+    with pytest.raises(StateCorrupted, match=rf"{words}.*holdfast restore"):
+        require_whole(state)
+
+
+def test_a_first_start_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
+    require_whole(tmp_path)
+    for name in ("chats.db", "limits.db", "work.db", "webhooks.db"):
+        (tmp_path / name).touch()
+        require_whole(tmp_path)
+        (tmp_path / name).write_bytes(b"made")
+        require_whole(tmp_path)
+    (tmp_path / "limits.db").unlink()
+    require_whole(tmp_path)  # its rules are in PostgreSQL
+
+
+def test_a_damaged_file_is_not_backed_up_and_is_named(tmp_path: Path) -> None:
+    state = make_state(tmp_path / "state", 800)
+    with (state / "chats.db").open("r+b") as file:
+        file.seek(4096 * 20)
+        file.write(os.urandom(4096 * 3))
+    with pytest.raises(StateCorrupted, match=r"no backup was taken, because .*state/chats.db is damaged"):
+        back_up(state)
+    assert not list((state / "backups").iterdir())
 
 
 def test_a_running_server_is_not_restored_over(tmp_path: Path) -> None:

@@ -53,6 +53,16 @@ def test_lists_in_the_environment_are_separated_by_commas() -> None:
         ({}, {"gateway.circuit_breaker.min_failure_ratio": 2}, "min_failure_ratio"),
         ({}, {"server.allowed_origins": "*"}, "exact"),
         ({}, {"server.trusted_proxies": "nonsense"}, "nonsense"),
+        ({}, {"server.node_id": ""}, "node_id must not be empty"),
+        ({}, {"server.log_level": "loud"}, "server.log_level must be one of debug, error, info, warning"),
+        ({}, {"api.user_burst": "1.5"}, "api.user_burst must be a whole number, not text"),
+        (
+            {},
+            {"gateway.timeouts.heartbeat_interval_seconds": "nan"},
+            "must be a number, not nan",
+        ),
+        ({}, {"durability.keys.answers_ttl_days": "inf"}, "durability.keys.answers_ttl_days must be a number, not inf"),
+        ({}, {"durability.sqlite.cache_bytes": -5}, "cache_bytes must be greater than 0"),
     ],
 )
 def test_bad_settings_are_refused_by_name(environ: dict[str, str], overrides: dict[str, object], named: str) -> None:
@@ -73,11 +83,12 @@ def test_a_public_address_without_a_declared_proxy_is_refused_and_told_what_to_a
         ("a.yaml", "server: [", "not valid yaml"),
         ("a.yaml", "- 1", "table of settings"),
         ("a.yaml", "gateway: {nonsense: 1}", "nonsense"),
-        ("a.toml", "[server]\nport = 'x'", "server.port"),
+        ("a.toml", "[server]\nport = 'x'", "server.port must be a whole number, not text"),
+        ("a.toml", "port = '\udcff'", "not text in UTF-8"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogateescape")
     with pytest.raises(BadSetting, match=said):
         load(tmp_path / name, {}, {})
 

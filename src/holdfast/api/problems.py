@@ -50,16 +50,29 @@ def invalid_query(error: msgspec.ValidationError, shape: Any) -> InvalidMessage:
     return _invalid(str(error), shape, "the query")
 
 
-def _invalid(text: str, shape: Any, whole: str) -> InvalidMessage:
-    found = _PLACE.match(text)
-    assert found is not None  # every part of it may be empty
-    reason, place = found["reason"], (found["place"] or "").replace("[...]", "")
+def said_of(text: str, shape: Any) -> tuple[str, str] | None:
+    """(field, words) for what msgspec says of a value that is no ``shape``; None if its sentence is not known."""
+    reason, place = _parts(text)
     for pattern, say in _REASONS:
         if match := pattern.fullmatch(reason):
-            field, words = say(place, match, shape)
-            return InvalidMessage(words, field=field) if field else InvalidMessage(f"{whole} {words.lstrip()}")
+            return say(place, match, shape)
+    return None
+
+
+def _invalid(text: str, shape: Any, whole: str) -> InvalidMessage:
+    if said := said_of(text, shape):
+        field, words = said
+        return InvalidMessage(words, field=field) if field else InvalidMessage(f"{whole} {words.lstrip()}")
+    reason, place = _parts(text)
     words = f"{place or whole} is not valid: {reason}"
     return InvalidMessage(words, field=place) if place else InvalidMessage(words)
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """The reason and the place of msgspec's sentence."""
+    found = _PLACE.match(text)
+    assert found is not None  # every part of it may be empty
+    return found["reason"], (found["place"] or "").replace("[...]", "")
 
 
 def _missing(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:

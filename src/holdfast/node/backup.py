@@ -18,7 +18,7 @@ from holdfast import __version__
 from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
-from holdfast.errors import ServerBusy, Unavailable
+from holdfast.errors import ServerBusy, StateCorrupted, Unavailable
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.sqlite.backup import Contents, Manifest, take
 from holdfast.sqlite.copies import Part, Progress, Restored, quiet
@@ -40,6 +40,31 @@ WORK = Part(
 )
 WEBHOOKS = Part("webhooks.db", WEBHOOKS_MIGRATIONS, counts={"endpoints": "SELECT count(*) FROM endpoint"})
 CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, CHATS), plain=(KEYS_FILE,), derived=("rules.json",))
+
+
+def require_whole(state: Path) -> None:
+    """StateCorrupted if files that were there are not: a start would make new ones and say that all is well.
+
+    A first start makes them one after the other, so only the last may be empty because it was killed. That one is
+    missing is possible only of ``chats.db``: the others may be in an engine of their own.
+    """
+    names = [part.name for part in (CHATS, LIMITS, WORK, WEBHOOKS)]
+    sizes = [_size(state / name) for name in names]
+    for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        later = [names[n] for n in range(place + 1, len(names)) if sizes[n]]
+        if later and (size == 0 or (size is None and name == CHATS.name)):
+            what = "empty" if size == 0 else "gone"
+            raise StateCorrupted(
+                f"{state / name} is {what}, but {', '.join(later)} beside it is not: put it back, "
+                "run `holdfast restore` with a backup, or, to begin anew, move the other files away",
+                file=str(state / name),
+            )
+
+
+def _size(path: Path) -> int | None:
+    """How many bytes a database has, its log included; None: it is not there."""
+    files = [file for file in (path, path.with_name(path.name + "-wal")) if file.exists()]
+    return sum(file.stat().st_size for file in files) if path.exists() else None
 
 
 class Backups:

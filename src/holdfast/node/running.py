@@ -16,7 +16,7 @@ from holdfast.access import open_secrets
 from holdfast.api.app import make_app
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
-from holdfast.node.backup import Backups
+from holdfast.node.backup import Backups, require_whole
 from holdfast.node.http import bound, serving
 from holdfast.node.limits import limiting
 from holdfast.node.node import Node
@@ -72,6 +72,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         listening = stack.enter_context(bound(settings.server.host, settings.server.port))
         settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
         state = stack.enter_context(held(settings.server.state_path))
+        require_whole(state)
         secrets, keys = open_secrets(state, timestamp(clock.now()))
         durability = settings.durability
         store = await stack.enter_async_context(
@@ -86,11 +87,11 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         )
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
-        stack.callback(backups.stop)
         app = make_app(node.deps(backups, work))
         await stack.enter_async_context(serving(app, node.port(), listening, node.broken))
         try:
             yield node
         finally:
+            backups.stop()
             # While HTTP still answers: handshakes are told to go elsewhere, and readiness says so.
             await node.gateway.drain()

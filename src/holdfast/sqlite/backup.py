@@ -105,13 +105,24 @@ def _copy_all(state: Path, folder: Path, contents: Contents, progress: Progress)
     for part in contents.parts:
         if (state / part.name).exists():
             copy_database(state / part.name, folder / part.name, progress)
-            files.append(describe(folder / part.name, part, progress))
+            files.append(_described(state / part.name, folder / part.name, part, progress))
             points.checkpoint(f"backup.{part.name}")
     for name in contents.plain:
         if (state / name).exists():
             copy_file(state / name, folder / name, progress)
             files.append(describe(folder / name, None, progress))
     return tuple(files)
+
+
+def _described(source: Path, copy: Path, part: Part, progress: Progress) -> Copied:
+    """A copy that was just made, checked; if it is damaged, then so is what it was made of."""
+    try:
+        return describe(copy, part, progress)
+    except StateCorrupted as error:
+        raise StateCorrupted(
+            f"no backup was taken, because {source} is damaged: stop the server and restore an earlier backup",
+            file=str(source),
+        ) from error
 
 
 def _write(path: Path, manifest: Manifest) -> None:

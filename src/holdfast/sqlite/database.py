@@ -42,7 +42,7 @@ class SqliteSettings:
         if self.synchronous not in ("FULL", "NORMAL"):
             raise ValueError("synchronous must be FULL or NORMAL")
         positive(self, "readers", "writes_waiting_max", "reads_waiting_max", "checkpoint_pages")
-        positive(self, "read_deadline_seconds", "inspect_deadline_seconds")
+        positive(self, "read_deadline_seconds", "inspect_deadline_seconds", "busy_timeout_seconds", "cache_bytes")
 
 
 def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:
