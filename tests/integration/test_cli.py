@@ -284,3 +284,16 @@ def test_a_file_that_is_no_backup_is_refused(nowhere: Program, tmp_path: Path) -
 def test_hostile_text_cannot_drive_the_terminal(program: Program, lobby: str) -> None:
     program.ok("chat", "send", lobby, "red \x1b[31m alert \x07", "-u", "bob")
     assert "\x1b" not in program.ok("chat", "history", lobby, "-u", "alice")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_can_complete_commands(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(tmp_path / "state")
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", f"source_{shell}")
+    assert f"_HOLDFAST_COMPLETE=complete_{shell}" in program.run_process().stdout
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("COMP_WORDS", "holdfast chat o")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "holdfast chat o")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    assert "open" in program.run_process().stdout

@@ -19,7 +19,7 @@ import pytest
 from program import PATIENCE_SECONDS, ROOT, Program
 
 GUIDES = ROOT / "docs" / "guides"
-PAGES = ["getting-started.md", "rest-quickstart.md", "operating.md", "limits.md", *sorted(
+PAGES = ["access.md", "getting-started.md", "rest-quickstart.md", "operating.md", "limits.md", *sorted(
     f"runbooks/{page.name}" for page in (GUIDES / "runbooks").glob("*.md") if page.name != "README.md"
 )]  # fmt: skip
 TOLD = {
@@ -74,6 +74,37 @@ def test_the_commands_of_a_guide_do_what_it_says(page: str, program: Program, ch
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
     for told in TOLD.get(page, ()):
         assert done.stdout.count(told) == 1, f"{page} promises {told}"
+
+
+def test_the_program_of_the_python_guide_does_what_it_says(program: Program, chat: str) -> None:
+    (example, *_) = re.findall(r"^```python\n(.*?)^```$", (GUIDES / "python-client.md").read_text(), re.M | re.S)
+    token = program.ok("token", "--user", "dave").strip()
+    given = f"token = {token!r}\nchat_id = {chat!r}\n" + example.replace("http://127.0.0.1:8080", program.url)
+    directory = program.state_dir.parent
+    running = subprocess.Popen(
+        [sys.executable, "-u", "-c", given], env=program.environment, cwd=directory, text=True, stdout=subprocess.PIPE
+    )
+    try:
+        assert running.stdout is not None
+        assert re.fullmatch(r"\d+ dave hello\n", running.stdout.readline())
+    finally:
+        running.kill()
+        running.wait()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/getting-started.md"])
+def test_the_server_says_at_its_start_what_the_pages_show(page: str, tmp_path: Path) -> None:
+    program = Program(tmp_path / "holdfast")
+    program.serve()
+    program.stop()
+    shown = re.search(r"\$ make run\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert shown is not None
+    said = (tmp_path / "serve.log").read_text().replace(str(program.state_dir), "/home/you/.local/state/holdfast")
+    said = said.replace(f":{program.port}", ":8080")
+    lines = [line for line in shown.group(1).splitlines() if not re.match(r"  settings|  try|   ", line)]
+    assert len(lines) == 6
+    for line in lines:  # the others name the port and the directory of this test
+        assert line in said.splitlines(), said
 
 
 def test_the_runbook_of_counter_corruption_repairs_a_corrupted_counter(tmp_path: Path) -> None:
