@@ -25,7 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.limits.changes import Action, Change, rollback_body
 from holdfast.limits.rules import RuleName, RuleSet
-from holdfast.limits.rulestore.contract import RuleStore
+from holdfast.limits.rulestore.contract import RetentionSettings, RuleStore
 from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 from holdfast.sqlite.copies import Restored
@@ -48,21 +48,21 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
     url = request.getfixturevalue("postgres_server").url if request.param == "postgres" else ""
 
     @asynccontextmanager
-    async def fresh() -> AsyncIterator[tuple[RuleStore, Any]]:
+    async def fresh(retention: RetentionSettings | None) -> AsyncIterator[tuple[RuleStore, Any]]:
         if not url:
-            async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as embedded:
+            async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=retention) as embedded:
                 yield embedded, embedded
             return
         await empty_database(url)
         settings = PostgresSettings(url)
-        async with PostgresRuleStore(settings) as store:
+        async with PostgresRuleStore(settings, retention) as store:
             await store.prepare()
             await store.prepare()
             yield store, PostgresBell(settings)
 
-    def run(scenario: Scenario) -> None:
+    def run(scenario: Scenario, retention: RetentionSettings | None = None) -> None:
         async def main() -> None:
-            async with fresh() as (store, bell):
+            async with fresh(retention) as (store, bell):
                 await asyncio.wait_for(scenario(store, bell), 30)
 
         asyncio.run(main())
@@ -242,3 +242,48 @@ def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
         await empty_database(postgres_server.url)
 
     asyncio.run(main())
+
+
+def test_the_log_forgets_its_oldest_and_versions_still_never_restart(stored: Callable[..., None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        other = RuleName("acme", "/api/other")
+        await store.change(change("create"))
+        await store.change(change("delete", expected_version=1))
+        await store.change(change("create", other))
+        for version in range(1, 102):
+            await store.change(change("update", other, body={"limit": version}, expected_version=version))
+        log = await store.changes_after(0, 1000)
+        assert [c.seq for c in log] == list(range(5, 105)), "the last hundred, without a gap"
+        assert await store.get(SEARCH) is None, "its tombstone went with the change that left it"
+        snapshot, head = await store.snapshot(), await store.head()
+        assert [rule.name for rule in snapshot.rules] == [other]
+        assert RuleSet.of(snapshot.rules).digest == head.digest
+        again = await store.change(change("create"))
+        assert again.rule.version == 3, "what a name had before is forgotten, its version is not"
+        assert (await store.head()).digest == RuleSet.of((await store.snapshot()).rules).digest
+
+    stored(scenario, RetentionSettings(changes_kept=100))
+
+
+def test_a_rule_that_came_back_is_not_forgotten_with_its_deletion(stored: Callable[..., None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        await store.change(change("create"))
+        await store.change(change("delete", expected_version=1))
+        await store.change(change("create"))
+        for version in range(3, 120):
+            await store.change(change("update", body={"limit": version}, expected_version=version))
+        rule = await store.get(SEARCH)
+        assert rule is not None and rule.version == 120
+        assert len(await store.changes_after(0, 1000)) == 100
+
+    stored(scenario, RetentionSettings(changes_kept=100))
+
+
+def test_a_key_is_forgotten_after_its_time(stored: Callable[..., None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        await store.change(change("create", key="k"))
+        await asyncio.sleep(0.002)
+        await store.change(change("update", body={"limit": 5}, expected_version=1, key="other"))
+        await refused(store, change("create", key="k"), VersionConflict)
+
+    stored(scenario, RetentionSettings(keys_kept_days=1e-9))

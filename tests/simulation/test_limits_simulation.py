@@ -98,10 +98,11 @@ class UpsertOnlyFeed(Feed):
 class World:
     """Runs one seed and writes its history."""
 
-    def __init__(self, seed: int, feed: type[Feed] = Feed, divided: bool = True) -> None:
+    def __init__(self, seed: int, feed: type[Feed] = Feed, divided: bool = True, forgetful: bool = False) -> None:
         self.rng = random.Random(seed)
         self.feed = feed
         self.divided = divided
+        self.forgetful = forgetful
         self.log = Log()
         self.counters = Shared()
         self.history = LimitsHistory()
@@ -137,6 +138,8 @@ class World:
     async def _disturb(self, readers: list[Reader], limiters: list[Limiter]) -> None:
         for _ in range(60):
             self._change_something(readers)
+            if self.forgetful and self.rng.random() < 0.3:
+                self._forget_something()
             await asyncio.gather(*[self._ask(limiter) for limiter in limiters])
             await asyncio.sleep(self.rng.random() * 2)
             if not self.divided:
@@ -159,6 +162,13 @@ class World:
             case _:
                 pass
 
+    def _forget_something(self) -> None:
+        """The database's retention goes on, its tombstones with it."""
+        self.log.lag, self.log.away = 0, False  # as no reader sees it, but as it is
+        before = set(self.log.rules())
+        self.log.forget(len(self.log.changes) - self.rng.randint(2, 8))
+        self.history.forgotten |= before - set(self.log.rules())
+
     async def _ask(self, limiter: Limiter) -> None:
         for _ in range(self.rng.randint(0, 40)):
             decision = await limiter.check("acme", "load", "ann")
@@ -171,13 +181,13 @@ class World:
             reader.lag, reader.away = 0, False
         await asyncio.sleep(25)
         self.log.lag, self.log.away = 0, False
-        truth = {change.rule.name: change.rule for change in self.log.changes}
+        truth = self.log.rules()
         self.history.truth = {name: rule.stamp for name, rule in truth.items() if not rule.deleted or self.feed is Feed}
 
 
-def judged(seed: int, feed: type[Feed] = Feed, divided: bool = True) -> tuple[bool, bool]:
+def judged(seed: int, feed: type[Feed] = Feed, divided: bool = True, forgetful: bool = False) -> tuple[bool, bool]:
     """Whether checkers 13 and 14 are green."""
-    history = virtual.run(World(seed, feed, divided).run(), seed=seed)
+    history = virtual.run(World(seed, feed, divided, forgetful).run(), seed=seed)
     rules = rules_monotone_and_converging(history)
     admission = admitted_within_bound(history, bound(LIMIT, LIMIT / WINDOW, NODES, outages=True))
     if feed is Feed and divided:
@@ -185,6 +195,11 @@ def judged(seed: int, feed: type[Feed] = Feed, divided: bool = True) -> tuple[bo
         assert admission.ok, f"seed {seed}\n{admission}"
         assert rules.examined > 50 and admission.examined == 1
     return rules.ok, admission.ok
+
+
+def test_rules_converge_also_when_the_database_forgets_its_oldest_changes() -> None:
+    for seed in range(20):
+        judged(seed, forgetful=True)
 
 
 def test_rules_converge_and_admission_is_bounded_whatever_happens() -> None:

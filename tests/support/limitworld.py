@@ -28,6 +28,8 @@ class Log:
         self.snapshots = 0
         self.bell = Bell()
         self.deaf = False
+        self.forgettings: list[tuple[int, int]] = []
+        """At which place of the log it forgot up to which: its changes, and the tombstones that are older."""
 
     def put(self, resource: str, limit: int, deleted: bool = False, ring: bool = True) -> Rule:
         name = RuleName("acme", resource)
@@ -44,24 +46,34 @@ class Log:
     def fail_over(self, lost: int) -> None:
         self.epoch += 1
         del self.changes[len(self.changes) - lost :]
+        self.forgettings = [each for each in self.forgettings if each[0] <= len(self.changes)]
+
+    def forget(self, up_to: int) -> None:
+        self.forgettings.append((len(self.changes), up_to))
+
+    def _forgotten(self) -> int:
+        """As a reader knows it: who lags has not seen the last of it either."""
+        known = len(self._seen())
+        return max((up_to for at, up_to in self.forgettings if at <= known), default=0)
 
     def _seen(self) -> list[RuleChange]:
         if self.away:
             raise Unavailable("away")
         return self.changes[: len(self.changes) - self.lag]
 
-    def _rules(self) -> dict[RuleName, Rule]:
-        return {change.rule.name: change.rule for change in self._seen()}
+    def rules(self) -> dict[RuleName, Rule]:
+        last = {change.rule.name: change for change in self._seen()}
+        return {n: c.rule for n, c in last.items() if not (c.rule.deleted and c.seq <= self._forgotten())}
 
     async def head(self) -> Head:
-        return Head(self.epoch, len(self._seen()), RuleSet(self._rules()).digest, self.lag_seconds)
+        return Head(self.epoch, len(self._seen()), RuleSet(self.rules()).digest, self.lag_seconds)
 
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
-        return [change for change in self._seen() if change.seq > seq][:limit]
+        return [change for change in self._seen() if change.seq > max(seq, self._forgotten())][:limit]
 
     async def snapshot(self) -> Snapshot:
         self.snapshots += 1
-        return Snapshot(self.epoch, len(self._seen()), tuple(self._rules().values()))
+        return Snapshot(self.epoch, len(self._seen()), tuple(self.rules().values()))
 
     def rings(self) -> AsyncIterator[Ring]:
         if self.deaf:

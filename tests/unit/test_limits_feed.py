@@ -104,6 +104,48 @@ def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
     virtual.run(main())
 
 
+def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets_what_is_forgotten() -> None:
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            assert limit_of(feed, "a") == 5
+            log.put("a", 5, deleted=True, ring=False)
+            log.put("b", 7, ring=False)
+            log.put("c", 8, ring=False)
+            log.forget(3)
+            await asyncio.sleep(10.1)
+            assert (limit_of(feed, "a"), limit_of(feed, "b"), limit_of(feed, "c")) == (None, 7, 8)
+            assert (feed.cursor, log.snapshots) == ((1, 4), 2)
+            assert feed.rules.digest == (await log.head()).digest, "the tombstone is not kept here either"
+
+    virtual.run(main())
+
+
+def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_reader_that_lags() -> None:
+    async def main() -> None:
+        log = Log()
+        for resource in ("a", "b"):
+            log.put(resource, 5)
+        log.put("a", 5, deleted=True)
+        feed, _ = feed_of(log)
+        async with feed:
+            log.forget(3)
+            log.put("c", 9)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            log.lag = 1  # the reader knows that a is forgotten and not that c is there
+            await asyncio.sleep(10.1)
+            assert limit_of(feed, "c") == 9, "what was heard is newer than what was read"
+            log.lag = 0
+            await asyncio.sleep(10.1)
+            assert (limit_of(feed, "b"), limit_of(feed, "c")) == (5, 9)
+            assert feed.rules.digest == (await log.head()).digest
+
+    virtual.run(main())
+
+
 def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
     async def main() -> None:
         log = Log()

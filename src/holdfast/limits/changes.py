@@ -67,21 +67,29 @@ class Remembered(Struct, frozen=True):
     seq: int
 
 
-def decide(change: Change, current: Rule | None, remembered: Remembered | None, epoch: int) -> Rule | Changed:
+def decide(
+    change: Change, current: Rule | None, remembered: Remembered | None, epoch: int, forgotten_version: int = 0
+) -> Rule | Changed:
     """The rule to write, or the answer given before. Raises NotFound, VersionConflict, KeyReused, InvalidRule.
 
-    ``current`` may be a tombstone. An update without ``expected_version`` is made upon whatever is there.
+    ``current`` may be a tombstone; a name without one may have had one, of ``forgotten_version`` at most. An update
+    without ``expected_version`` is made upon whatever is there.
     """
     if remembered is not None:
         if remembered.fingerprint != change.fingerprint:
             raise KeyReused("this idempotency key was used for another request")
         return Changed(remembered.rule, remembered.seq, repeated=True)
     there = current if current is not None and not current.deleted else None
-    version = current.version + 1 if current is not None else 1
+    version = (current.version if current is not None else forgotten_version) + 1
     made = structs.replace(
         _content(change, there), epoch=epoch, version=version, updated_at=change.at, updated_by=change.actor
     )
     return structs.replace(made, deleted=change.action == "delete")
+
+
+def is_over(past: RuleChange, current: Rule | None) -> bool:
+    """Whether this change, on its way out of the log, left a tombstone that nothing has come after."""
+    return past.rule.deleted and current is not None and current.stamp == past.rule.stamp
 
 
 def _content(change: Change, there: Rule | None) -> Rule:

@@ -116,10 +116,10 @@ class Control:
             return await self._store.page(tenant, after, min(limit, PAGE_MAX))
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
-        """Newest first; NotFound if there never was such a rule."""
+        """Newest first, as far as the log reaches back; NotFound if there is no such rule and no trace of one."""
         async with _told("rule_history"):
             changes = await self._store.history(name, before, min(limit, PAGE_MAX))
-            if not changes and before is None:
+            if not changes and before is None and await self._store.get(name) is None:
                 raise missing(name)
             return changes
 

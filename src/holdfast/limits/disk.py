@@ -13,11 +13,15 @@ from holdfast.limits.rules import RuleSet, Snapshot
 
 
 class Saved(Struct, frozen=True):
-    """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole."""
+    """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole.
+
+    ``heard`` is the place in the log from which doorbells had brought rules that are in it.
+    """
 
     known_at: float
     digest: str
     snapshot: Snapshot
+    heard: int = 0
 
 
 def save(file: Path, saved: Saved) -> bool:

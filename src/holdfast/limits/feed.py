@@ -69,7 +69,7 @@ class Feed:
         self.rules = RuleSet()
         self.cursor = (0, 0)
         self.from_disk = False
-        self._heard = 0
+        self._heard_last = (0, 0)
         self._known_at = clock.monotonic()
         self._nudged = asyncio.Event()
         self._saved_digest = ""
@@ -84,6 +84,12 @@ class Feed:
     @property
     def stale(self) -> bool:
         return self.staleness_seconds > self._settings.stale_seconds
+
+    @property
+    def _heard(self) -> int:
+        """The last place in the log of our epoch from which a doorbell brought a rule."""
+        epoch, seq = self._heard_last
+        return seq if epoch == self.rules.epoch else 0
 
     def nudge(self) -> None:
         """Something says that we are behind: sync now."""
@@ -121,7 +127,7 @@ class Feed:
         else:
             await self._take_changes(head)
             if self._heard <= head.seq == self.cursor[1] and self.rules.digest != head.digest:
-                telemetry.log.warning("limits.digest_differs", seq=head.seq)
+                telemetry.log.info("limits.read_anew", reason="the digests differ", seq=head.seq)
                 await self._take_snapshot(head)
         self._known_at = max(self._known_at, asked_at - head.lag_seconds)
         self.from_disk = False
@@ -130,7 +136,8 @@ class Feed:
     async def _take_changes(self, head: Head) -> None:
         while self.cursor[1] < head.seq:
             changes = await self._reader.changes_after(self.cursor[1], CHANGES_PER_READ)
-            if not changes:
+            if not changes or changes[0].seq != self.cursor[1] + 1:
+                await self._take_snapshot(head)  # further behind than the log reaches back
                 return
             merged = self.rules
             for change in changes:
@@ -144,9 +151,7 @@ class Feed:
             snapshot = Snapshot(head.epoch, head.seq, tuple(self.rules.all()))
         else:
             snapshot = await self._reader.snapshot()
-        if snapshot.epoch > self.rules.epoch:
-            self._heard = 0
-        self._put(self.rules.merge_snapshot(snapshot), "snapshot")
+        self._put(self.rules.merge_snapshot(snapshot, max(self.cursor[1], self._heard)), "snapshot")
         self.cursor = max(self.cursor, (snapshot.epoch, snapshot.seq))
 
     def _put(self, rules: RuleSet, by: str) -> None:
@@ -171,8 +176,7 @@ class Feed:
         expected = max(self.cursor[1], self._heard) + 1
         if ring.rule is not None:
             self._put(self.rules.merge(ring.rule), "event")
-            if ring.epoch == self.rules.epoch:
-                self._heard = max(self._heard, ring.seq)
+            self._heard_last = max(self._heard_last, (ring.epoch, ring.seq))
         if ring.rule is None or ring.seq > expected or ring.epoch > self.rules.epoch:
             self.nudge()
 
@@ -222,6 +226,7 @@ class Feed:
             return
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
+        self._heard_last = (saved.snapshot.epoch, saved.heard)
         self.from_disk = True
         age = max(0.0, self._clock.now() - saved.known_at)
         self._known_at = self._clock.monotonic() - age
@@ -234,5 +239,5 @@ class Feed:
         digest = self.rules.digest
         known_at = self._clock.now() - self.staleness_seconds
         snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
-        if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot)):
+        if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot, self._heard)):
             self._saved_digest = digest

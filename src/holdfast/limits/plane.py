@@ -9,6 +9,7 @@ from holdfast.limits.control import Control
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed, FeedSettings
 from holdfast.limits.limiter import Limiter, LimiterSettings
+from holdfast.limits.rulestore.contract import RetentionSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class LimitsSettings:
     """Told in every decision; each region counts apart and grants the whole limit."""
     limiter: LimiterSettings = field(default_factory=LimiterSettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     def __post_init__(self) -> None:
         if self.counters_url != "memory:" and not self.counters_url.startswith(("redis://", "rediss://", "unix://")):

@@ -200,11 +200,15 @@ class RuleSet:
         """
         return self._with(rule) if rule.epoch >= self.epoch and self._is_newer(rule) else self
 
-    def merge_snapshot(self, snapshot: Snapshot) -> RuleSet:
+    def merge_snapshot(self, snapshot: Snapshot, seen: int | None = None) -> RuleSet:
         """With a full snapshot: of a newer epoch it replaces everything, of ours it adds what is newer.
 
         A lagging replica's snapshot can therefore neither take a rule back nor remove one. What replaces us
         does not undo rules of its own or a later epoch that we already have in a newer version.
+
+        ``seen`` is the last place in the log of our epoch from which we have anything. A snapshot that is not
+        before it knows all we know, and what it does not have was deleted so long ago that its tombstone is
+        forgotten: it is removed here too.
         """
         if snapshot.epoch > self.epoch:
             kept = (rule for rule in self._rules.values() if rule.epoch >= snapshot.epoch)
@@ -216,8 +220,16 @@ class RuleSet:
             return RuleSet(merged, snapshot.epoch)
         if snapshot.epoch < self.epoch:
             return self
+        if seen is not None and snapshot.seq >= seen:
+            return self._replaced(snapshot)
         changed = {rule.name: rule for rule in snapshot.rules if self._is_newer(rule)}
         return RuleSet({**self._rules, **changed}, self.epoch) if changed else self
+
+    def _replaced(self, snapshot: Snapshot) -> RuleSet:
+        """The snapshot, and what we heard of an epoch that it does not know yet."""
+        rules = {rule.name: rule for rule in snapshot.rules}
+        rules |= {rule.name: rule for rule in self._rules.values() if rule.epoch > snapshot.epoch}
+        return self if rules == self._rules else RuleSet(rules, self.epoch)
 
     def __len__(self) -> int:
         return len(self._rules)
@@ -248,6 +260,11 @@ def fingerprint(rule: Rule) -> int:
     """The rule's share of a digest."""
     text = "\0".join(str(value) for value in structs.astuple(rule))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())
+
+
+def digest_without(digest: str, rule: Rule) -> str:
+    """The digest after this rule was forgotten."""
+    return f"{(int(digest, 16) - fingerprint(rule)) % _DIGEST_MODULUS:032x}"
 
 
 def next_digest(digest: int, old: Rule | None, new: Rule) -> int:

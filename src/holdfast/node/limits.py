@@ -69,12 +69,14 @@ async def _rules_of(
     chosen: LimitsSettings, state: Path, clock: Clock, bell: RedisBell | None, stack: AsyncExitStack
 ) -> _Rules:
     if chosen.rules_url == "sqlite:":
-        embedded = await stack.enter_async_context(SqliteRuleStore(state / LIMITS_NAME, clock))
+        embedded = await stack.enter_async_context(
+            SqliteRuleStore(state / LIMITS_NAME, clock, retention=chosen.retention)
+        )
         return _Rules(embedded, embedded, [embedded], "embedded")
     with _extra("postgres"):
         from holdfast.limits.rulestore import postgres
     primary = postgres.PostgresSettings(chosen.rules_url)
-    store = await stack.enter_async_context(postgres.PostgresRuleStore(primary))
+    store = await stack.enter_async_context(postgres.PostgresRuleStore(primary, chosen.retention))
     try:
         await store.prepare()
     except Unavailable as error:

@@ -56,21 +56,24 @@ def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outa
 
 @dataclass(slots=True)
 class LimitsHistory:
-    """``truth`` is what the database held when all was healed."""
+    """``truth`` is what the database held when all was healed; ``forgotten`` the names whose tombstones it forgot."""
 
     in_force: list[InForce] = field(default_factory=list)
     admitted: list[Admitted] = field(default_factory=list)
     truth: View = field(default_factory=dict)
+    forgotten: set[RuleName] = field(default_factory=set)
 
 
 def rules_monotone_and_converging(history: LimitsHistory) -> Verdict:
-    """Within an epoch no rule of a node goes back or disappears; in the end every node has what is true."""
+    """Within an epoch no rule of a node goes back, or disappears before the database forgot it; in the end every node
+    has what is true.
+    """
     verdict = Verdict("rules_monotone_and_converging")
     last: dict[str, InForce] = {}
     for now in history.in_force:
         before = last.get(now.node)
         if before is not None:
-            _forward(before, now, verdict)
+            _forward(before, now, history.forgotten, verdict)
         last[now.node] = now
     for node, final in sorted(last.items()):
         different = {n for n in {*final.rules, *history.truth} if final.rules.get(n) != history.truth.get(n)}
@@ -78,13 +81,14 @@ def rules_monotone_and_converging(history: LimitsHistory) -> Verdict:
     return verdict
 
 
-def _forward(before: InForce, now: InForce, verdict: Verdict) -> None:
+def _forward(before: InForce, now: InForce, forgotten: set[RuleName], verdict: Verdict) -> None:
     verdict.require(now.epoch >= before.epoch, f"{now.node} went back to epoch {now.epoch}", before, now)
     if now.epoch > before.epoch:
         return  # a failover may have lost changes: what the new primary says replaces everything
     for name, stamp in before.rules.items():
         kept = now.rules.get(name)
-        verdict.require(kept is not None and kept >= stamp, f"{now.node}: {name} went from {stamp} to {kept}")
+        onward = name in forgotten if kept is None else kept >= stamp
+        verdict.require(onward, f"{now.node}: {name} went from {stamp} to {kept}")
 
 
 def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:

@@ -11,6 +11,7 @@ same key tells), and those of ``changes.decide``. No host name is in any of them
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
@@ -19,7 +20,26 @@ from holdfast.limits.changes import Change, Changed, RuleChange
 from holdfast.limits.rules import Rule, RuleName, Snapshot
 
 CHANGES_PER_READ = 100
+FORGOTTEN_PER_CHANGE = 100
+"""A change makes the log forget so many at most: a lower setting takes effect bit by bit."""
 DOORBELL_BYTES_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSettings:
+    """How much of the past a store of rules keeps. The rules themselves, and their versions, are never forgotten."""
+
+    changes_kept: int = 100_000
+    """Changes in the log: what ``history`` shows and ``rollback`` reaches. A deleted rule is forgotten with the change
+    that deleted it; a node that is further behind reads everything anew."""
+    keys_kept_days: float = 7.0
+    """How long an idempotency key gets its first answer."""
+
+    def __post_init__(self) -> None:
+        if self.changes_kept < CHANGES_PER_READ:
+            raise ValueError(f"changes_kept must be at least {CHANGES_PER_READ}")
+        if self.keys_kept_days <= 0:
+            raise ValueError("keys_kept_days must be greater than 0")
 
 
 class Head(Struct, frozen=True):
@@ -45,7 +65,7 @@ class RuleReader(Protocol):
     async def head(self) -> Head: ...
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
-        """Changes with a higher ``seq``, in order."""
+        """Changes with a higher ``seq``, in order; the oldest may be forgotten, which a gap shows."""
         ...
 
     async def snapshot(self) -> Snapshot:

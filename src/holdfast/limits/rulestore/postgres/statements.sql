@@ -20,6 +20,25 @@ UPDATE holdfast_rules_head SET epoch = $1, seq = $2, digest = $3, beat_at = cloc
 -- $1 epoch
 UPDATE holdfast_rules_head SET epoch = $1, beat_at = clock_timestamp()
 
+-- name: forgotten_version
+SELECT forgotten_version FROM holdfast_rules_head
+
+-- name: oldest_changes
+-- $1 up to this seq, $2 limit
+SELECT seq, body FROM holdfast_rule_changes WHERE seq <= $1 ORDER BY seq LIMIT $2
+
+-- name: forget_changes
+-- $1 up to this seq
+DELETE FROM holdfast_rule_changes WHERE seq <= $1
+
+-- name: forget_rule
+-- $1 tenant, $2 resource
+DELETE FROM holdfast_rules WHERE tenant = $1 AND resource = $2
+
+-- name: raise_forgotten
+-- $1 version, $2 digest
+UPDATE holdfast_rules_head SET forgotten_version = greatest(forgotten_version, $1), digest = $2
+
 -- name: rule
 -- $1 tenant, $2 resource
 SELECT body FROM holdfast_rules WHERE tenant = $1 AND resource = $2
@@ -42,7 +61,8 @@ SELECT body FROM holdfast_rule_keys WHERE key = $1
 INSERT INTO holdfast_rule_keys VALUES ($1, now(), $2)
 
 -- name: forget_keys
-DELETE FROM holdfast_rule_keys WHERE at < now() - interval '7 days'
+-- $1 days
+DELETE FROM holdfast_rule_keys WHERE at < now() - $1::float8 * interval '1 day'
 
 -- name: ring
 -- $1 payload, below the 8,000 bytes above which NOTIFY fails the transaction

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import StateCorrupted
-from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide
-from holdfast.limits.rules import Rule, RuleName, next_digest
-from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, Ring
-from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK
+from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
+from holdfast.limits.rules import Rule, RuleName, digest_without, next_digest
+from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, FORGOTTEN_PER_CHANGE, RetentionSettings, Ring
+from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK, PostgresSettings
 from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
 from holdfast.sqlite.statements import migrations
 
@@ -23,6 +23,10 @@ _remembered = msgspec.json.Decoder(Remembered)
 
 class PostgresRuleStore(PostgresRuleReader):
     """``contract.RuleStore``. The tables are made by ``prepare``, which an admin node calls when it starts."""
+
+    def __init__(self, settings: PostgresSettings, retention: RetentionSettings | None = None) -> None:
+        super().__init__(settings)
+        self._retention = retention or RetentionSettings()
 
     async def prepare(self) -> None:
         """Bring the schema to the present version; nothing if it is there. StateCorrupted if it is newer than us."""
@@ -46,10 +50,14 @@ class PostgresRuleStore(PostgresRuleReader):
             epoch = await db.fetchval(SQL["epoch"])
             _, seq, digest, _ = await db.fetchrow(SQL["head"])
             current = _decoded(await db.fetchval(SQL["rule"], *change.name))
-            made = decide(change, current, await _known_key(db, change), epoch)
+            forgotten = await db.fetchval(SQL["forgotten_version"])
+            made = decide(change, current, await _known_key(db, change), epoch, forgotten)
             if isinstance(made, Changed):
                 return made
+            if change.key is not None:
+                await db.execute(SQL["forget_keys"], self._retention.keys_kept_days)
             await _write(db, change, made, seq + 1, f"{next_digest(int(digest, 16), current, made):032x}")
+            await _forget(db, seq + 1 - self._retention.changes_kept)
         return Changed(made, seq + 1)
 
     async def get(self, name: RuleName) -> Rule | None:
@@ -75,9 +83,21 @@ async def _write(db: Any, change: Change, made: Rule, seq: int, digest: str) -> 
     await db.execute(SQL["append_change"], seq, *change.name, made.version, _text(entry))
     await db.execute(SQL["move_head"], made.epoch, seq, digest)
     if change.key is not None:
-        await db.execute(SQL["forget_keys"])
         await db.execute(SQL["put_key"], change.key, _text(Remembered(change.fingerprint, made, seq)))
     await db.execute(SQL["ring"], payload(Ring(made.epoch, seq, made)))
+
+
+async def _forget(db: Any, horizon: int) -> None:
+    """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
+    oldest = await db.fetch(SQL["oldest_changes"], horizon, FORGOTTEN_PER_CHANGE)
+    for _, body in oldest:
+        past = _change.decode(body)
+        if is_over(past, _decoded(await db.fetchval(SQL["rule"], *past.rule.name))):
+            _, _, digest, _ = await db.fetchrow(SQL["head"])
+            await db.execute(SQL["forget_rule"], *past.rule.name)
+            await db.execute(SQL["raise_forgotten"], past.rule.version, digest_without(digest, past.rule))
+    if oldest:
+        await db.execute(SQL["forget_changes"], oldest[-1][0])
 
 
 def payload(ring: Ring) -> str:

@@ -9,6 +9,25 @@ UPDATE rules_head SET seq = ?1, digest = ?2
 -- ?1 the least it may be: the same backup restored twice must not give one epoch twice
 UPDATE rules_head SET epoch = max(epoch + 1, ?1)
 
+-- name: forgotten_version
+SELECT forgotten_version FROM rules_head
+
+-- name: oldest_changes
+-- ?1 up to this seq, ?2 limit
+SELECT seq, body FROM rule_changes WHERE seq <= ?1 ORDER BY seq LIMIT ?2
+
+-- name: forget_changes
+-- ?1 up to this seq
+DELETE FROM rule_changes WHERE seq <= ?1
+
+-- name: forget_rule
+-- ?1 tenant, ?2 resource
+DELETE FROM rules WHERE tenant = ?1 AND resource = ?2
+
+-- name: raise_forgotten
+-- ?1 version, ?2 digest
+UPDATE rules_head SET forgotten_version = max(forgotten_version, ?1), digest = ?2
+
 -- name: rule
 -- ?1 tenant, ?2 resource
 SELECT body FROM rules WHERE tenant = ?1 AND resource = ?2

@@ -13,10 +13,10 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import ServerBusy
-from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide
-from holdfast.limits.rules import Rule, RuleName, Snapshot, next_digest
+from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
+from holdfast.limits.rules import Rule, RuleName, Snapshot, digest_without, next_digest
 from holdfast.limits.rulestore.bell import Bell
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head, Ring
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, FORGOTTEN_PER_CHANGE, Head, RetentionSettings, Ring
 from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.statements import migrations, statements
@@ -24,7 +24,6 @@ from holdfast.sqlite.threads import Crew
 
 PACKAGE = "holdfast.limits.rulestore.sqlite"
 SQL = statements(PACKAGE)
-KEYS_KEPT_SECONDS = 7 * 86_400.0
 VERSION_MAX = 2**62
 
 T = TypeVar("T")
@@ -37,12 +36,18 @@ class SqliteRuleStore:
     """``async with`` opens and closes the file; the state directory's lock is held around it. Also a doorbell."""
 
     def __init__(
-        self, path: Path, clock: Clock, settings: SqliteSettings | None = None, vfs: str | None = None
+        self,
+        path: Path,
+        clock: Clock,
+        settings: SqliteSettings | None = None,
+        vfs: str | None = None,
+        retention: RetentionSettings | None = None,
     ) -> None:
         self._path = path
         self._clock = clock
         self._settings = settings or SqliteSettings(readers=1, cache_bytes=4 * 1024 * 1024)
         self._vfs = vfs
+        self._retention = retention or RetentionSettings()
         self._bell = Bell()
 
     async def __aenter__(self) -> Self:
@@ -65,7 +70,9 @@ class SqliteRuleStore:
         return self._bell.rings()
 
     async def change(self, change: Change) -> Changed:
-        changed = await self._writer.do(partial(_commit, change=change, now=self._clock.now()))
+        changed = await self._writer.do(
+            partial(_commit, change=change, now=self._clock.now(), retention=self._retention)
+        )
         if not changed.repeated:
             self._bell.ring(Ring(changed.rule.epoch, changed.seq, changed.rule))
         return changed
@@ -109,12 +116,12 @@ class SqliteRuleStore:
         return await self._reader.do(work)
 
 
-def _commit(handle: Handle, change: Change, now: float) -> Changed:
+def _commit(handle: Handle, change: Change, now: float, retention: RetentionSettings) -> Changed:
     """One change in one transaction; on return it is on stable storage."""
     with handle.transaction() as db:
         epoch, seq, digest = _head(db)
         current = _one(db, change.name)
-        made = decide(change, current, _known_key(db, change), epoch)
+        made = decide(change, current, _known_key(db, change), epoch, db.execute(SQL["forgotten_version"]).get)
         if isinstance(made, Changed):
             return made
         seq += 1
@@ -123,9 +130,22 @@ def _commit(handle: Handle, change: Change, now: float) -> Changed:
         db.execute(SQL["append_change"], (seq, *change.name, made.version, _text(entry)))
         db.execute(SQL["move_head"], (seq, f"{next_digest(int(digest, 16), current, made):032x}"))
         if change.key is not None:
-            db.execute(SQL["forget_keys"], (now - KEYS_KEPT_SECONDS,))
+            db.execute(SQL["forget_keys"], (now - retention.keys_kept_days * 86_400,))
             db.execute(SQL["put_key"], (change.key, now, _text(Remembered(change.fingerprint, made, seq))))
+        _forget(db, seq - retention.changes_kept)
     return Changed(made, seq)
+
+
+def _forget(db: apsw.Connection, horizon: int) -> None:
+    """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
+    oldest = db.execute(SQL["oldest_changes"], (horizon, FORGOTTEN_PER_CHANGE)).fetchall()
+    for _, body in oldest:
+        past = _change.decode(str(body))
+        if is_over(past, _one(db, past.rule.name)):
+            db.execute(SQL["forget_rule"], past.rule.name)
+            db.execute(SQL["raise_forgotten"], (past.rule.version, digest_without(_head(db)[2], past.rule)))
+    if oldest:
+        db.execute(SQL["forget_changes"], (oldest[-1][0],))
 
 
 def _head(db: apsw.Connection) -> tuple[int, int, str]:
