@@ -106,7 +106,7 @@ class Breaker:
     def neither(self) -> None:
         """The call ended without telling anything about the dependency (cancelled, the caller's mistake)."""
         if self._state is BreakerState.HALF_OPEN:
-            self._probes -= 1
+            self._probes = max(self._probes - 1, 0)  # it may have gone out before the breaker opened
 
     def _open(self, now: float) -> None:
         self._state = BreakerState.OPEN

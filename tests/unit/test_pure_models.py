@@ -49,6 +49,21 @@ class BreakerModel(RuleBasedStateMachine):
             assert self.probing <= self.settings.half_open_probe_count, "one probe too many"
         self.out += admitted
 
+    @rule(calls=st.integers(2, 8))
+    def trouble(self, calls: int) -> None:
+        """Everything fails for a while: without it chance alone would seldom open a breaker."""
+        for _ in range(calls):
+            self.ask()
+            if self.out:
+                self.end("failure")
+
+    @rule(calls=st.integers(2, 5))
+    def rest_and_crowd(self, calls: int) -> None:
+        """After a rest several come at once."""
+        self.now += self.settings.open_duration_seconds
+        for _ in range(calls):
+            self.ask()
+
     @precondition(lambda self: self.out)
     @rule(how=st.sampled_from(["success", "failure", "neither"]))
     def end(self, how: str) -> None:
