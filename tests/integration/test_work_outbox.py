@@ -77,7 +77,7 @@ def test_sqlalchemy_commits_or_rolls_back_the_job_with_the_data(postgres_server:
 
 def test_an_unknown_kind_of_connection_is_refused() -> None:
     async def main() -> None:
-        with pytest.raises(BadSetting, match="asyncpg, psycopg or SQLAlchemy"):
+        with pytest.raises(BadSetting, match="asyncpg, psycopg, SQLAlchemy or apsw"):
             await enqueue(object(), draft())
 
     run(main())

@@ -28,6 +28,7 @@ from holdfast.work.job import Action, Job, Policies, Reason
 from holdfast.work.memory import MemoryWork
 
 SEEDS = range(1, 9)
+DEAF_SECONDS = 1.0
 ENOUGH_SECONDS = 120
 """What is whole needs a few; what is broken may never end."""
 SETTINGS = WorkerSettings(concurrency=6, jobs_max=24, per_stream_max=4, drain_seconds=2)
@@ -53,8 +54,11 @@ class Story:
     rng: random.Random
     told: Recorder
     workers: list[asyncio.Task[None]] = field(default_factory=list)
+    seats: list[Any] = field(default_factory=list)
+    hearing: dict[int, asyncio.Event] = field(default_factory=dict)
 
     async def play(self) -> History:
+        self._listen_to_seats()
         async with self.store.transaction() as db:
             db.execute("CREATE TABLE ledger (stream TEXT, seq INTEGER, fence INTEGER)")
         handlers = self._handlers()
@@ -66,12 +70,37 @@ class Story:
             await asyncio.sleep(self.rng.choice([0, 0.01, 0.2]))
             if number % 10 == 9:
                 if number % 20 == 9:
-                    worker.stop()  # a zombie: it reports to the end, unaware of its heir
+                    self._make_zombie(worker)
                 else:
                     self.workers[-1].cancel()
                 worker = self._start(handlers)
         await self._until_done()
         return await self._history()
+
+    def _make_zombie(self, worker: Worker) -> None:
+        """It starts nothing more, and hears of its heir only after what it runs has ended."""
+        hearing = self.hearing[self.seats[-1].instance] = asyncio.Event()
+        asyncio.get_running_loop().call_later(DEAF_SECONDS, hearing.set)
+        worker.stop()
+
+    def _listen_to_seats(self) -> None:
+        plain = self.store.join
+
+        async def join(name: str) -> Any:
+            seat: Any = await plain(name)
+            process = seat.process
+
+            async def heard(report: Report, want: Want) -> Claimed:
+                if seat.instance in self.hearing:
+                    await self.hearing[seat.instance].wait()
+                claimed: Claimed = await process(report, want)
+                return claimed
+
+            seat.process = heard
+            self.seats.append(seat)
+            return seat
+
+        self.store.join = join  # type: ignore[method-assign]
 
     def _start(self, handlers: Handlers) -> Worker:
         name = f"w{len(self.workers)}"
