@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -542,6 +543,27 @@ def test_the_numbers_people_look_at(opened: Open) -> None:
         assert stats.oldest_age_seconds >= 0
 
     check(opened, body)
+
+
+def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -> None:
+    async def body(o: Opened) -> None:
+        (seq,) = await o.store.enqueue([draft()])
+        written, looked = asyncio.Event(), asyncio.Event()
+
+        async def write() -> None:
+            async with o.store.transaction():  # type: ignore[attr-defined]
+                written.set()
+                await looked.wait()
+
+        writing = asyncio.create_task(write())
+        await written.wait()
+        async with asyncio.timeout(10):
+            assert (await o.store.stats()).by_state == {State.READY: 1}
+            assert [entry.seq for entry in await o.store.find(Query())] == [seq]
+        looked.set()
+        await writing
+
+    check(lambda: embedded_work(tmp_path / "work.db"), body)
 
 
 def test_open_breakers_are_shared_and_end(opened: Open) -> None:

@@ -26,6 +26,8 @@ from holdfast.work.sqlite import SqliteWork
 
 WORK_NAME = "work.db"
 WEBHOOKS_NAME = "webhooks.db"
+_GAUGES_PAUSE = 20
+"""Times as long as the counting took."""
 MESSAGE_BYTES_MAX = 1 << 20
 
 
@@ -53,7 +55,7 @@ async def working(
         )
         await stack.enter_async_context(worker.running())
         await stack.enter_async_context(role("webhooks", Reader(log, endpoints, store, clock).run))
-        await stack.enter_async_context(role("work_gauges", lambda: _keep_gauges(store)))
+        await stack.enter_async_context(role("work_gauges", lambda: _keep_gauges(store, clock)))
         yield WorkPlane(store, WebhookPlane(endpoints, settings.webhooks.private_allowed))
 
 
@@ -76,9 +78,12 @@ async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
     return await PostgresWork.open(url, server=server)
 
 
-async def _keep_gauges(store: WorkStore) -> None:
+async def _keep_gauges(store: WorkStore, clock: Clock) -> None:
+    """Counting goes over all jobs: the more there are, the less often."""
     while True:
+        started = clock.monotonic()
         stats = await store.stats()
+        took = clock.monotonic() - started
         breakers = await store.open_breakers()
         by_state = {state.name.lower(): count for state, count in stats.by_state.items()}
         by_reason = {reason.name.lower(): count for reason, count in stats.by_reason.items()}
@@ -87,4 +92,4 @@ async def _keep_gauges(store: WorkStore) -> None:
         telemetry.work_totals(
             stats.dead, stats.poison_candidates, stats.scheduled, stats.oldest_age_seconds, stats.blocked_streams
         )
-        await asyncio.sleep(GAUGES_SECONDS)
+        await asyncio.sleep(max(GAUGES_SECONDS, _GAUGES_PAUSE * took))

@@ -13,16 +13,20 @@ Cancel-safety: a cancelled or failed ``process`` may have happened. Reports are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import HoldfastError
 from holdfast.work.job import Block, Draft, Failure, Job, Reason, State, Verdict
 
 PER_BACKLOG = 64
 """How many held jobs of one stream are read at once."""
+
+
+POISON_CANDIDATE_ATTEMPTS = 10
 
 
 class LeaseLost(HoldfastError):
@@ -202,6 +206,22 @@ class OpenBreaker:
     by: str
 
 
+class Group(NamedTuple):
+    """Jobs that are alike: how many, when the oldest came, when the first and the last of them are due."""
+
+    state: int
+    reason: int | None
+    attempt: int
+    jobs: int
+    oldest: float
+    next_due: float | None
+    last_due: float | None
+
+    @property
+    def failed(self) -> bool:
+        return self.reason is not None and self.state in (State.RETRY, State.PARKED)
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The numbers people look at first."""
@@ -216,6 +236,33 @@ class Stats:
     last_due_at: float | None
     oldest_age_seconds: float
     blocked_streams: int
+
+    @classmethod
+    def counted(cls, groups: Iterable[Group], dead: int, blocked: int, now: float) -> Stats:
+        """Out of one pass over all jobs."""
+        by_state, by_reason, by_attempt = Counter[State](), Counter[Reason](), Counter[int]()
+        oldest, due = now, list[float]()
+        for group in groups:
+            oldest = min(oldest, group.oldest)
+            by_state[State(group.state)] += group.jobs
+            if group.reason is not None and group.failed:
+                by_reason[Reason(group.reason)] += group.jobs
+                by_attempt[group.attempt] += group.jobs
+            if group.state == State.RETRY:
+                due += [at for at in (group.next_due, group.last_due) if at is not None]
+        poison = sum(count for attempt, count in by_attempt.items() if attempt >= POISON_CANDIDATE_ATTEMPTS)
+        return cls(
+            by_state,
+            by_reason,
+            by_attempt,
+            dead,
+            poison,
+            scheduled=by_state[State.RETRY],
+            next_due_at=min(due, default=None),
+            last_due_at=max(due, default=None),
+            oldest_age_seconds=now - oldest,
+            blocked_streams=blocked,
+        )
 
 
 @dataclass(frozen=True, slots=True)

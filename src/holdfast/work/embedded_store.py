@@ -20,6 +20,7 @@ from holdfast.work.contract import (
     Capabilities,
     Claimed,
     Entry,
+    Group,
     Mark,
     OpenBreaker,
     Query,
@@ -33,7 +34,6 @@ from holdfast.work.job import PARTITIONS, Draft, Job, Reason, State
 
 T = TypeVar("T")
 SQL = embedded.SQL
-_POISON_CANDIDATE_ATTEMPTS = 10
 _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 _INBOX_SECONDS = 7 * 86400.0
 _FORGOTTEN_AT_ONCE_MAX = 20_000
@@ -42,6 +42,12 @@ _FORGOTTEN_AT_ONCE_MAX = 20_000
 
 class Transact(Protocol):
     """Runs work in one write transaction; on return it is as durable as the store is."""
+
+    def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
+
+
+class Look(Protocol):
+    """Runs work that changes nothing on one state of the store; it keeps no writer waiting where it can."""
 
     def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
 
@@ -55,13 +61,17 @@ class Lend(Protocol):
 class _Borrowing:
     """Which task has borrowed the connection: it would wait for itself if it asked for anything else meanwhile."""
 
-    def __init__(self, transact: Transact, lend: Lend) -> None:
-        self._transact, self._lend = transact, lend
+    def __init__(self, transact: Transact, lend: Lend, look: Look) -> None:
+        self._transact, self._lend, self._look = transact, lend, look
         self._borrower: asyncio.Task[Any] | None = None
 
     async def transact(self, work: Callable[[apsw.Connection], T], /) -> T:
         self._refuse_borrower()
         return await self._transact(work)
+
+    async def look(self, work: Callable[[apsw.Connection], T], /) -> T:
+        self._refuse_borrower()
+        return await self._look(work)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[apsw.Connection]:
@@ -83,9 +93,10 @@ class EmbeddedWork:
 
     capabilities = Capabilities(shared=False)
 
-    def __init__(self, transact: Transact, lend: Lend, clock: Clock) -> None:
-        borrowing = _Borrowing(transact, lend)
+    def __init__(self, transact: Transact, lend: Lend, look: Look, clock: Clock) -> None:
+        borrowing = _Borrowing(transact, lend, look)
         self._transact: Transact = borrowing.transact
+        self._look: Look = borrowing.look
         self._lend: Lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
@@ -116,11 +127,11 @@ class EmbeddedWork:
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit}
-        return await self._transact(lambda db: [_entry(row) for row in db.execute(SQL["find"], values)])
+        return await self._look(lambda db: [_entry(row) for row in db.execute(SQL["find"], values)])
 
     async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit, "oldest": 0}
-        return await self._transact(lambda db: [_entry(row) for row in db.execute(SQL["dead"], values)])
+        return await self._look(lambda db: [_entry(row) for row in db.execute(SQL["dead"], values)])
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         now = self._clock.now()
@@ -156,17 +167,17 @@ class EmbeddedWork:
         return await self._act(lambda db: embedded.discard(db, values), act, "no such dead letter")
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
-        return await self._transact(lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))])
+        return await self._look(lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))])
 
     async def stats(self) -> Stats:
-        return await self._transact(lambda db: _stats(db, self._clock.now()))
+        return await self._look(lambda db: _stats(db, self._clock.now()))
 
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         now = self._clock.now()
-        return await self._transact(lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))])
+        return await self._look(lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))])
 
     async def acts(self, limit: int = 100) -> Sequence[Act]:
-        return await self._transact(lambda db: [Act(*row) for row in db.execute(SQL["acts"], (limit,))])
+        return await self._look(lambda db: [Act(*row) for row in db.execute(SQL["acts"], (limit,))])
 
     async def close(self) -> None:
         """Nothing of its own to close; see the adapters."""
@@ -300,18 +311,5 @@ def _blocked(row: Any) -> BlockedStream:
 
 
 def _stats(db: apsw.Connection, now: float) -> Stats:
-    totals = db.execute(SQL["totals"], (_POISON_CANDIDATE_ATTEMPTS,)).fetchone()
-    assert totals is not None
-    dead, blocked, poison, scheduled, next_due, last_due, oldest = totals
-    return Stats(
-        {State(state): n for state, n in db.execute(SQL["by_state"])},
-        {Reason(reason): n for reason, n in db.execute(SQL["by_reason"])},
-        dict(db.execute(SQL["by_attempt"])),
-        dead,
-        poison,
-        scheduled,
-        next_due,
-        last_due,
-        max(0.0, now - oldest) if oldest is not None else 0.0,
-        blocked,
-    )
+    dead, blocked = db.execute(SQL["totals"]).fetchone() or (0, 0)
+    return Stats.counted(map(Group._make, db.execute(SQL["groups"])), dead, blocked, now)

@@ -20,7 +20,7 @@ class MemoryWork(EmbeddedWork):
     """Everything is lost with the process. It runs on the caller's loop, so virtual time works."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        super().__init__(self._inline, self._borrowed, clock or SystemClock())
+        super().__init__(self._inline, self._borrowed, self._inline, clock or SystemClock())
         self._db = apsw.Connection(":memory:")
         self._turn = asyncio.Lock()
         for script in MIGRATIONS:

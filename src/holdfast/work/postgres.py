@@ -16,6 +16,7 @@ from holdfast.work.contract import (
     BlockedStream,
     Capabilities,
     Entry,
+    Group,
     Mark,
     OpenBreaker,
     Query,
@@ -33,7 +34,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
     1: ("tables.sql", "enqueue.sql", "process.sql", "seats.sql", "views.sql"),
 }
 _MIGRATION_LOCK = 1214869100
-_POISON_CANDIDATE_ATTEMPTS = 10
 _PEOPLE = statements("postgres/people.sql")
 
 
@@ -166,22 +166,9 @@ class PostgresWork:
         ]
 
     async def stats(self) -> Stats:
-        by_state = {State(row["state"]): row["n"] for row in await self._fetch("by_state")}
-        by_reason = {Reason(row["reason"]): row["n"] for row in await self._fetch("by_reason")}
-        by_attempt = {row["attempt"]: row["n"] for row in await self._fetch("by_attempt")}
-        (total,) = await self._fetch("totals", _POISON_CANDIDATE_ATTEMPTS)
-        return Stats(
-            by_state,
-            by_reason,
-            by_attempt,
-            dead=total["dead"],
-            poison_candidates=total["poison"],
-            scheduled=total["scheduled"],
-            next_due_at=total["next_due_at"],
-            last_due_at=total["last_due_at"],
-            oldest_age_seconds=max(0.0, total["oldest"] or 0.0),
-            blocked_streams=total["blocked"],
-        )
+        groups = [Group._make(row) for row in await self._fetch("groups")]
+        (total,) = await self._fetch("totals")
+        return Stats.counted(groups, total["dead"], total["blocked"], total["now"])
 
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         rows = await self._fetch("open_breakers")

@@ -26,11 +26,13 @@ class _Withdrawn(Exception):
 
 
 class SqliteWork(EmbeddedWork):
-    """One writer thread owns the file; every verb is one transaction on it, on stable storage when it returns."""
+    """One writer thread owns the file; every verb that changes something is one transaction on it, on stable storage
+    when it returns. What people look at is read by a thread of its own: counting a million jobs stops no worker.
+    """
 
-    def __init__(self, crew: Crew, clock: Clock) -> None:
-        super().__init__(self._write, self._borrowed, clock)
-        self._crew = crew
+    def __init__(self, crew: Crew, reader: Crew, clock: Clock) -> None:
+        super().__init__(self._write, self._borrowed, self._read, clock)
+        self._crew, self._reader = crew, reader
 
     @classmethod
     async def open(
@@ -42,10 +44,20 @@ class SqliteWork(EmbeddedWork):
         handle = Handle(path, chosen, vfs, write=True)
         handle.adopt(connection)
         crew = Crew("work-writer", [handle], chosen.writes_waiting_max, _busy)
-        return cls(crew, clock or SystemClock())
+        looking = Handle(path, chosen, vfs, write=False)
+        reader = Crew("work-reader", [looking], chosen.reads_waiting_max, _busy)
+        return cls(crew, reader, clock or SystemClock())
 
     async def close(self) -> None:
+        await self._reader.close()
         await self._crew.close()
+
+    async def _read(self, work: Callable[[apsw.Connection], T], /) -> T:
+        def look(handle: Handle) -> T:
+            with handle.snapshot() as db:
+                return work(db)
+
+        return await self._reader.do(look)
 
     async def _write(self, work: Callable[[apsw.Connection], T], /) -> T:
         def transaction(handle: Handle) -> T:

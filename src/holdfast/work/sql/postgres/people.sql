@@ -105,24 +105,15 @@ SELECT stream FROM held
        SELECT FROM holdfast_work.block AS b WHERE b.stream = held.stream AND b.head < held.seq
           AND b.released_through = 0 AND b.released_ids = '{}' AND b.released_types = '{}')
 
--- name: by_state
-SELECT state, count(*) AS n FROM holdfast_work.job GROUP BY state
-
--- name: by_reason
-SELECT reason, count(*) AS n FROM holdfast_work.job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY reason
-
--- name: by_attempt
-SELECT attempt, count(*) AS n FROM holdfast_work.job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY attempt
+-- name: groups
+-- All jobs, in one pass, by what people ask about.
+SELECT state, reason, attempt, count(*) AS jobs, extract(epoch FROM min(created_at))::float8 AS oldest,
+       extract(epoch FROM min(due_at))::float8 AS next_due, extract(epoch FROM max(due_at))::float8 AS last_due
+  FROM holdfast_work.job GROUP BY state, reason, attempt
 
 -- name: totals
--- $1 how many attempts make a poison candidate
-SELECT (SELECT count(*) FROM holdfast_work.dead) AS dead,
-       (SELECT count(*) FROM holdfast_work.block) AS blocked,
-       (SELECT count(*) FROM holdfast_work.job WHERE state IN (1, 3) AND reason IS NOT NULL AND attempt >= $1) AS poison,
-       (SELECT count(*) FROM holdfast_work.job WHERE state = 1) AS scheduled,
-       (SELECT extract(epoch FROM min(due_at))::float8 FROM holdfast_work.job WHERE state = 1) AS next_due_at,
-       (SELECT extract(epoch FROM max(due_at))::float8 FROM holdfast_work.job WHERE state = 1) AS last_due_at,
-       (SELECT extract(epoch FROM now() - min(created_at))::float8 FROM holdfast_work.job) AS oldest
+SELECT (SELECT count(*) FROM holdfast_work.dead) AS dead, (SELECT count(*) FROM holdfast_work.block) AS blocked,
+       extract(epoch FROM now())::float8 AS now
 
 -- name: open_breakers
 SELECT type, extract(epoch FROM open_until)::float8 AS open_until, by,

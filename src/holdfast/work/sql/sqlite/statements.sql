@@ -162,20 +162,12 @@ SELECT b.stream, b.head, b.policy, b.released_through, b.released_ids, b.release
        j.type, j.attempt, j.reason, j.error, j.due_at, b.since
   FROM block AS b LEFT JOIN job AS j ON j.seq = b.head ORDER BY b.since, b.head LIMIT ?1
 
--- name: by_state
-SELECT state, count(*) FROM job GROUP BY state
-
--- name: by_reason
-SELECT reason, count(*) FROM job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY reason
-
--- name: by_attempt
-SELECT attempt, count(*) FROM job WHERE state IN (1, 3) AND reason IS NOT NULL GROUP BY attempt
+-- name: groups
+-- All jobs, in one pass, by what people ask about.
+SELECT state, reason, attempt, count(*), min(created_at), min(due_at), max(due_at) FROM job GROUP BY state, reason, attempt
 
 -- name: totals
-SELECT (SELECT count(*) FROM dead), (SELECT count(*) FROM block),
-       (SELECT count(*) FROM job WHERE state IN (1, 3) AND reason IS NOT NULL AND attempt >= ?1),
-       (SELECT count(*) FROM job WHERE state = 1), (SELECT min(due_at) FROM job WHERE state = 1),
-       (SELECT max(due_at) FROM job WHERE state = 1), (SELECT min(created_at) FROM job)
+SELECT (SELECT count(*) FROM dead), (SELECT count(*) FROM block)
 
 -- name: open_breakers
 SELECT type, open_until, by FROM breaker WHERE open_until > ?1 ORDER BY type
