@@ -367,3 +367,27 @@ def decode_all(data: bytes) -> list[dict[str, Any]]:
     """The text frames; the close frame at the end is left off."""
     end = data.rfind(b"\x88")
     return decode_frames(data[:end] if end >= 0 else data)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "payload", "fin"), [(3, b"", True), (9, b"x" * 126, True), (9, b"", False), (8, b"x", True)]
+)
+def test_a_frame_of_which_the_library_makes_nothing_is_told_closed_by_us_and_no_line_per_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, opcode: int, payload: bytes, fin: bool
+) -> None:
+    async def story(node: Node) -> None:
+        client = await raw(node, "alice")
+        client.send(1, b'{"type":"resume","request_id":"open","payload":{"cursors":{}}}')
+        await asyncio.sleep(0)
+        client.send(opcode, payload, fin=fin)
+        for _ in range(20):
+            client.send(opcode, payload, fin=fin)
+            await asyncio.sleep(0)
+        frames, close = (await client.rest()).rsplit(b"\x88", 1)
+        said = decode_frames(frames)
+        assert said[-1]["payload"]["reason"] == "protocol_error"
+        assert [frame.get("request_id") for frame in said[:-1]] in ([], ["open"]), "answered, if it was read before"
+        assert close[1:3] == (4501).to_bytes(2, "big")
+
+    serve(tmp_path, story)
+    assert [record for record in caplog.records if record.name == "holdfast.picows"] == []

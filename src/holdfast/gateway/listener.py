@@ -104,6 +104,11 @@ class Listener(WSListener):
         except BrokenProtocol as broken:
             self._break(str(broken))
 
+    def on_bad_frame(self, why: str) -> None:
+        """picows can make nothing of what came. What stands behind a close does not count."""
+        if not self._broken and not self._ended:
+            self._break(why)
+
     def _break(self, message: str) -> None:
         self._broken = True
         self._connection.protocol_broken(message)

@@ -24,15 +24,35 @@ from holdfast.gateway.listener import HEADER_BYTES_MAX, Listener
 READ_BUFFER_BYTES = 2048
 """picows's least; it grows with the frames a client really sends."""
 HANDSHAKE_SECONDS = 5
+BAD_FRAME = "WS parser error"
 
-# picows makes a logger per connection from a Logger, none from an adapter; at thousands of connections it counts.
-# It tells of every connection at level info; we count them instead.
 _logger = logging.getLogger("holdfast.picows")
-_logger.setLevel(logging.WARNING)
-_log = logging.LoggerAdapter(_logger, {})
+_logger.setLevel(logging.WARNING)  # it tells of every connection at level info; we count them instead
 
 Upgrade = Callable[[WSUpgradeRequest, Transport], Listener | WSUpgradeResponse]
 """Decides an upgrade: a listener takes the connection, a response refuses it."""
+
+
+class _Ear:
+    """What picows takes for its logger: the only way in which it tells of a frame it can make nothing of.
+
+    It goes on to close with a code of its own, and has a line for whatever more such a client sends, at every read.
+    Told before, we answer what is open and close as we close; the lines are worth nothing to an operator.
+    """
+
+    __slots__ = ("listener",)
+
+    def __init__(self) -> None:
+        self.listener: Listener | None = None
+
+    def error(self, message: str, *args: Any) -> None:
+        if message.startswith(BAD_FRAME) and self.listener is not None:
+            self.listener.on_bad_frame(args[0][1])
+        else:
+            _logger.error(message, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_logger, name)
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
@@ -71,14 +91,15 @@ class Port:
         self._send_buffer_bytes = send_buffer_bytes
 
     def __call__(self, config: uvicorn.Config, server_state: Any, app_state: Any) -> WSProtocol:
+        ear = _Ear()
         protocol: WSProtocol = _Protocol(
-            None, None, False, lambda request: self._listener(protocol, request), _log, True, HANDSHAKE_SECONDS,
+            None, None, False, lambda request: self._listener(protocol, request, ear), ear, True, HANDSHAKE_SECONDS,
             False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, sys.maxsize, None, READ_BUFFER_BYTES,
         )  # fmt: skip
         protocol.unread_max = self._frame_bytes_max + HEADER_BYTES_MAX
         return protocol
 
-    def _listener(self, protocol: WSProtocol, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
+    def _listener(self, protocol: WSProtocol, request: WSUpgradeRequest, ear: _Ear) -> WSUpgradeResponseWithListener:
         # Firefox says "keep-alive, Upgrade", which is right, and picows refuses it; uvicorn has checked it before us.
         request.headers["Connection"] = "upgrade"
         transport: Transport = protocol.transport.underlying_transport
@@ -90,4 +111,5 @@ class Port:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
         # Whatever the kernel does not take at once pauses us, so that what waits is in our lanes and counted.
         transport.set_write_buffer_limits(high=0)
+        ear.listener = answer
         return answer.accept()
