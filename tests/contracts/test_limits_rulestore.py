@@ -137,6 +137,25 @@ def test_of_two_operators_with_the_same_version_one_wins(stored: Callable[[Scena
     stored(scenario)
 
 
+def test_a_reader_of_the_log_misses_nothing_of_writers_who_commit_at_once(stored: Callable[[Scenario], None]) -> None:
+    """Whoever begins first may commit last: were the log in the order of beginnings, its change would never be read."""
+
+    async def scenario(store: RuleStore, _: Any) -> None:
+        read: list[int] = []
+
+        async def follow() -> None:
+            while len(read) < 40:
+                read.extend(each.seq for each in await store.changes_after(read[-1] if read else 0))
+                await asyncio.sleep(0)
+
+        following = asyncio.create_task(follow())
+        await asyncio.gather(*(store.change(change("create", RuleName("acme", f"/r{n}"))) for n in range(40)))
+        await asyncio.wait_for(following, 20)
+        assert read == list(range(1, 41))
+
+    stored(scenario)
+
+
 def test_the_same_key_gets_the_first_answer_for_ever(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         create = change("create", key="k1")

@@ -167,6 +167,8 @@ def test_a_completed_step_is_not_repeated(opened: Any) -> None:
 
             async def publish() -> None:
                 steps.append("publish")
+                (entry,) = await o.store.find(Query())
+                assert entry.stages & Stage.EVENT_STORED, "durable before the next step begins"
                 if ctx.job.attempt == 1:
                     raise ConnectionError("the broker is away")
 

@@ -1,0 +1,116 @@
+"""Rows of the limits document that no other test carries: regions, a split brain, the start, the admin's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import virtual
+from limitworld import Log, Shared
+
+from holdfast.clock import SystemClock
+from holdfast.errors import Unavailable
+from holdfast.limits.changes import Change, Changed
+from holdfast.limits.control import Control
+from holdfast.limits.feed import Feed
+from holdfast.limits.limiter import Limiter, Place
+from holdfast.limits.rules import Rule, RuleSet, Snapshot
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ
+from holdfast.limits.rulestore.postgres.follower import TICK_SECONDS
+from holdfast.limits.rulestore.sqlite import SqliteRuleStore
+from holdfast.telemetry import REGISTRY
+
+RULE = Rule("acme", "send", "fixed_window", 100, 3600.0)
+
+
+async def admitted(limiter: Limiter, times: int) -> int:
+    decisions = await asyncio.gather(*[limiter.check("acme", "send", "ann") for _ in range(times)])
+    return sum(decision.allowed for decision in decisions)
+
+
+@pytest.mark.seed("004 scenario 8: each region grants the whole limit")
+def test_each_region_grants_the_whole_limit_and_says_which_it_is() -> None:
+    async def main() -> None:
+        for region in ("us-east", "eu-west"):
+            counters = Shared()  # each region has its own
+            nodes = [
+                Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=Place(f"n{n}", region))
+                for n in range(2)
+            ]
+            assert sum([await admitted(node, 80) for node in nodes]) == 100
+            assert (await nodes[0].check("acme", "send", "ann")).region == region
+
+    virtual.run(main())
+
+
+@pytest.mark.seed("004 open questions: split brain, 5 seen of 10")
+def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
+    async def main() -> None:
+        total = 0
+        for n in range(10):
+            counters = Shared()
+            counters.nodes = 5
+            async with Limiter(
+                counters, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=Place(f"n{n}", "here")
+            ) as node:
+                counters.mood = "away"
+                total += await admitted(node, 300)
+        assert total == 200
+
+    virtual.run(main())
+
+
+class Busy(Log):
+    """While it is being read, somebody changes a rule and rings."""
+
+    async def snapshot(self) -> Snapshot:
+        found = await super().snapshot()
+        await asyncio.sleep(0.1)
+        if len(self.changes) == 1:
+            self.put("a", 50)
+        return found
+
+
+@pytest.mark.seed("004 scenario 7: load all, then subscribe")
+def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
+    """It listens first: a ring that comes while it loads is heard, and not only at the next sync."""
+
+    async def main() -> None:
+        log = Busy()
+        log.put("a", 5)
+        feed = Feed(log, [log], lambda rules: None, virtual.LoopClock(), None)
+        async with feed:
+            await asyncio.sleep(1)
+            found = feed.rules.lookup("acme", "a")
+            assert len(log.changes) == 2, "it changed while it was read"
+            assert found is not None and found.limit == 50
+
+    virtual.run(main())
+
+
+class Away(SqliteRuleStore):
+    async def change(self, change: Change) -> Changed:
+        raise Unavailable("the database of the rules cannot be reached now")
+
+
+@pytest.mark.seed('004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}')
+def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Path) -> None:
+    def count() -> float:
+        labels = {"operation": "update_rule", "error": "db_connection_failed"}
+        return REGISTRY.get_sample_value("holdfast_admin_errors_total", labels) or 0.0
+
+    async def main() -> None:
+        before, clock = count(), SystemClock()
+        async with Away(tmp_path / "limits.db", clock) as away:
+            control = Control(away, clock, RuleSet, "embedded")
+            with pytest.raises(Unavailable):
+                await control.update({"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga")
+        assert count() == before + 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.seed("004 scenario 4: tick 100 ms, 100 rows")
+def test_the_publisher_ticks_and_reads_as_the_document_says() -> None:
+    assert (TICK_SECONDS, CHANGES_PER_READ) == (0.1, 100)
