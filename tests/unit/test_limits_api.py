@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rest import Rest, error_of, serving
 
+from holdfast.cli.operate import alarms
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
 from holdfast.limits.asgi import RateLimited, rate_limit_headers
@@ -168,6 +169,9 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
         health = await rest.ask("GET", "/health/admin")
         assert health.status_code == 503
         assert health.json() == {"status": "unhealthy", "postgres_primary": "unreachable", "rate_limiting": "healthy"}
+        monkeypatch.setattr(plane.feed, "_known_at", plane.feed._known_at - 11)
+        assert (await rest.ask("GET", "/health/admin")).json()["rules"] == "stale"
+        assert plane.dependencies() == {"counters": "up", "rules": "stale"}
         check = {"resource": "/api/search", "subject": "ann"}
         answers = [(await rest.ask("POST", "/v1/limits/check", rest.tenant_key(), check)).json() for _ in range(3)]
         assert [a["allowed"] for a in answers] == [True, True, False]
@@ -277,3 +281,11 @@ def test_any_asgi_application_can_be_limited() -> None:
         assert len(seen) == 2
 
     asyncio.run(main())
+
+
+def test_status_names_what_somebody_should_look_at() -> None:
+    fresh = {"counters": "up", "stale": False, "staleness_seconds": 3.0}
+    assert alarms({"limits": fresh}) == [] == alarms({})
+    stale, down = alarms({"limits": {"counters": "down", "stale": True, "staleness_seconds": 12.3}})
+    assert "12 s" in stale and "rules-stale.md" in stale
+    assert "counters" in down

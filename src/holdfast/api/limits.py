@@ -200,7 +200,7 @@ async def read_rule_changes(deps: Deps, call: Call) -> Answer:
 
 
 async def get_admin_health(deps: Deps, call: Call) -> Answer:
-    health = await plane(deps).control.health()
+    health = await plane(deps).health()
     return Answer(health, 200 if health["status"] == "healthy" else 503)
 
 

@@ -64,6 +64,8 @@ def status(reach: Reach) -> None:
         show.as_json(found)
     else:
         show.fields({"server": reach.address, **{name.replace("_", " "): _flat(v) for name, v in found.items()}})
+    for alarm in alarms(found):
+        typer.echo(f"alarm: {alarm}", err=True)
     if found.get("ready") is False:
         raise typer.Exit(1)
 
@@ -258,6 +260,20 @@ def revoke_key(
         show.as_json(revoked)
     else:
         show.line(f"{key_id} ({revoked['label']}) is revoked")
+
+
+def alarms(status: Mapping[str, Any]) -> list[str]:
+    """What in a server's status somebody should look at now."""
+    limits = status.get("limits") or {}
+    said = []
+    if limits.get("stale"):
+        age = f"{limits['staleness_seconds']:.0f} s"
+        said.append(
+            f"the rules here are stale: nobody knows of changes for {age} (docs/guides/runbooks/rules-stale.md)"
+        )
+    if limits.get("counters") == "down":
+        said.append("the counters do not answer: each node admits its share (docs/guides/limits.md)")
+    return said
 
 
 def _flat(value: Any) -> Any:

@@ -44,7 +44,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "mode": get_args(Mode),
 }
 
-_WINDOW = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+_WINDOW = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 

@@ -48,6 +48,16 @@ class LimitsPlane:
     feed: Feed
     entrances: Entrances
 
+    def dependencies(self) -> dict[str, str]:
+        """What limiting would like to have and goes on without: shown, and no reason not to be ready."""
+        counters = "up" if self.limiter.healthy else "down"
+        return {"counters": counters, "rules": "stale" if self.feed.stale else "up"}
+
+    async def health(self) -> dict[str, str]:
+        """Whether rules can be changed, in the seed's words; ``rules`` is there only while they are stale here."""
+        health = await self.control.health()
+        return {**health, "rules": "stale"} if self.feed.stale else health
+
     def status(self) -> dict[str, Any]:
         """For operators: is it whole, how fresh, how many, where."""
         return {

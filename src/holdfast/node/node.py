@@ -231,7 +231,8 @@ class Node:
         dependencies = {name: "open" if s is BreakerState.OPEN else "up" for name, s in states.items()}
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
-        return Readiness(all(state == "up" for state in dependencies.values()), dependencies)
+        ready = all(state == "up" for state in dependencies.values())
+        return Readiness(ready, {**dependencies, **self.limits.dependencies()})
 
     async def _status(self) -> Mapping[str, Any]:
         readiness = await self._readiness()
