@@ -16,6 +16,7 @@ from holdfast.bounds import positive
 from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import KEEPS_HANDLE, TAKEN, Doing, translate
+from holdfast.sqlite.wal import require_whole_log
 
 SETTLE_BYTES = 64 * 1024
 """How much of a log is written again at once; SQLite's own files take no more than that."""
@@ -111,6 +112,8 @@ def open_and_migrate(
     except apsw.Error as error:
         raise translate(error, str(path), Doing.OPENING) from error
     try:
+        if settings.synchronous == "FULL":
+            require_whole_log(connection, path, vfs)
         _migrate(connection, path, migrations)
         if is_new:
             _sync_directory(path.parent)

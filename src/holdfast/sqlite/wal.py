@@ -1,0 +1,67 @@
+"""Whether a write-ahead log is whole. SQLite takes the first frame that does not check for the end of the log, in
+silence: after a crash that is right, after damage it loses everything behind.
+
+The two can be told apart, because with ``synchronous=FULL`` a transaction is synced before the next begins. What a
+power cut tears is therefore the last transaction of the log; a frame behind a commit that is itself behind the end
+was synced once, and can be unreadable only because something before it was damaged.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import apsw
+
+from holdfast.errors import StateCorrupted
+
+HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 24
+
+
+def require_whole_log(connection: apsw.Connection, path: Path, vfs: str | None) -> None:
+    """StateCorrupted if the log of a file that was just opened is damaged. Raises apsw errors.
+
+    A torn transaction is removed, so that the next crash does not find what this one left.
+    """
+    log = path.with_name(path.name + "-wal")
+    if not log.exists():
+        return
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # the first read recovers the log
+    readable, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    file = apsw.VFSFile(vfs or "", str(log), [apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE, 0])
+    try:
+        commits, follows = _behind(file, max(readable, 0))
+    finally:
+        file.xClose()
+    if follows:
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # or closing it would remove the log
+        size = HEADER_BYTES + readable * (FRAME_HEADER_BYTES + _page_bytes(connection)) if readable > 0 else 0
+        raise StateCorrupted(
+            f"{log} is damaged behind byte {size}, and at least one commit behind it cannot be read: run `holdfast "
+            f"restore` with a backup, or, to go on without what is behind it, `truncate -s {size} {log}`",
+            file=str(log),
+        )
+    if commits:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+
+def _behind(file: apsw.VFSFile, readable: int) -> tuple[bool, bool]:
+    """Whether there is a commit of this log behind its readable frames, and anything of it behind that commit."""
+    size = file.xFileSize()
+    if size < HEADER_BYTES:
+        return False, False
+    _, _, page_bytes, _, *salts = struct.unpack(">6I", file.xRead(24, 0))
+    frame_bytes = FRAME_HEADER_BYTES + page_bytes
+    commits = False
+    for start in range(HEADER_BYTES + readable * frame_bytes, size - frame_bytes + 1, frame_bytes):
+        _, committed, *own = struct.unpack(">4I", file.xRead(16, start))
+        if own == salts:
+            if commits:
+                return True, True
+            commits = committed != 0
+    return commits, False
+
+
+def _page_bytes(connection: apsw.Connection) -> int:
+    return int(connection.execute("PRAGMA page_size").get)
