@@ -158,7 +158,9 @@ class Session:
         if isinstance(frame, SendMessage):
             refusal = self._refusal_of_send(frame.payload, now)
             if refusal is None:
-                return (Submit(self._requests.begin(frame), frame.payload),)
+                effects.append(Submit(self._requests.begin(frame), frame.payload))
+                if self._deliveries.calm:
+                    return effects
         elif (refusal := refusal_of(frame, self._limits)) is None:
             self._admit(frame, effects, now)
         if refusal is not None:
