@@ -12,8 +12,8 @@ import pytest
 from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run
 
 from holdfast.errors import NotFound
-from holdfast.work.contract import Child, LeaseLost, Mark, Query, Report, Want
-from holdfast.work.job import OnFailure, Policies, Reason, Stage, State
+from holdfast.work.contract import Child, Failed, LeaseLost, Mark, Query, Report, Want
+from holdfast.work.job import Action, Failure, OnFailure, Policies, Reason, Stage, State, Verdict
 
 Open = Callable[[], Any]
 
@@ -503,6 +503,25 @@ def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
         (entry,) = await o.store.find(Query())
         assert (entry.seq, entry.state, entry.due_at, entry.attempt) == (fails, State.PARKED, None, 1)
         assert [blocked.block.head for blocked in await o.store.streams()] == [fails]
+
+    check(opened, body)
+
+
+def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Open) -> None:
+    async def body(o: Opened) -> None:
+        failed, fresh = await o.store.enqueue([draft("a"), draft("b")])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(failed, Reason.THROTTLED, error="too fast")])
+        await o.pass_time(3600)
+        assert await hand.turn() == [failed]
+        verdict = Verdict(Action.POSTPONE, Reason.DEPENDENCY_FAILURE, 30.0)
+        closed = Failure(Reason.DEPENDENCY_FAILURE, "BreakerOpen", "the breaker is open")
+        put_off = [Failed(seq, hand.jobs[seq].attempt, verdict, closed) for seq in (failed, fresh)]
+        await hand.turn(failed=put_off)
+        known, unknown = await o.store.find(Query())
+        assert (known.reason, known.error, known.attempt) == (Reason.THROTTLED, "too fast", 1)
+        assert (unknown.reason, unknown.error_type, unknown.attempt) == (Reason.DEPENDENCY_FAILURE, "BreakerOpen", 0)
 
     check(opened, body)
 

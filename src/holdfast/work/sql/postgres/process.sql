@@ -18,8 +18,13 @@ LANGUAGE sql AS $$
                stages = j.stages | g.stages,
                state = CASE WHEN g.action = 2 OR j.state = 3 THEN 3 ELSE 1 END,  -- parked while it ran: it stays so
                due_at = CASE WHEN g.action = 2 OR j.state = 3 THEN NULL ELSE clock_timestamp() + g.delay * interval '1 second' END,
-               reason = g.reason, error_type = g.error_type, error = g.error, trace = g.trace,
-               fingerprint = g.fingerprint, failed_at = clock_timestamp()
+               -- What is only put off keeps what is known of its own failure.
+               reason = CASE WHEN g.action = 4 THEN coalesce(j.reason, g.reason) ELSE g.reason END,
+               error_type = CASE WHEN g.action = 4 THEN coalesce(j.error_type, g.error_type) ELSE g.error_type END,
+               error = CASE WHEN g.action = 4 THEN coalesce(j.error, g.error) ELSE g.error END,
+               trace = CASE WHEN g.action = 4 THEN coalesce(j.trace, g.trace) ELSE g.trace END,
+               fingerprint = CASE WHEN g.action = 4 THEN coalesce(j.fingerprint, g.fingerprint) ELSE g.fingerprint END,
+               failed_at = CASE WHEN g.action = 4 THEN j.failed_at ELSE clock_timestamp() END
           FROM given AS g
          WHERE j.seq = g.seq AND j.attempt = g.attempt - 1 AND g.action <> 3
         RETURNING j.seq, j.stream, j.partition, g.policy

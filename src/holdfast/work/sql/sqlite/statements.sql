@@ -16,10 +16,15 @@ DELETE FROM job WHERE seq = ?1
 DELETE FROM block WHERE head = ?1
 
 -- name: keep_failed
--- A failed job that is tried again or parked; counts once because it names the attempt.
+-- A failed job that is tried again or parked; counts once because it names the attempt. What is only put off (not
+-- counted) keeps what is known of its own failure.
 UPDATE job SET attempt = attempt + :counted, strikes = strikes + :strike, stages = stages | :stages,
-       state = CASE WHEN state = 3 THEN 3 ELSE :state END, due_at = CASE WHEN state = 3 THEN NULL ELSE :due_at END, reason = :reason, error_type = :error_type, error = :error, trace = :trace,
-       fingerprint = :fingerprint
+       state = CASE WHEN state = 3 THEN 3 ELSE :state END, due_at = CASE WHEN state = 3 THEN NULL ELSE :due_at END,
+       reason = CASE WHEN :counted THEN :reason ELSE coalesce(reason, :reason) END,
+       error_type = CASE WHEN :counted THEN :error_type ELSE coalesce(error_type, :error_type) END,
+       error = CASE WHEN :counted THEN :error ELSE coalesce(error, :error) END,
+       trace = CASE WHEN :counted THEN :trace ELSE coalesce(trace, :trace) END,
+       fingerprint = CASE WHEN :counted THEN :fingerprint ELSE coalesce(fingerprint, :fingerprint) END
  WHERE seq = :seq AND attempt = :attempt - 1
 
 -- name: doom
