@@ -36,7 +36,7 @@ from holdfast.verify.faults import Plan, faulty
 from holdfast.verify.simulation.network import Wire
 from holdfast.verify.simulation.options import Options
 from holdfast.verify.simulation.parts import Disk, Parts
-from holdfast.verify.simulation.watch import Watch, WatchedLink, watched
+from holdfast.verify.simulation.watch import Watch, WatchedLink, watched, watched_intake
 from holdfast.verify.virtual import LoopClock
 
 HERE = "here"
@@ -57,7 +57,7 @@ class Server:
         self.limits = parts.limits(limits_of(options))
         self._registry = faulty(MemoryRegistry(), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
-        self._intake = parts.intake(self.durability, self._clock, ids)
+        self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
         self.history = History(store, EpochRaiser(self.durability, self._clock, ids), self._clock)
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self, self._members, self.history.memberships, self._clock)

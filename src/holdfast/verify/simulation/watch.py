@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.fanout.contract import Envelope, Link
 from holdfast.gateway.connection import Connection
+from holdfast.ingest.intake import Intake
 from holdfast.session.effects import Effects, Observed, Sign
 from holdfast.session.session import Session
 from holdfast.verify.history import Level, Recorder, Tried, Warned
@@ -40,6 +41,14 @@ class Watch:
                 where = f"{what} of {self.names.get(session.connection_id, session.connection_id)}"
                 self.record.note(Level(at=self.now(), where=where, value=value, bound=self.bounds[what]))
 
+    def waiting(self, sends: int) -> None:
+        """So many sends wait in ingest."""
+        if sends > self._highs.get(("ingest", "sends"), 0):
+            self._highs["ingest", "sends"] = sends
+            self.record.note(
+                Level(at=self.now(), where="sends waiting in ingest", value=sends, bound=self.bounds["sends"])
+            )
+
     def warned(self, connection_id: str, grace_seconds: float) -> None:
         connection = self.names.get(connection_id, connection_id)
         self.record.note(Warned(at=self.now(), connection=connection, grace_seconds=grace_seconds))
@@ -62,6 +71,17 @@ class WatchedLink:
     async def deliver(self, gateway: str, envelope: Envelope) -> None:
         self._watch.tried(gateway, envelope)
         await self._link.deliver(gateway, envelope)
+
+
+def watched_intake(watch: Watch, base: type[Intake]) -> type[Intake]:
+    """``base``, whose queue is looked at whenever it may have grown."""
+
+    class WatchedIntake(base):  # type: ignore[misc, valid-type]
+        def submit(self, *args: Any, **kwargs: Any) -> None:
+            super().submit(*args, **kwargs)
+            watch.waiting(self.waiting)
+
+    return WatchedIntake
 
 
 def watched(watch: Watch, base: type[Connection]) -> type[Connection]:

@@ -17,6 +17,7 @@ from holdfast import telemetry
 from holdfast.client.settings import ClientSettings
 from holdfast.clock import Ids, timestamp
 from holdfast.errors import HoldfastError
+from holdfast.ingest.waiting import IntakeSettings
 from holdfast.message import Cursor, Entry, User
 from holdfast.store.changes import Act, AddMember, Command, CreateChat, Redact, RemoveMember
 from holdfast.verify.faults import Fault as Disturbance
@@ -83,7 +84,12 @@ class World:
         self.founders: dict[str, list[str]] = {}
         self._disturbances: dict[object, tuple[str, Disturbance, float]] = {}
         outbound = limits_of(options).backpressure.outbound
-        bounds = {"messages": outbound.max_buffer_messages, "bytes": BYTES_MAX, "requests": REQUESTS_MAX}
+        bounds = {
+            "messages": outbound.max_buffer_messages,
+            "bytes": BYTES_MAX,
+            "requests": REQUESTS_MAX,
+            "sends": IntakeSettings().max_waiting,
+        }
         self.watch = Watch(self.record, self.clock.monotonic, bounds)
 
     async def story(self) -> History:
