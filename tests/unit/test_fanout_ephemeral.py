@@ -304,6 +304,16 @@ def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
     on_virtual_time(test)
 
 
+def test_who_has_left_a_chat_is_told_of_nobody_who_reads_there() -> None:
+    async def test(bench: Bench) -> None:
+        bench.ephemeral.saw([message(1, ANNA), message(2, CLEO)])
+        bench.ephemeral.moved([mark(BELA, 2)])
+        await asyncio.sleep(0.01)
+        assert [to for to, _ in bench.take()] == [ANNA], "cleo is not in it"
+
+    on_virtual_time(test)
+
+
 def test_what_receipts_remember_is_bounded() -> None:
     receipts = Receipts(max_chats=2, max_readers=2)
     for n in range(10):

@@ -182,7 +182,7 @@ class Ephemeral:
         if note.chat_id is None:
             for chat_id in await self._shared_chats(note.about):
                 self._sessions.push_to_chat(chat_id, note.key, frame)
-        elif not await self._small(note.about.tenant, note.chat_id):
+        elif not await self._concerns(note.to, note.about.tenant, note.chat_id):
             telemetry.ephemeral(note.kind, "dropped")
             return
         elif note.to is None:
@@ -196,7 +196,12 @@ class Ephemeral:
         return [chat_id for chat_id in chats if await self._small(user.tenant, chat_id)]
 
     async def _small(self, tenant: str, chat_id: str) -> bool:
-        return len(await self._members.of(tenant, chat_id)) <= self._settings.max_chat_members
+        return await self._concerns(None, tenant, chat_id)
+
+    async def _concerns(self, user: User | None, tenant: str, chat_id: str) -> bool:
+        """Whether the chat is small enough for such notes, and the one to be told, if it is one, still in it."""
+        members = await self._members.of(tenant, chat_id)
+        return len(members) <= self._settings.max_chat_members and (user is None or user in members)
 
     def _stop_typing(self, now: float) -> None:
         while self._typing:
