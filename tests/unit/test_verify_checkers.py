@@ -38,6 +38,7 @@ from holdfast.verify.history import (
     Tried,
     Unknown,
     Warned,
+    Whispered,
 )
 from holdfast.verify.invariants import INVARIANTS
 
@@ -76,6 +77,7 @@ def good() -> dict[str, AnyEvent]:
         "commit 2": Committed(at=2.1, chat_id="c", sequence=2),
         "ack 2": Ok(at=2.2, op=2, acked=ack(2)),
         "push 2": Pushed(at=2.3, client="B", connection="b1", chat_id="c", message=message(2)),
+        "whisper": Whispered(at=2.3, client="B", chat_id="c", kind="typing"),
         "tried": Tried(at=2.3, gateway="g", envelope=1, attempt=3),
         "moved 1": Moved(at=2.35, client="B", chat_id="c", epoch=1, sequence=1),
         "moved 2": Moved(at=2.4, client="B", chat_id="c", epoch=1, sequence=2),
@@ -125,6 +127,16 @@ def test_a_kept_promise_is_green_and_every_checker_looked_at_something() -> None
     verdicts = check(broken())
     assert red(verdicts) == set(), "\n".join(map(str, verdicts))
     assert all(verdict.examined > 0 for verdict in verdicts)
+
+
+def test_who_was_removed_a_moment_ago_may_still_hear_who_types() -> None:
+    """Longer while something is broken that keeps the gateway from learning it."""
+    removed = {"memberships": [Membership(0, "ann", True), Membership(0, "bob", True), Membership(3, "bob", False)]}
+    unasked = ("sync", "synced")
+    assert red(check(broken(unasked, whisper={"at": 30.0}, chat=removed))) == set()
+    down = Fault(at=50, until=61, plane="history", name="down")
+    assert red(check(broken(unasked, whisper={"at": 60.0}, chat=removed, down=down))) == set()
+    assert red(check(broken(unasked, whisper={"at": 60.0}, chat=removed))) == {12}
 
 
 LOST = [message(1), message(3)]
@@ -314,6 +326,14 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             resume={"cursors": {"c": Cursor(1, 1)}},
             resumed={"pages": []},
         ),
+    ),
+    "another tenant heard who types": (
+        {12},
+        broken(eve=Client(client="E", tenant="other", user_id="eve", device_id="e"), whisper={"client": "E"}),
+    ),
+    "somebody who never was a member heard who types": (
+        {12},
+        broken(eve=Client(client="E", tenant="t", user_id="eve", device_id="e"), whisper={"client": "E"}),
     ),
     "a removed member wrote": (
         {12},

@@ -142,6 +142,14 @@ class Pushed(Event, frozen=True, tag="pushed"):
     message: Sighting
 
 
+class Whispered(Event, frozen=True, tag="whispered"):
+    """Something ephemeral about a chat reached a client: who types there, or who has a message."""
+
+    client: str
+    chat_id: str
+    kind: str
+
+
 class Moved(Event, frozen=True, tag="moved"):
     """A client told the server how far it has stored a chat."""
 
@@ -313,6 +321,7 @@ AnyEvent = (
     | Unknown
     | Opened
     | Pushed
+    | Whispered
     | Moved
     | Dropped
     | Warned

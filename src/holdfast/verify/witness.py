@@ -28,6 +28,7 @@ from holdfast.verify.history import (
     Sighting,
     Unknown,
     Warned,
+    Whispered,
     digest,
 )
 from holdfast.wire.codec import ServerFrame
@@ -37,10 +38,12 @@ from holdfast.wire.frames import (
     ConnectionClosing,
     Error,
     MessageAck,
+    Receipt,
     Resume,
     Resumed,
     SendMessage,
     SyncRequest,
+    Typing,
 )
 
 
@@ -131,6 +134,9 @@ class Witness:
             seen, connection = Sighting.of(payload), self.connection
             push = Pushed(at=now, client=self._name, connection=connection, chat_id=payload.chat_id, message=seen)
             self._record.note(push)
+        elif isinstance(payload, Typing | Receipt):
+            whisper = Whispered(at=now, client=self._name, chat_id=payload.chat_id, kind=payload.type)
+            self._record.note(whisper)
         elif self._alone:
             self._heard_of_the_connection(payload, now)
         op, asked = self._asked.pop(frame.request_id or "", (0, None))

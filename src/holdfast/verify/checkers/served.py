@@ -5,11 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from itertools import accumulate
+from operator import itemgetter
 
 from holdfast.message import Cursor
 from holdfast.verify.checkers.verdict import Verdict
+from holdfast.verify.checkers.weather import Weather
 from holdfast.verify.history import (
     ChatAtEnd,
+    Committed,
     Dropped,
     Event,
     Held,
@@ -20,9 +23,14 @@ from holdfast.verify.history import (
     Moved,
     Ok,
     Opened,
+    Plane,
     Pushed,
+    Whispered,
 )
 
+WHISPER_SECONDS = 40.0
+"""So long after leaving a client may still hear who types: a gateway asks for memberships once per heartbeat."""
+KEEPS_FROM_HEARING: tuple[Plane, ...] = ("fanout", "history", "durability", "process")
 _RESUMED = ""
 _Fact = tuple[float, Cursor, Event]
 
@@ -194,7 +202,35 @@ def nothing_leaks(history: History) -> Verdict:
         if not ok.deduplicated:
             inside = _inside(history, invoke.client, invoke.chat_id, acked.sequence - 1)
             verdict.require(inside, f"{invoke.client} wrote into {invoke.chat_id}", invoke, ok)
+    _whispers(history, verdict)
     return verdict
+
+
+def _whispers(history: History, verdict: Verdict) -> None:
+    """Who heard of a chat was a member of late: a whisper has no place in the chat's order.
+
+    A gateway that missed the event of leaving asks the store, which may be away for as long as something is broken.
+    """
+    weather = Weather(history)
+    heads: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for commit in history.of(Committed):
+        heads[commit.chat_id].append((commit.at, commit.sequence))
+    for whisper in history.of(Whispered):
+        since, known = whisper.at - WHISPER_SECONDS, heads[whisper.chat_id]
+        first = bisect_right(known, since, key=itemgetter(0))
+        recent = known[max(first - 1, 0) : bisect_right(known, whisper.at, key=itemgetter(0))]
+        sequences = [sequence for _, sequence in recent] if first else [0, *(sequence for _, sequence in recent)]
+        excused = _is_of(history, whisper.client, whisper.chat_id) and any(
+            weather.faults(plane, since, whisper.at) for plane in KEEPS_FROM_HEARING
+        )
+        inside = excused or any(_inside(history, whisper.client, whisper.chat_id, each) for each in sequences)
+        verdict.require(inside, f"{whisper.client} heard of {whisper.chat_id}: {whisper.kind}", whisper)
+
+
+def _is_of(history: History, client: str, chat_id: str) -> bool:
+    """Whether the chat, if it is known, is of the client's tenant."""
+    chat = history.chats.get(chat_id)
+    return chat is None or chat.tenant == history.clients[client].tenant
 
 
 def _inside(history: History, client: str, chat_id: str, sequence: int, *, moment_before: bool = False) -> bool:
@@ -203,11 +239,9 @@ def _inside(history: History, client: str, chat_id: str, sequence: int, *, momen
     ``moment_before``: or just before it, because the one who is removed is told of it.
     """
     who, chat = history.clients[client], history.chats.get(chat_id)
-    if chat is None:
-        return True  # nothing is known of this chat
-    if chat.tenant != who.tenant:
+    if not _is_of(history, client, chat_id):
         return False
-    if not chat.memberships:
+    if chat is None or not chat.memberships:  # nothing is known of it
         return True
     here = _member_at(chat, who.user_id, sequence)
     return here or (moment_before and _member_at(chat, who.user_id, sequence - 1))
