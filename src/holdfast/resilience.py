@@ -78,6 +78,12 @@ class Breaker:
                 self._probes += 1
                 return True
 
+    def would_admit(self, now: float) -> bool:
+        """What ``admit`` would answer; nothing is counted."""
+        if self._state is BreakerState.HALF_OPEN:
+            return self._probes < self._settings.half_open_probe_count
+        return self.state(now) is not BreakerState.OPEN
+
     def retry_after(self, now: float) -> float:
         """How long a refused caller should wait."""
         return max(self._open_until - now, 1.0)

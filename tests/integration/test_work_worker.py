@@ -15,11 +15,11 @@ from work_stores import Opened, draft, embedded_work, postgres_work, run, until
 from engines import Server
 from holdfast.errors import BadSetting, Unavailable
 from holdfast.resilience import BreakerSettings
-from holdfast.work.contract import Query
+from holdfast.work.contract import Claimed, Query, Report, Want
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, OnFailure, Policies, Reason, Stage, State
+from holdfast.work.job import Action, Draft, OnFailure, Policies, Reason, Stage, State
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
 SOON = Policies.preset("seed").with_type("Order", base_seconds=0.02)
@@ -363,6 +363,43 @@ def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any) -> N
             await until(lambda: _no_breaker(o))
         assert set(calls) == {f"o{n}" for n in range(30)}
         assert await o.store.dead(Query()) == []
+
+    check(opened, body)
+
+
+def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, runs, put_off, join = Handlers(), 0, list[int](), o.store.join
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            nonlocal runs
+            runs += 1
+            raise ConnectionError("the carrier is away")
+
+        async def watched(name: str) -> Any:
+            seat = await join(name)
+            plain = seat.process
+
+            async def process(report: Report, want: Want) -> Claimed:
+                put_off.extend(f.seq for f in report.failed if f.verdict.action is Action.POSTPONE)
+                return await plain(report, want)
+
+            seat.process = process  # type: ignore[method-assign]
+            return seat
+
+        o.store.join = watched  # type: ignore[method-assign]
+        settings = WorkerSettings(
+            concurrency=1,
+            balance_seconds=0.1,
+            poll_max_seconds=0.05,
+            breaker=BreakerSettings(failure_threshold=3, open_duration_seconds=0.2),
+        )
+        await o.store.enqueue([handlers.draft(Order(f"o{n}")) for n in range(40)])
+        soon = Policies().with_type("Order", base_seconds=0.01, cap_seconds=0.05)
+        async with Worker(o.store, handlers, settings=settings, policies=soon).running():
+            await until(lambda: runs >= 3 + 5)
+        assert len(put_off) < 40 + 10, "once each, not once more whenever a probe is due"
 
     check(opened, body)
 

@@ -36,6 +36,13 @@ class Breakers:
         breaker = self._own.get(job_type)
         return breaker is not None and breaker.state(self._clock.monotonic()) is BreakerState.HALF_OPEN
 
+    def shut(self) -> tuple[list[str], list[str]]:
+        """The types that are not closed, here or elsewhere, and those of them that a probe may be run of now."""
+        now = self._clock.monotonic()
+        away = {job_type for job_type, until in self._open_elsewhere.items() if until > now}
+        own = {t for t, breaker in self._own.items() if breaker.state(now) is not BreakerState.CLOSED}
+        return sorted(away | own), sorted(t for t in own - away if self._own[t].would_admit(now))
+
     def succeeded(self, job_type: str) -> None:
         breaker = self._own.get(job_type)
         if breaker is not None:

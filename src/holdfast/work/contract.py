@@ -77,7 +77,8 @@ class Want:
     """How much the seat can take: jobs and bytes, how many of them start at once, and which backlogs to read on.
 
     ``backlogs`` maps a stream to the sequence after which its held jobs are wanted, at most ``per_backlog`` of each.
-    ``sleeping``: if nothing is found, ``Seat.wait`` shall be ended by the next enqueue.
+    ``shut`` are job types whose breaker is not closed: their due retries stay where they are, but for one of each type
+    in ``probing``. ``sleeping``: if nothing is found, ``Seat.wait`` shall be ended by the next enqueue.
     """
 
     jobs: int = 0
@@ -86,6 +87,8 @@ class Want:
     backlogs: Mapping[str, int] = field(default_factory=dict)
     per_backlog: int = PER_BACKLOG
     sleeping: bool = False
+    shut: Sequence[str] = ()
+    probing: Sequence[str] = ()
 
     @property
     def per_backlog_bytes(self) -> int:

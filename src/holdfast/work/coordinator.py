@@ -270,7 +270,8 @@ class _Shift:
             jobs = 0
         starting = max(0, self._window - len(self._streams.announced))
         backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
-        return Want(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0)
+        shut, probing = self._runner.shut()
+        return Want(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing)
 
     def _apply(self, report: Report, want: Want, claimed: Claimed) -> None:
         busy = set(claimed.busy)

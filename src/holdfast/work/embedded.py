@@ -94,7 +94,7 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
             claimed.notice = True
     if want.jobs > 0:
         cursor = _read(db, want, cursor, now, claimed)
-    due = db.execute(SQL["next_due"]).get
+    due = db.execute(SQL["next_due"], (json.dumps(want.shut),)).get
     claimed.next_due_seconds = max(0.0, due - now) if due is not None else None
     in_flight = json.dumps([*report.running, *sorted(claimed.started)])
     if in_flight != running or notice:
@@ -110,7 +110,9 @@ def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
 
 
 def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Claimed) -> int:
-    due = [seq for seq, _ in _fitting(db.execute(SQL["due"], (now, want.jobs)), 1, want.bytes_max)]
+    ready = db.execute(SQL["due"], (now, want.jobs, json.dumps(want.shut)))
+    due = [seq for seq, _ in _fitting(ready, 1, want.bytes_max)]
+    due += [seq for kind in want.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
     db.executemany(SQL["make_ready"], [(seq,) for seq in due])
     late = [job_of(db.execute(SQL["one"], (seq,)).fetchone()) for seq in sorted(due) if seq <= cursor]
     for stream, after in want.backlogs.items():

@@ -31,7 +31,7 @@ _SEAT = statements("postgres/seat.sql")
 _PEOPLE = statements("postgres/people.sql")
 _CHANNEL = "holdfast_work"
 _CASTS = {33: "::text::pg_snapshot", 34: "::text::xid8", 35: "::text[]::xid8[]"}
-_PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 40))})"
+_PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 42))})"
 _SEEN_BATCH = 1000
 _SEEN_BATCHES_MAX = 20
 """At each look at the roster: 4,000 ids a second, more than an inbox takes in for long."""
@@ -248,7 +248,8 @@ class PostgresSeat:
         jobs = want.jobs if self._partitions else 0
         backlogs = (list(want.backlogs), list(want.backlogs.values()), want.per_backlog, want.per_backlog_bytes)
         limits = (jobs, want.bytes_max, want.starting)
-        return (report.running, want.sleeping, *limits, self._owned(), *cursor, *backlogs)
+        shut = (list(want.shut), list(want.probing))
+        return (report.running, want.sleeping, *limits, self._owned(), *cursor, *backlogs, *shut)
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[Any]:

@@ -85,6 +85,10 @@ class Runner:
                     self._overdue.add(task)
                     task.cancel()
 
+    def shut(self) -> tuple[list[str], list[str]]:
+        """Job types not to be claimed now, and those of them that one may be claimed of; see ``Breakers.shut``."""
+        return self._breakers.shut()
+
     async def share_breakers(self, seat: Seat) -> None:
         """Tell the store about our breakers and learn of the others'."""
         self._breakers.heard(await seat.breakers(*self._breakers.news()))

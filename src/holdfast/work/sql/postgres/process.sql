@@ -62,6 +62,7 @@ $$;
 -- want, bytes_max: how much to read at most; owned: a bit per partition, NULL for all.
 -- settled, through, seen, seen_by, late: where the worker's sweep stands, see work/sweep.py.
 -- b_stream, b_after, b_limit, b_bytes: streams whose held jobs are wanted, after which sequence, how much of each.
+-- shut:      job types whose breaker is not closed: their due retries stay where they are, but for one of each `probing`.
 --
 -- kinds:     0 ready jobs after `through`, 1 the wanted backlogs, 2 jobs of transactions that ended late, 3 due retries.
 -- overflow: a transaction that ended late has more jobs than there is room for: nothing is handed out of turn, the
@@ -77,7 +78,7 @@ CREATE FUNCTION holdfast_work.process(
     c_payload bytea[], c_delay float8[],
     running bigint[], is_sleeping boolean, want integer, bytes_max bigint, starting integer, owned bytea,
     settled bigint, through bigint, seen pg_snapshot, seen_by xid8, late xid8[],
-    b_stream text[], b_after bigint[], b_limit integer, b_bytes bigint,
+    b_stream text[], b_after bigint[], b_limit integer, b_bytes bigint, shut text[], probing text[],
     OUT lost boolean, OUT noticed boolean, OUT busy bigint[], OUT xid text, OUT snapshot text, OUT read_through bigint,
     OUT overflow boolean, OUT due_in float8, OUT started bigint[],
     OUT seqs bigint[], OUT kinds smallint[], OUT types text[], OUT payloads bytea[], OUT streams text[],
@@ -93,6 +94,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     busy_lanes integer[];
+    probes bigint[];
     due bigint[];
     heads bigint[];
     room  bigint := greatest(bytes_max, 1);  -- one job always fits, or the read would go past it
@@ -160,11 +162,20 @@ BEGIN
     END IF;
 
     -- Due retries become ready; being this worker's own rows they are contended by nobody.
+    IF cardinality(probing) > 0 THEN
+        SELECT array_agg(one.seq) INTO probes
+          FROM unnest(probing) AS t(type)
+         CROSS JOIN LATERAL (SELECT seq FROM holdfast_work.job AS j
+                              WHERE j.state = 1 AND j.due_at <= clock_timestamp() AND j.type = t.type
+                                AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
+                              ORDER BY j.due_at LIMIT 1) AS one;
+    END IF;
     IF want > 0 THEN
         WITH chosen AS (
             SELECT seq, sum(octet_length(payload)) OVER (ORDER BY due_at ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS before
               FROM holdfast_work.job
              WHERE state = 1 AND due_at <= clock_timestamp() AND (owned IS NULL OR get_bit(owned, partition) = 1)
+               AND (type <> ALL (shut) OR seq = ANY (probes))
              ORDER BY due_at LIMIT want
         ), woken AS (
             UPDATE holdfast_work.job SET state = 0 WHERE seq IN (SELECT seq FROM chosen WHERE before < room) RETURNING seq
@@ -172,7 +183,7 @@ BEGIN
         SELECT coalesce(array_agg(seq), '{}') INTO due FROM woken;
     END IF;
     SELECT extract(epoch FROM due_at - clock_timestamp()) INTO due_in FROM holdfast_work.job
-     WHERE state = 1 AND (owned IS NULL OR get_bit(owned, partition) = 1) ORDER BY due_at LIMIT 1;
+     WHERE state = 1 AND (owned IS NULL OR get_bit(owned, partition) = 1) AND type <> ALL (shut) ORDER BY due_at LIMIT 1;
 
     IF want > 0 THEN
         WITH forward AS (

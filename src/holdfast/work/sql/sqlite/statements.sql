@@ -45,13 +45,17 @@ ON CONFLICT DO UPDATE SET policy = excluded.policy, by = excluded.by, why = excl
 UPDATE job SET state = 2 WHERE seq = ?1 AND state = 0
 
 -- name: due
-SELECT seq, length(payload) FROM job WHERE state = 1 AND due_at <= ?1 ORDER BY due_at LIMIT ?2
+SELECT seq, length(payload) FROM job WHERE state = 1 AND due_at <= ?1 AND type NOT IN (SELECT value FROM json_each(?3)) ORDER BY due_at LIMIT ?2
+
+-- name: probe
+-- One due job of a type whose breaker is half open.
+SELECT seq FROM job WHERE state = 1 AND due_at <= ?1 AND type = ?2 ORDER BY due_at LIMIT 1
 
 -- name: make_ready
 UPDATE job SET state = 0 WHERE seq = ?1
 
 -- name: next_due
-SELECT due_at FROM job WHERE state = 1 ORDER BY due_at LIMIT 1
+SELECT due_at FROM job WHERE state = 1 AND type NOT IN (SELECT value FROM json_each(?1)) ORDER BY due_at LIMIT 1
 
 -- name: claim
 -- Ready jobs after a sequence.
