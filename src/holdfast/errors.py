@@ -10,6 +10,7 @@
     │   ├── NotAMember            NOT_A_MEMBER
     │   ├── NotFound              NOT_FOUND
     │   ├── KeyReused             IDEMPOTENCY_KEY_REUSED  same key, other content
+    │   ├── InvalidCheck          INVALID_CHECK           no answer is possible; ``details`` names the field
     │   ├── InvalidRule           INVALID_RULE            ``details["fields"]``: each wrong field and why
     │   └── VersionConflict       VERSION_CONFLICT        changed by somebody else; ``details`` has what it is now
     ├── Deferred              ours, for now: nothing was changed; the same request may succeed later
@@ -90,6 +91,10 @@ class NotFound(Refused):
 
 class KeyReused(Refused):
     code = "IDEMPOTENCY_KEY_REUSED"
+
+
+class InvalidCheck(Refused):
+    code = "INVALID_CHECK"
 
 
 class InvalidRule(Refused):

@@ -265,17 +265,19 @@ def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
 
 def test_the_log_forgets_its_oldest_and_versions_still_never_restart(stored: Callable[..., None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
-        other = RuleName("acme", "/api/other")
+        other, everybodys = RuleName("acme", "/api/other"), RuleName("*", "send:user")
         await store.change(change("create"))
         await store.change(change("delete", expected_version=1))
         await store.change(change("create", other))
+        await store.change(change("create", everybodys))
+        await store.change(change("delete", everybodys, expected_version=1))
         for version in range(1, 102):
             await store.change(change("update", other, body={"limit": version}, expected_version=version))
         log = await store.changes_after(0, 1000)
-        assert [c.seq for c in log] == list(range(5, 105)), "the last hundred, without a gap"
+        assert [c.seq for c in log] == list(range(7, 107)), "the last hundred, without a gap"
         assert await store.get(SEARCH) is None, "its tombstone went with the change that left it"
         snapshot, head = await store.snapshot(), await store.head()
-        assert [rule.name for rule in snapshot.rules] == [other]
+        assert {rule.name for rule in snapshot.rules} == {other, everybodys}, "a deleted default stays deleted"
         assert RuleSet.of(snapshot.rules).digest == head.digest
         again = await store.change(change("create"))
         assert again.rule.version == 3, "what a name had before is forgotten, its version is not"

@@ -201,7 +201,13 @@ def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
         others = await rest.ask("POST", "/v1/limits/check", rest.tenant_key("evil"), check)
         assert others.json()["decided_by"] == "no_rule", "the tenant is the credential's"
         too_much = await rest.ask("POST", "/v1/limits/check", tenant, {**check, "cost": 3})
-        assert error_of(too_much) == (400, "INVALID_MESSAGE")
+        assert error_of(too_much) == (422, "INVALID_CHECK")
+        for wrong in ({"cost": 0}, {"cost": 10**12}, {"subject": ""}, {"subject": "x" * 1025}):
+            refused = await rest.ask("POST", "/v1/limits/check", tenant, {**check, **wrong})
+            assert error_of(refused) == (422, "INVALID_CHECK")
+            assert refused.json()["error"]["details"]["field"] == next(iter(wrong))
+            nobodys = {**check, "resource": "nobody/asks", **wrong}
+            assert (await rest.ask("POST", "/v1/limits/check", tenant, nobodys)).status_code == 422, "rule or not"
         one = (await rest.ask("POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"})).json()
         assert one["hold"]
         release = {"resource": "slots", "subject": "ann", "hold": one["hold"]}

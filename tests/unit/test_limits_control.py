@@ -93,6 +93,7 @@ def test_a_call_that_makes_no_sense_names_its_field(
         {"tenantID": "holdfast", "resource": "*", "limit": 1},
         {"tenantID": "holdfast", "resource": "admin:*", "limit": 100, "window": "1h"},
         {"tenantID": "holdfast", "resource": "admin:key", "limit": 100, "onStoreFailure": "closed"},
+        {"tenantID": "holdfast", "resource": "admin:key", "algorithm": "concurrency", "limit": 50, "window": "1d"},
     ],
 )
 def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from limitworld import Shared
 from msgspec import structs
 
 from holdfast.clock import ManualClock, SystemClock
-from holdfast.errors import InvalidMessage
+from holdfast.errors import InvalidCheck
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Taken
 from holdfast.limits.counters.memory import MemoryCounters
@@ -364,7 +364,7 @@ def test_a_check_that_can_never_be_right_is_an_error(immediate: bool, subject: s
     async def main() -> None:
         counters = MemoryCounters(virtual.LoopClock()) if immediate else Shared()
         limits = limiter(counters, rule(10))
-        with pytest.raises(InvalidMessage) as raised:
+        with pytest.raises(InvalidCheck) as raised:
             await limits.check("acme", "send", subject, cost)
         assert raised.value.details["field"] == field
 
@@ -442,7 +442,7 @@ def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_a
         await limits.check("acme", "leased", "ann")
         leased = [limits.try_check("acme", "leased", "ann") for _ in range(5)]
         assert [d.decided_by if d else None for d in leased] == ["lease"] * 4 + [None], "until it is spent"
-        with pytest.raises(InvalidMessage):
+        with pytest.raises(InvalidCheck):
             limits.try_check("acme", "send", "ann", 11)
 
     virtual.run(main())

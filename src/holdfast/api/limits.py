@@ -13,11 +13,14 @@ from holdfast.api.deps import Deps
 from holdfast.errors import InvalidRule, NotFound, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.form import name_of, render
+from holdfast.limits.limiter import SUBJECT_LENGTH_MAX
 from holdfast.limits.plane import LimitsPlane
 from holdfast.limits.rules import Check, Decision, RuleName
 
 RuleBody = Mapping[str, Any]
-Amount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
+Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 1_000_000_000})]
+"""Described to callers, and judged by the limiter: what no rule can answer is 422 with the field and the reason."""
 Place = Annotated[str, Meta(min_length=1, max_length=400)]
 
 
@@ -57,7 +60,7 @@ class CheckBody(Body, frozen=True):
     """May ``subject`` use ``cost`` of ``resource`` now? The tenant is the credential's."""
 
     resource: Annotated[str, Meta(min_length=1, max_length=256)]
-    subject: Annotated[str, Meta(min_length=1, max_length=1024)]
+    subject: Subject
     cost: Amount = 1
 
 

@@ -216,12 +216,12 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/v1/limits/check", limits.check_limit, "May a subject of this tenant go on?", "tenant",
-        "limits:check", body=limits.CheckBody, answer=Decision, errors=frozenset({404}),
+        "limits:check", body=limits.CheckBody, answer=Decision, errors=frozenset({404, 422}),
         note="200 with the decision, allowed or not.",
     ),
     Endpoint(
         "POST", "/v1/limits/check-many", limits.check_limits, "Several checks: all are counted, or none", "tenant",
-        "limits:check", body=limits.CheckManyBody, answer=limits.Decisions, errors=frozenset({404}),
+        "limits:check", body=limits.CheckManyBody, answer=limits.Decisions, errors=frozenset({404, 422}),
     ),
     Endpoint(
         "POST", "/v1/limits/release", limits.release_limit, "Give back what a concurrency rule granted", "tenant",

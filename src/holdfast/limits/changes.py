@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from holdfast.errors import HoldfastError, KeyReused, NotFound, VersionConflict
 from holdfast.limits.form import changed_rule, new_rule, render, settable
-from holdfast.limits.rules import Rule, RuleName
+from holdfast.limits.rules import ANY, Rule, RuleName
 
 Action = Literal["create", "update", "delete", "rollback"]
 
@@ -88,8 +88,11 @@ def decide(
 
 
 def is_over(past: RuleChange, current: Rule | None) -> bool:
-    """Whether this change, on its way out of the log, left a tombstone that nothing has come after."""
-    return past.rule.deleted and current is not None and current.stamp == past.rule.stamp
+    """Whether this change, on its way out of the log, left a tombstone that nothing has come after.
+
+    What held for every tenant stays known: a default rule that an operator deleted must not be made again.
+    """
+    return past.rule.deleted and past.rule.tenant != ANY and current is not None and current.stamp == past.rule.stamp
 
 
 def _content(change: Change, there: Rule | None) -> Rule:

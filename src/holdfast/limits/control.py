@@ -184,7 +184,7 @@ class Control:
 
 def locks_out(rule: Rule) -> bool:
     """Whether a rule leaves the admin API less than an operator needs to undo it."""
-    per_minute = rule.limit if rule.algorithm == "concurrency" else rule.limit * 60 / rule.window_seconds
+    per_minute = rule.limit * 60 / rule.window_seconds  # a holder at the door leaves with the window
     return rule.on_store_failure == "closed" or min(per_minute, rule.capacity) < ADMIN_CALLS_PER_MINUTE_MIN
 
 

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Literal, Protocol
 
 from holdfast import telemetry
-from holdfast.errors import InvalidMessage, RateLimited
+from holdfast.errors import InvalidCheck, RateLimited
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import ANY, Check, Decision, Rule
 from holdfast.message import Outcome, User
@@ -112,7 +112,7 @@ class Entrances:
     def _fit(self, check: Check, count: int) -> bool:
         try:
             return self._limiter.check_soon(check.tenant, check.resource, check.subject, count).allowed
-        except InvalidMessage:  # more than the rule ever grants at once, or one that counts holders one by one
+        except InvalidCheck:  # more than the rule ever grants at once, or one that counts holders one by one
             return False
 
 

@@ -22,10 +22,11 @@ from msgspec import Struct, structs
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
-from holdfast.errors import HoldfastError, InvalidMessage
+from holdfast.errors import HoldfastError, InvalidCheck
 from holdfast.limits.algorithms import Reading, Terms, terms_of
 from holdfast.limits.batch import Answer, Batcher, BatchSettings
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key, key_prefix
+from holdfast.limits.form import LIMIT_MAX
 from holdfast.limits.leases import Leases
 from holdfast.limits.rules import Check, DecidedBy, Decision, Rule, RuleSet
 from holdfast.limits.share import LocalShare
@@ -166,11 +167,11 @@ class Limiter:
             plan = self._plans[tenant, resource]
         except KeyError:
             plan = self._plan(tenant, resource)
+        if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
+            _validate(plan, subject, cost)
         if plan is None:
             self._tally["no_rule"][True] += 1
             return _FREE
-        if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
-            _validate(plan, subject, cost)
         if self._immediate:
             hold = self._ids.new("hld_") if plan.holds else ""
             reading = self._take_now((plan.prefix, subject), plan.terms, cost, hold)
@@ -207,10 +208,11 @@ class Limiter:
         A rule in shadow mode is counted apart and stands in nobody's way.
         """
         if len(checks) > KEYS_PER_CALL_MAX:
-            raise InvalidMessage(f"at most {KEYS_PER_CALL_MAX} checks at once", field="checks")
+            raise InvalidCheck(f"at most {KEYS_PER_CALL_MAX} checks at once", field="checks")
         plans = [self._plan(check.tenant, check.resource) for check in checks]
         merged: dict[Key, tuple[_Plan, int]] = {}
         for plan, check in zip(plans, checks, strict=True):
+            _validate(plan, check.subject, check.cost)
             if plan is not None and not plan.shadow:
                 cost = check.cost + merged.get((plan.prefix, check.subject), (plan, 0))[1]
                 _validate(plan, check.subject, cost)
@@ -423,12 +425,12 @@ _FREE = Decision(True)
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 
 
-def _validate(plan: _Plan, subject: str, cost: int) -> None:
-    if not 1 <= cost <= plan.terms.capacity:
-        raise InvalidMessage(
-            f"cost must be between 1 and {plan.terms.capacity}, the capacity of {plan.rule.label}", field="cost"
-        )
-    if plan.holds and cost != 1:
-        raise InvalidMessage("cost must be 1 for a concurrency rule", field="cost")
+def _validate(plan: _Plan | None, subject: str, cost: int) -> None:
+    """InvalidCheck for what no rule, or not this one, can ever answer."""
+    most, whose = (LIMIT_MAX, "any rule") if plan is None else (plan.terms.capacity, plan.label)
+    if not 1 <= cost <= most:
+        raise InvalidCheck(f"cost must be between 1 and {most}, the capacity of {whose}", field="cost")
+    if plan is not None and plan.holds and cost != 1:
+        raise InvalidCheck("cost must be 1 for a concurrency rule", field="cost")
     if not subject or len(subject) > SUBJECT_LENGTH_MAX:
-        raise InvalidMessage(f"subject must have 1 to {SUBJECT_LENGTH_MAX} characters", field="subject")
+        raise InvalidCheck(f"subject must have 1 to {SUBJECT_LENGTH_MAX} characters", field="subject")
