@@ -24,11 +24,11 @@ from holdfast.verify.faults import Fault, Odds, Plan, faulty
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Policies, Stage
+from holdfast.work.job import Policies, Stage, State
 from holdfast.work.statements import statements
 
 NAMES = {text: name for file in ("seat", "people") for name, text in statements(f"postgres/{file}.sql").items()}
-CALLS = ("process", "bury_dead", "blocks", "open_breakers", "alive", "owners", "take", "give")
+CALLS = ("process", "bury_dead", "blocks", "backlogs", "open_breakers", "alive", "owners", "take", "give")
 SETTINGS = WorkerSettings(concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32)
 POLICIES = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False)
 
@@ -77,6 +77,8 @@ class World:
     def __init__(self, opened: Opened, plan: Plan) -> None:
         self.store, self.history, self.handlers = opened.store, JobHistory(), Handlers()
         self._kept: set[int] = set()
+        self.gate, self.waiting = asyncio.Event(), set[int]()
+        self.gate.set()
         join = self.store.join
 
         async def disturbed(name: str) -> Any:
@@ -88,6 +90,8 @@ class World:
     async def _handle(self, ctx: Context, deed: Deed) -> None:
         """The effect is a step: its bit is lost when ``step`` fails, so the resource knows the job's key."""
         started, succeeded = time.monotonic(), False
+        self.waiting.add(ctx.job.seq)
+        await self.gate.wait()
 
         async def effect() -> None:
             if ctx.key not in self._kept:
@@ -154,6 +158,22 @@ def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
         assert not plan.script[call], "the fault was not met"
 
     plan = Plan(random.Random(1), script={call: [fault]})
+    check(postgres_server, plan, body)
+
+
+def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(postgres_server: Server) -> None:
+    async def body(world: World) -> None:
+        async with world.worker():
+            await world.shared_by(1)
+            world.gate.clear()
+            await world.enqueue(5)
+            await until(lambda: len(world.waiting) == 5)
+            plan.odds["alive"] = Odds(fail=1.0)
+            await until(lambda: plan.injected() > 2)
+            world.gate.set()
+        assert await world.store.find(Query(state=State.READY)) == [], "what ended was reported"
+
+    plan = Plan(random.Random(1), odds={})
     check(postgres_server, plan, body)
 
 

@@ -176,7 +176,8 @@ class _Shift:
                     return
             report = self._take_report()
             try:
-                await self._balance()
+                if not self._stopping:  # who leaves reports, and needs neither leases nor a fresh view for that
+                    await self._balance()
                 want = self._want()
                 claimed = await self._seat.process(report, want)
                 self._apply(report, want, claimed)
