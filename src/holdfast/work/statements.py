@@ -1,9 +1,11 @@
-"""SQL lives in source files; each statement is named and described there. This reads them."""
+"""SQL lives in source files; each statement is named and described there. This reads those of work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.resources import files
+
+from holdfast.sqlite.statements import load
 
 
 def script(path: str) -> str:
@@ -12,10 +14,5 @@ def script(path: str) -> str:
 
 
 def statements(path: str) -> Mapping[str, str]:
-    """The statements of a file by name; each begins with a line ``-- name: …``."""
-    found: dict[str, str] = {}
-    for part in script(path).split("-- name: ")[1:]:
-        name, _, text = part.partition("\n")
-        lines = [line for line in text.splitlines() if not line.startswith("--")]
-        found[name.strip()] = "\n".join(lines).strip()
-    return found
+    """The statements of a file by name."""
+    return load(script(path))
