@@ -117,6 +117,28 @@ def test_an_operators_release_lets_followers_run_before_the_head(opened: Any) ->
     check(opened, body)
 
 
+def test_a_handler_that_fails_can_let_named_followers_pass(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, seqs, done = Handlers(), list[int](), list[int]()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number == 0:
+                ctx.release(*seqs[1:3])
+                raise RuntimeError("never")
+            done.append(order.number)
+
+        seqs += await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(4)])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: len(done) == 2)
+            await until(lambda: _held(o, 1))
+        assert done == [1, 2]
+        (blocked,) = await o.store.streams()
+        assert blocked.block.released_ids == set(seqs[1:3])
+
+    check(opened, body)
+
+
 async def _blocked(o: Opened) -> bool:
     return bool(await o.store.streams())
 

@@ -355,6 +355,7 @@ class _Shift:
         failed = outcome.failed
         if failed is not None:
             self._report.failed.append(failed)
+            self._report.released.extend(outcome.released)
             blocked = failed.verdict.blocks and job.stream is not None
             self._streams.failed(job, Block(job.stream or "", job.seq, failed.verdict.stream) if blocked else None)
             return

@@ -40,6 +40,7 @@ class Context:
     stages: int = 0
     finished: bool = False
     children: list[Child] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
 
     @property
     def fence(self) -> int:
@@ -71,6 +72,10 @@ class Context:
         if draft.source:
             raise InvalidMessage("what comes from outside is stored by holdfast.work.inbox, not with ctx.enqueue")
         self.children.append(Child(self.job.seq, draft))
+
+    def release(self, *seqs: int) -> None:
+        """Let these later jobs of the stream run even if this one fails; the release is recorded with its block."""
+        self.released.extend(seqs)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:

@@ -25,6 +25,7 @@ class Outcome:
     failed: Failed | None = None
     finished: bool = False
     children: Sequence[Child] = ()
+    released: Sequence[int] = ()
 
 
 _DONE = Outcome()
@@ -69,7 +70,7 @@ class Runner:
             self._breakers.neither(job.type)
             raise
         except Exception as error:
-            return self._failed(job, error, context.stages)
+            return self._failed(job, error, context.stages, context.released)
         self._breakers.succeeded(job.type)
         if context.finished:
             return _FINISHED
@@ -113,7 +114,7 @@ class Runner:
         if overdue and not context.finished:
             raise TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
 
-    def _failed(self, job: Job, error: Exception, stages: int) -> Outcome:
+    def _failed(self, job: Job, error: Exception, stages: int, released: Sequence[int] = ()) -> Outcome:
         failure = classify(error, self._hook)
         policy = self._policies.lookup(job.type, failure.reason)
         if policy.feeds_breaker:
@@ -132,7 +133,7 @@ class Runner:
             action=verdict.action.name.lower(),
             error=f"{failure.error_type}: {failure.error}"[:200],
         )
-        return Outcome(Failed(job.seq, job.attempt, verdict, failure, stages))
+        return Outcome(Failed(job.seq, job.attempt, verdict, failure, stages), released=released)
 
     def _put_off(self, job: Job, seconds: float) -> Outcome:
         delay = seconds * (1 + 0.1 * self._rng.random())
