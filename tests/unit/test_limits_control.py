@@ -16,6 +16,7 @@ from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import DEFAULT_RULES, Entrances, LimitedSends
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleName, RuleSet
+from holdfast.limits.rulestore.contract import RetentionSettings
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import Outcome, User
 from holdfast.telemetry import REGISTRY
@@ -118,6 +119,26 @@ def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> No
         assert "reply:user" not in {rule.resource for rule in await control.page("*", None, 100)}
 
     with_control(tmp_path, scenario)
+
+
+def test_a_rule_outlives_its_history(tmp_path: Path) -> None:
+    async def main() -> None:
+        kept = RetentionSettings(changes_kept=100)
+        async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=kept) as store:
+            control = Control(store, SystemClock(), RuleSet, "embedded")
+            await control.create(RULE, "olga")
+            busy = {**RULE, "resource": "/busy"}
+            await control.create(busy, "robot")
+            for version in range(1, 102):
+                await control.update({**busy, "limit": version, "expectedVersion": version}, "robot")
+            assert (await control.get(NAME)).version == 1
+            assert await control.history(NAME, None, 10) == [], "it is there; what was done to it is forgotten"
+            with pytest.raises(NotFound):
+                await control.history(RuleName("acme", "/never"), None, 10)
+            with pytest.raises(NotFound):
+                await control.roll_back({"tenantID": "acme", "resource": "/busy", "version": 1}, "olga")
+
+    asyncio.run(main())
 
 
 def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None:

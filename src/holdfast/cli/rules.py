@@ -154,12 +154,13 @@ def diff(
       holdfast rules diff acme /api/search 3 7
     """
     past = {c["version"]: c["rule"] for c in _history(reach.as_operator(), tenant, resource)}
-    newest = max(past)
-    after = new if new is not None else newest
+    if not past:
+        raise NotFound("the log of changes does not reach back to this rule's last change")
+    after = new if new is not None else max(past)
     before = old if old is not None else max(1, after - 1)
     for wanted in (before, after):
         if wanted not in past:
-            raise NotFound(f"there is no version {wanted} of this rule")
+            raise NotFound(f"there is no version {wanted} of this rule, or the log does not reach back to it")
     changed = _differences(past[before], past[after])
     if reach.as_json:
         show.as_json({"old": before, "new": after, "changed": changed})
