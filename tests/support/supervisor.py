@@ -137,7 +137,7 @@ class Supervisor:
         self._start = start
         self._executed = False
         self._life: Life | None = None
-        self._down_since = time.monotonic()
+        self._down_since = self._dead_since = time.monotonic()
 
     async def prepare(self, *users: str) -> str:
         """Make the state directory and a chat of these users."""
@@ -173,7 +173,7 @@ class Supervisor:
         (self.directory / ARMED).touch()
         now = time.monotonic()
         assert self._life is not None
-        self.serving_again.append(Again(now - self._down_since, _cpu_seconds(self._life.pid), self._executed))
+        self.serving_again.append(Again(now - self._dead_since, _cpu_seconds(self._life.pid), self._executed))
         self.record.note(Fault(at=self._down_since, until=now, plane="process", name="no server"))
         return True
 
@@ -192,6 +192,7 @@ class Supervisor:
         code = await self._life.end(signal.SIGKILL)
         assert code == -signal.SIGKILL, f"exit code {code}; see {self.log_path}"
         self.kills += 1
+        self._dead_since = time.monotonic()
 
     async def stop(self) -> None:
         """SIGTERM and wait."""
