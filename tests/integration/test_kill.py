@@ -101,8 +101,8 @@ def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None
             how="the real server, forked or a new interpreter, real clients; at named points of a commit or any moment",
             runs=sum(lane.kills for lane in lanes),
             failures=failed,
-            requirement="all checkers green; serves again within 2 s of its own CPU time, forked p99 also of the wall clock "
-            "unless other programs keep the machine busy",
+            requirement="all checkers green; serves again within 2 s of its own CPU time, forked p99 also by the "
+            "wall clock unless other programs keep the machine busy",
             seed=f"{SEED}..{SEED + LANES - 1}",
             seconds=time.perf_counter() - began,
             figures={
