@@ -12,7 +12,8 @@ from chats import act, operator
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
 from virtual import LoopClock, run
 
-from holdfast.errors import NotAMember, ServerBusy, Unavailable
+from holdfast.bounds import KIB
+from holdfast.errors import InternalError, NotAMember, ServerBusy, Unavailable
 from holdfast.message import Cursor, Draft, User
 from holdfast.resilience import BreakerState
 from holdfast.store.changes import RaiseEpoch, RecoverChat, RemoveMember
@@ -42,9 +43,12 @@ class Bench:
         return (await self.store.heads([chat_id]))[chat_id]
 
 
-def on_virtual_time(test: Any, settings: HistorySettings | None = None, **odds: Odds) -> None:
+def on_virtual_time(
+    test: Any, settings: HistorySettings | None = None, page_bytes_max: int = 256 * KIB, **odds: Odds
+) -> None:
     async def main() -> None:
         bench = Bench(settings, **odds)
+        bench.history._page_bytes_max = page_bytes_max
         await create_chat(bench.store, ANNA, BELA)
         await test(bench)
 
@@ -236,7 +240,7 @@ def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> None:
         places = {p.chat_id: p.epoch for p in read.pages} | {c: h.epoch for c, h in read.heads.items()}
         assert places[CHAT] == head.epoch + 1
 
-    on_virtual_time(test, HistorySettings(max_page_bytes=1000))
+    on_virtual_time(test, page_bytes_max=1000)
 
 
 def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
@@ -330,5 +334,18 @@ def test_a_recovered_chat_is_read_anew() -> None:
         await bench.store.change(RecoverChat(operator(), CHAT))
         page = await bench.history.sync(BELA, CHAT, head, 100)
         assert page.reset and sequences(page) == [1, 2, 3]
+
+    on_virtual_time(test)
+
+
+def test_reads_that_fail_by_a_defect_open_the_breaker() -> None:
+    async def test(bench: Bench) -> None:
+        async def broken(store: Any) -> None:
+            raise InternalError("a row makes no sense")
+
+        for _ in range(5):
+            with pytest.raises(InternalError):
+                await bench.history.ask(broken)
+        assert bench.history.breaker is BreakerState.OPEN
 
     on_virtual_time(test)

@@ -76,7 +76,7 @@ class Node:
         self._sends = LimitedSends(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
         self._housekeeping = Housekeeping(store, clock, plane_settings.keys)
-        self.history = History(store, raiser, clock, plane_settings.history)
+        self.history = History(store, raiser, clock, plane_settings.history, gateway_settings.pages.max_bytes)
         self._watermarks = Watermarks(
             self._durability, lambda moved: self._ephemeral.moved(moved), plane_settings.watermarks
         )

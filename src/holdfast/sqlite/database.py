@@ -34,7 +34,6 @@ class SqliteSettings:
     writes_waiting_max: int = 256
     reads_waiting_max: int = 1_000
     read_deadline_seconds: float = 2.0
-    inspect_deadline_seconds: float = 30.0
     busy_timeout_seconds: float = 1.0
     checkpoint_pages: int = 4_000
     cache_bytes: int = 64 * 1024 * 1024
@@ -43,7 +42,7 @@ class SqliteSettings:
         if self.synchronous not in ("FULL", "NORMAL"):
             raise ValueError("synchronous must be FULL or NORMAL")
         positive(self, "readers", "writes_waiting_max", "reads_waiting_max", "checkpoint_pages")
-        positive(self, "read_deadline_seconds", "inspect_deadline_seconds", "busy_timeout_seconds", "cache_bytes")
+        positive(self, "read_deadline_seconds", "busy_timeout_seconds", "cache_bytes")
 
 
 def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from holdfast import telemetry
+from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock
 from holdfast.errors import (
     Deferred,
@@ -61,14 +62,11 @@ class HistorySettings:
     read_timeout_seconds: float = 2.5
     request_timeout_seconds: float = 5
     raise_interval_seconds: float = 60
-    max_page_bytes: int = 256 * 1024
     resume_page_messages: int = 100
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if name != "breaker" and getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+        positive(self, *(name for name in self.__slots__ if name != "breaker"))
 
 
 class _Wanted(NamedTuple):
@@ -86,12 +84,18 @@ class History:
     """The reading side of a store, as clients may use it."""
 
     def __init__(
-        self, store: Store, raise_epoch: RaiseEpoch, clock: Clock, settings: HistorySettings | None = None
+        self,
+        store: Store,
+        raise_epoch: RaiseEpoch,
+        clock: Clock,
+        settings: HistorySettings | None = None,
+        page_bytes_max: int = 256 * KIB,
     ) -> None:
         self._store = store
         self._raise_epoch = raise_epoch
         self._clock = clock
         self._settings = settings or HistorySettings()
+        self._page_bytes_max = page_bytes_max
         refusal = "messages cannot be read now; try again later"
         self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
         self._raised_at: dict[str, float] = {}
@@ -143,7 +147,7 @@ class History:
 
         Its time runs from ``asked_at`` (monotonic; now, if not given): a request may have waited before it comes here.
         """
-        wanted = _Wanted(user, chat_id, cursor, limit, self._settings.max_page_bytes, self._deadline(asked_at))
+        wanted = _Wanted(user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at))
         return await self._page(wanted)
 
     async def resume(self, user: User, cursors: Mapping[str, Cursor], asked_at: float | None = None) -> ResumeRead:
@@ -171,7 +175,7 @@ class History:
     ) -> list[Page]:
         """As many first pages as fit the budget and the time; chats lost meanwhile go to ``gone``."""
         pages: list[Page] = []
-        left = self._settings.max_page_bytes - ENVELOPE_BYTES
+        left = self._page_bytes_max - ENVELOPE_BYTES
         for chat_id, cursor in moved:
             if left <= 0 or self._clock.monotonic() >= deadline:
                 break
@@ -241,8 +245,12 @@ class History:
         except (Unavailable, OutcomeUnknown):
             self._guard.failed()
             raise
-        except HoldfastError:
-            self._guard.succeeded()
+        except HoldfastError as error:
+            # A refusal is an answer; what is private is trouble of ours.
+            if error.private:
+                self._guard.failed()
+            else:
+                self._guard.succeeded()
             raise
         except Exception as error:
             self._guard.failed()

@@ -122,8 +122,7 @@ class SqliteStore:
         return await self._read(reads.watermarks, chat_id)
 
     async def inspect(self, chat_id: str) -> Inspection:
-        deadline = self._deadline(self._settings.inspect_deadline_seconds)
-        return await self._readers.do(lambda handle: reads.inspect(handle, deadline, chat_id))
+        return await self._read(reads.inspect, chat_id)
 
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
         return await self._read(reads.audit, after, limit)
