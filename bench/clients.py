@@ -203,12 +203,10 @@ class Senders:
         tell(child, do="store", chat_id=chat_ids[0], count=stored)
         heads = [stored] + [0] * (connections - 1)
         loop, address = asyncio.get_running_loop(), urlsplit(url)
-        senders = []
-        for mine in zip(tokens, chat_ids, heads, strict=True):
-            sender = Sender(url, *mine)
+        senders = [Sender(url, *mine) for mine in zip(tokens, chat_ids, heads, strict=True)]
+        for sender in senders:
             await loop.create_connection(lambda sender=sender: sender, address.hostname, address.port)
-            await sender.resumed
-            senders.append(sender)
+        await asyncio.gather(*(sender.resumed for sender in senders))
         return cls(child, senders, in_flight)
 
     async def load(self, seconds: float) -> dict[str, float]:
