@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -23,6 +26,11 @@ from holdfast.errors import (
 )
 
 QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.2, ack_interval_seconds=0.02)
+
+
+def jwt(expires_at: float) -> str:
+    body = json.dumps({"exp": expires_at}).encode()
+    return f"h.{base64.urlsafe_b64encode(body).decode().rstrip('=')}.s"
 
 
 def run(scenario: Callable[[ScriptedServer], Awaitable[None]]) -> None:
@@ -173,7 +181,9 @@ def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("failure", [Unavailable("no tokens now"), OutcomeUnknown("?"), ConnectionResetError()])
+@pytest.mark.parametrize(
+    "failure", [Unavailable("no tokens now"), OutcomeUnknown("?"), ConnectionResetError(), ValueError("not JSON")]
+)
 def test_a_token_that_cannot_be_had_now_is_asked_for_again(failure: Exception) -> None:
     async def scenario(server: ScriptedServer) -> None:
         failures = [failure, failure]
@@ -186,6 +196,57 @@ def test_a_token_that_cannot_be_had_now_is_asked_for_again(failure: Exception) -
         async with Client(server.url, provide, settings=QUICK) as client:
             await client.connected()
             assert not failures
+
+    run(scenario)
+
+
+def test_a_provider_that_refuses_a_token_for_good_is_the_end() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        async def provide() -> str:
+            raise Unauthorized("this account is closed")
+
+        async with Client(server.url, provide, settings=QUICK) as client:
+            with pytest.raises(Unauthorized, match="this account is closed"):
+                await client.connected()
+
+    run(scenario)
+
+
+def test_a_provider_that_hangs_is_asked_again_and_keeps_nobody_from_leaving() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        calls: list[int] = []
+
+        async def provide() -> str:
+            calls.append(len(calls))
+            if len(calls) == 1:
+                await asyncio.Event().wait()
+            return "token"
+
+        settings = ClientSettings(reconnect_initial_seconds=0.05, connect_timeout_seconds=0.2)
+        async with Client(server.url, provide, settings=settings) as client:
+            seen: list[str] = []
+            async for event in client.events():
+                if isinstance(event, ConnectionChanged):
+                    seen.append(event.reason)
+                    if event.state == "online":
+                        break
+        assert any("no token" in reason for reason in seen)
+
+    run(scenario)
+
+
+def test_a_renewal_that_hangs_does_not_keep_the_client_from_ending() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        asked = asyncio.Event()
+
+        async def provide() -> str:
+            if server.connections:
+                asked.set()
+                await asyncio.Event().wait()
+            return jwt(time.time() + 2.2)
+
+        async with asyncio.timeout(8), Client(server.url, provide):
+            await asked.wait()
 
     run(scenario)
 
@@ -273,19 +334,11 @@ def test_a_token_in_the_address_is_refused() -> None:
 
 
 def test_a_token_is_renewed_in_band_before_it_ends() -> None:
-    import base64
-    import json
-    import time
-
-    def jwt(number: int) -> str:
-        body = {"exp": time.time() + 2.2 + number * 1000, "n": number}
-        return f"h.{base64.urlsafe_b64encode(json.dumps(body).encode()).decode().rstrip('=')}.s"
-
     async def scenario(server: ScriptedServer) -> None:
         made: list[str] = []
 
         async def provide() -> str:
-            made.append(jwt(len(made)))
+            made.append(jwt(time.time() + 2.2 + len(made) * 1000))
             return made[-1]
 
         async with Client(server.url, provide):

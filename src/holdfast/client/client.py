@@ -18,18 +18,10 @@ from holdfast.client.outbox import Entry, Outbox, check
 from holdfast.client.reconnect import Reconnect, Retry, Stop, Verdict
 from holdfast.client.settings import ClientSettings
 from holdfast.client.state import state_at
-from holdfast.client.tokens import TokenProvider, claims_of
+from holdfast.client.tokens import NoToken, TokenProvider, claims_of, fresh
 from holdfast.client.waiting import Unsettled
 from holdfast.clock import Clock, Ids, SystemClock
-from holdfast.errors import (
-    BadSetting,
-    Deferred,
-    HoldfastError,
-    InvalidMessage,
-    KeyReused,
-    OutcomeUnknown,
-    Unavailable,
-)
+from holdfast.errors import BadSetting, HoldfastError, InvalidMessage, KeyReused, Unavailable
 from holdfast.message import Cursor, Message
 from holdfast.wire.codec import decode_server_frame, encode_client_frame
 from holdfast.wire.frames import ConnectionEstablished
@@ -86,6 +78,7 @@ class Client:
         self._unsettled: dict[tuple[str, str], Unsettled] = {}
         self._taken: tuple[Event, Copy | None] | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self.user_id: str | None = None
 
     async def __aenter__(self) -> Self:
@@ -110,6 +103,8 @@ class Client:
         await self._state.drain()
         self._do(self._machine.leave(self._now()))
         self._running.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -267,7 +262,7 @@ class Client:
             socket = await connect(self._url, headers, self._opened, self._received, timeout)
         except HandshakeRefused as refused:
             return self._reconnect.refused(refused.status, refused.retry_after, refused.message)
-        except (Unreachable, OSError, Deferred, OutcomeUnknown) as error:  # of the token's provider too
+        except (Unreachable, NoToken) as error:
             return self._reconnect.unreachable(str(error))
         began = self._now()
         try:
@@ -297,7 +292,7 @@ class Client:
     async def _get_token(self) -> str:
         if self._token is None:
             assert self._provider is not None
-            self._token = await self._provider()
+            self._token = await fresh(self._provider, self._settings.connect_timeout_seconds)
         return self._token
 
     async def _renew(self) -> None:
@@ -305,8 +300,8 @@ class Client:
         if self._provider is None:
             return
         try:
-            self._token = await self._provider()
-        except Exception:  # the present token is still good; the next connection asks again, and tells if it fails
+            self._token = await fresh(self._provider, self._settings.connect_timeout_seconds)
+        except (NoToken, HoldfastError):  # the present one is still good; the next connection asks again, and tells
             self._token = None
             return
         self._do(self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now()))
@@ -352,7 +347,8 @@ class Client:
                 case Settled(entry, outcome):
                     self._settle(entry, outcome)
                 case RenewToken():
-                    self._tasks.create_task(self._renew())
+                    if self._renewing is None or self._renewing.done():
+                        self._renewing = self._tasks.create_task(self._renew())
                 case Announced(closing):
                     self._reconnect.announced(closing)
                 case Online(established):

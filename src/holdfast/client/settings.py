@@ -19,6 +19,7 @@ class ClientSettings:
     - ``acks_per_flush_max``: acks that leave per ``ack_interval_seconds``; the rest wait for the next.
     - ``page_messages``, ``resume_chats_per_frame``: or the server's own limit, if that is lower.
     - ``content_bytes_max``: until a server has named its own limit.
+    - ``connect_timeout_seconds``: for a handshake, and for a token of the provider; then it is tried again later.
     - ``reply_timeout_seconds``: a request without an answer; the connection is given up and the request repeated.
     - ``silence_grace_seconds``: nothing at all for this long after a heartbeat was due; given up likewise.
     """

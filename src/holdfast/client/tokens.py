@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from holdfast.errors import OperatorError, Refused
+
 TokenProvider = Callable[[], Awaitable[str]]
+
+
+class NoToken(Exception):
+    """None can be had now; the text says why."""
+
+
+async def fresh(provider: TokenProvider, timeout_seconds: float) -> str:
+    """A new token of the application's provider.
+
+    A ``Refused`` or ``OperatorError`` of the provider is raised as it is: it says that there is no use. Whatever
+    else it raises, and silence, is NoToken: where tokens come from may be down for a moment, and we cannot know the
+    errors of every library that may tell so.
+    """
+    try:
+        async with asyncio.timeout(timeout_seconds) as patience:
+            return await provider()
+    except (Refused, OperatorError):
+        raise
+    except Exception as error:
+        why = f"none within {timeout_seconds:g} s" if patience.expired() else str(error) or type(error).__name__
+        raise NoToken(f"no token: {why}") from error
 
 
 class Claims(msgspec.Struct, frozen=True):
