@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -265,3 +266,17 @@ def test_memory_forgets_the_idle_first_and_stays_within_its_bound() -> None:
     for n in range(500):
         counters.take_now(at(f"more{n}"), rule, 1)
     assert len(counters.table) <= 100
+
+
+def test_a_new_subject_costs_the_same_among_many_as_among_few() -> None:
+    counters = MemoryCounters(ManualClock(), subjects_max=100_000)
+    rule = terms("token_bucket", 10, window_ms=86_400_000)
+
+    def spent(first: int) -> float:
+        begin = time.process_time()
+        for n in range(first, first + 20_000):
+            counters.take_now(at(f"s{n}"), rule, 1)
+        return time.process_time() - begin
+
+    few, *_, many = [spent(first) for first in range(0, 140_000, 20_000)]
+    assert many < 8 * few, "making room must not look past everything that was removed before"

@@ -6,6 +6,7 @@ these values is watched by the garbage collector: they hold no cycles, and there
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -24,13 +25,13 @@ class Bounded(Generic[T]):
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
-        self._values: dict[Key, T] = {}
+        self._values: OrderedDict[Key, T] = OrderedDict()  # a dict looks for its first past all that was removed
         self.get = self._values.get
 
     def put(self, key: Key, value: T) -> None:
         values = self._values
         if key not in values and len(values) >= self._size_max:
-            del values[next(iter(values))]
+            values.popitem(last=False)
         values[key] = value
 
     def put_last(self, key: Key, value: T) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Reading, Terms, hold, peek, reading, take
@@ -19,12 +20,14 @@ _LOOKED_AT_PER_NEW = 2
 class CounterTable:
     """See ``contract`` for what an entry, an ask and an adjustment are."""
 
-    __slots__ = ("_counters", "_kept_anyway", "_subjects_max", "get")
+    __slots__ = ("_counters", "_kept_anyway", "_line", "_subjects_max", "get")
 
     def __init__(self, subjects_max: int = SUBJECTS_MAX) -> None:
         self._subjects_max = subjects_max
         self._kept_anyway = min(KEPT_ANYWAY_MAX, subjects_max // 2)
         self._counters: dict[Key, Counter] = {}
+        self._line: deque[Key] = deque()
+        """Every key once, in the order in which they are looked at: a dict finds its first only past all removed."""
         self.get = self._counters.get
 
     def decide(self, entry: Sequence[Ask], now: float) -> tuple[Reading, ...]:
@@ -60,6 +63,7 @@ class CounterTable:
 
     def clear(self) -> None:
         self._counters.clear()
+        self._line.clear()
 
     def __contains__(self, key: object) -> bool:
         return key in self._counters
@@ -83,18 +87,21 @@ class CounterTable:
             if len(self._counters) >= self._kept_anyway:
                 self._make_room(now)
             counter = self._counters[key] = COUNTERS[terms.algorithm](terms)
+            self._line.append(key)
         return counter
 
     def _make_room(self, now: float) -> None:
         """Forget what is idle, a little with each new subject; what is in use goes to the end of the line."""
-        for _ in range(min(_LOOKED_AT_PER_NEW, len(self._counters))):
-            key = next(iter(self._counters))
-            counter = self._counters.pop(key)
+        for _ in range(min(_LOOKED_AT_PER_NEW, len(self._line))):
+            key = self._line.popleft()
+            counter = self._counters[key]
             counter.settle(now)
             if counter.reset(now) > 0:
-                self._counters[key] = counter
+                self._line.append(key)
+            else:
+                del self._counters[key]
         while len(self._counters) >= self._subjects_max:
-            del self._counters[next(iter(self._counters))]
+            del self._counters[self._line.popleft()]
 
 
 def _apply(adjustment: Adjustment, counter: Counter, now: float) -> None:
