@@ -2,8 +2,8 @@
 
 The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500 streams, retries what fails (one
 job in 499 fails once) and sweeps for late commits; the peers do what they do by default. Synchronous commit is on for
-all. Rates are for draining a filled queue, with the garbage of filling it collected before. What blocked jobs and an
-open transaction cost is the median of each round's own ratio; the order within a round changes from round to round.
+all. Rates are for draining a filled queue, with the garbage of filling it collected before. A ratio is the median of
+the rounds' own ratios; the order within a round changes from round to round.
 
     python bench/work.py --quick --json
 """
@@ -200,14 +200,11 @@ class Runs:
         """By another name, of what was measured."""
         return {told: median(self.values[name]) for name, told in names.items() if name in self.values}
 
-    def costs(self, names: Mapping[str, str], base: str = "holdfast") -> dict[str, float]:
-        """The median of each round's ratio to the base in the same round: noise hits both."""
-        pairs = {
-            told: zip(self.values[name], self.values[base], strict=True)
-            for name, told in names.items()
-            if name in self.values
-        }
-        return {told: median([value / whole for value, whole in pair]) for told, pair in pairs.items()}
+    def ratios(self, names: Mapping[str, str], base: str = "holdfast") -> dict[str, float]:
+        """By another name, the median of each round's ratio to the base in the same round: noise hits both."""
+        known = {told: self.values[name] for name, told in names.items() if name in self.values}
+        whole = self.values[base]  # peers are measured in the first rounds only
+        return {told: median([a / b for a, b in zip(values, whole, strict=False)]) for told, values in known.items()}
 
 
 async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
@@ -238,9 +235,7 @@ async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, flo
 
 
 def _ratios(runs: Runs) -> dict[str, float]:
-    whole = median(runs.values["holdfast"])
-    faster = {name: whole / value for name, value in runs.medians(PEERS).items()}
-    return faster | runs.costs(COSTS)
+    return {name: 1 / slower for name, slower in runs.ratios(PEERS).items()} | runs.ratios(COSTS)
 
 
 def main() -> None:
