@@ -678,6 +678,56 @@ def test_the_watermark_of_an_offline_reader_leaves_with_the_next_connection() ->
     assert [f.payload.sequence for f in bench.frames(Read) if isinstance(f, Read)] == [5]
 
 
+def test_watermarks_of_hundreds_of_chats_leave_within_the_server_s_rate_and_all_of_them() -> None:
+    bench = Bench()
+    for number in range(300):
+        bench.do(bench.machine.read(f"c{number}", 1, bench.now))
+    frames = bench.open(limits=RATE)
+    bench.get(Resumed([], [], []), frames[0].request_id)
+    began = bench.now
+    while len(bench.frames(Read)) < 300:
+        assert len(bench.frames(Read)) <= 20 + 10 * (bench.now - began), "more than the server allows"
+        bench.now = bench.machine.wake_at() or bench.now
+        bench.get(Heartbeat({}))
+
+
+def test_a_watermark_that_may_have_been_refused_or_lost_is_said_again() -> None:
+    bench = Bench()
+    bench.resume()
+    bench.do(bench.machine.read("c", 5, bench.now))
+    bench.get(Error("RATE_LIMITED", "slow down", True, retry_after_seconds=0.5))
+    bench.do(bench.machine.read("c", 4, bench.now))
+    bench.pass_time(1)
+    assert [f.payload.sequence for f in bench.frames(Read) if isinstance(f, Read)] == [5, 5]
+    bench.do(bench.machine.read("c", 4, bench.now))
+    bench.drop()
+    bench.resume()
+    assert [f.payload.sequence for f in bench.frames(Read) if isinstance(f, Read)] == [5, 5, 4, 5]
+
+
+def test_a_watermark_of_a_numbering_that_is_gone_is_not_said_again() -> None:
+    bench = Bench(at(7))
+    bench.resume()
+    bench.do(bench.machine.read("c", 7, bench.now))
+    (pull,) = bench.get(Heartbeat({"c": (2, 1)}))[1:]
+    (pull,) = bench.get(page(1, 1, 1, epoch=2, reset=True), pull.request_id)
+    bench.get(page(1, 1, 1, epoch=2), pull.request_id)
+    assert [type(event) for event in bench.take_all()] == [ChatReset, Message]
+    bench.drop()
+    bench.resume()
+    assert len(bench.frames(Read)) == 1
+
+
+def test_a_watermark_of_a_chat_that_is_not_ours_is_not_said_again() -> None:
+    bench = Bench()
+    bench.resume()
+    bench.do(bench.machine.read("c", 5, bench.now))
+    bench.get(Error("NOT_A_MEMBER", "not a member", False, details={"chat_id": "c"}))
+    bench.drop()
+    bench.resume()
+    assert len(bench.frames(Read)) == 1
+
+
 def test_an_error_without_a_request_is_a_warning() -> None:
     bench = Bench()
     bench.resume()

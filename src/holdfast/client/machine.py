@@ -14,7 +14,7 @@ from typing import assert_never
 from holdfast.client.actions import Action, Announced, Drop, Online, RenewToken, Settled, Write
 from holdfast.client.chats import Chats
 from holdfast.client.cursors import Copy
-from holdfast.client.events import Event, SendRefused, Sent, Warned
+from holdfast.client.events import ChatReset, Event, SendRefused, Sent, Warned
 from holdfast.client.inbox import Inbox
 from holdfast.client.link import NEVER, Link, Pace, Resuming, Sync
 from holdfast.client.outbox import Entry, Outbox
@@ -76,6 +76,7 @@ class Machine:
         self._page_messages = settings.page_messages
         self._resume_chats = settings.resume_chats_per_frame
         self._reads: dict[str, int] = {}
+        self._reads_said_here: dict[str, int] = {}
         self._ack_at = 0.0
         self._requests = 0
         self._actions: list[Action] = []
@@ -93,6 +94,7 @@ class Machine:
         self._link = None
         self.outbox.disconnected()
         self._chats.disconnected()
+        self._owe_reads_again()
 
     def receive(self, frame: ServerFrame, now: float) -> list[Action]:
         """One frame of the server, in the order in which they came."""
@@ -184,6 +186,9 @@ class Machine:
 
     def moved_past(self, event: Event, copy: Copy | None, now: float) -> list[Action]:
         """The application is done with an event it took from the inbox: only now may its cursor move."""
+        if isinstance(event, ChatReset):  # what it read before was numbered otherwise
+            self._reads.pop(event.chat_id, None)
+            self._reads_said_here.pop(event.chat_id, None)
         self._actions += self._chats.moved_past(event, copy)
         return self._done(now)
 
@@ -259,9 +264,12 @@ class Machine:
                 self._resume_failed(link, link.resuming, error, now)
         else:
             if error.code == "RATE_LIMITED":
-                self._chats.owe_again()  # it was a frame without an answer: an ack, perhaps
+                self._chats.owe_again()  # it was a frame without an answer: an ack, perhaps, or a read
+                self._owe_reads_again()
             elif error.code in _GONE:
-                self._chats.doubt(str((error.details or {}).get("chat_id")), now)
+                chat_id = str((error.details or {}).get("chat_id"))
+                self._reads_said_here.pop(chat_id, None)
+                self._chats.doubt(chat_id, now)
             self.inbox.tell(Warned(error.code, error.message))
 
     def _sync_failed(self, link: Link, chat_id: str, error: Error, now: float) -> None:
@@ -356,7 +364,15 @@ class Machine:
     def _send_reads(self, link: Link, now: float) -> None:
         while self._reads and link.pace.allows(now):
             chat_id = next(iter(self._reads))
-            self._write(Read(payload=ReadBody(chat_id, self._reads.pop(chat_id))))
+            sequence = self._reads.pop(chat_id)
+            self._reads_said_here[chat_id] = max(sequence, self._reads_said_here.get(chat_id, 0))
+            self._write(Read(payload=ReadBody(chat_id, sequence)))
+
+    def _owe_reads_again(self) -> None:
+        """A read has no answer, so those of this connection may have been lost: say them again."""
+        for chat_id, sequence in self._reads_said_here.items():
+            self._reads[chat_id] = max(sequence, self._reads.get(chat_id, 0))
+        self._reads_said_here.clear()
 
     def _check_deadlines(self, link: Link, now: float) -> None:
         if now >= link.drop_at:
