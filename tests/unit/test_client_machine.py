@@ -363,6 +363,16 @@ def test_thousands_of_chats_are_pulled_and_acked_within_the_server_s_rate() -> N
     assert bench.frames(SyncRequest) == []
 
 
+def test_a_pull_that_waits_for_its_turn_is_woken_also_at_the_clock_s_zero() -> None:
+    bench = Bench()
+    bench.now = 0.0
+    (resume,) = bench.open(limits={"other_rate_limit_per_second": 1.0, "other_rate_limit_burst": 1.0})
+    assert bench.get(Resumed([], ["c"], []), resume.request_id) == []
+    bench.now = bench.machine.wake_at() or bench.now
+    assert 1.0 < bench.now < 2.0
+    assert [type(frame) for frame in written(bench.pass_time(0))] == [SyncRequest]
+
+
 def test_a_rate_limit_on_a_pull_holds_back_the_others_too() -> None:
     bench = Bench({"c": Cursor(1, 3), "d": Cursor(1, 5)})
     bench.resume()

@@ -13,6 +13,7 @@ from holdfast.client.actions import Keep
 from holdfast.client.cursors import Copy
 from holdfast.client.events import ChatGone, ChatJoined, ChatReset, Event
 from holdfast.client.inbox import Inbox
+from holdfast.client.link import NEVER
 from holdfast.message import Cursor, Message, Page
 from holdfast.wire.frames import ResumedChat, SyncBody
 
@@ -148,8 +149,8 @@ class Chats:
     def owes_acks(self) -> bool:
         return bool(self._owed)
 
-    def next_sync_at(self) -> float | None:
-        return min(self._behind.values(), default=None)
+    def next_sync_at(self) -> float:
+        return min(self._behind.values(), default=NEVER)
 
     def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
         """The next chat to pull, and what we had heard of it when we asked."""

@@ -162,7 +162,7 @@ class Machine:
             return None
         times = [link.renew_at, link.drop_at, link.heard_at + link.silence_seconds, self._answer_due(link)]
         if link.accepted:
-            times.append(self.outbox.next_start() or NEVER)
+            times.append(self.outbox.next_start())
             times.append(max(self._next_question(link), link.pace.until))
         return min(times)
 
@@ -174,7 +174,7 @@ class Machine:
         if link.resuming is not None and link.resuming.asked_at == NEVER:
             times.append(link.resuming.at)
         if self._may_sync(link):
-            times.append(self._chats.next_sync_at() or NEVER)
+            times.append(self._chats.next_sync_at())
         return min(times, default=NEVER)
 
     # The application
@@ -342,8 +342,8 @@ class Machine:
         return link.sync is None and link.resuming is None and self.inbox.room > room
 
     def _start_sync(self, link: Link, now: float) -> None:
-        at = self._chats.next_sync_at() if self._may_sync(link) else None
-        if at is None or now < at or not link.pace.allows(now):
+        at = self._chats.next_sync_at() if self._may_sync(link) else NEVER
+        if now < at or not link.pace.allows(now):
             return
         found = self._chats.next_sync(now, min(self._page_messages, self.inbox.room))
         if found is not None:
@@ -383,9 +383,7 @@ class Machine:
             self._actions.append(Drop("the server does not answer"))
 
     def _answer_due(self, link: Link) -> float:
-        oldest = self.outbox.oldest_in_flight()
-        since = link.waits_since() if oldest is None else min(link.waits_since(), oldest)
-        return since + self._settings.reply_timeout_seconds
+        return min(link.waits_since(), self.outbox.oldest_in_flight()) + self._settings.reply_timeout_seconds
 
     def _expires(self, link: Link, expires_at: float | None, now: float) -> None:
         if expires_at is not None:

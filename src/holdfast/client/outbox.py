@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from holdfast.client.link import NEVER
 from holdfast.errors import InvalidContentType, InvalidMessage, MessageTooLarge
 from holdfast.message import check_id
 from holdfast.resilience import Backoff
@@ -131,14 +132,14 @@ class Outbox:
         self._idle = {**{chat_id: line for chat_id, (line, _, _) in self._in_flight.items()}, **self._idle}
         self._in_flight.clear()
 
-    def oldest_in_flight(self) -> float | None:
-        """When the try that waits longest for its answer left."""
-        return min((at for _, _, at in self._in_flight.values()), default=None)
+    def oldest_in_flight(self) -> float:
+        """When the try that waits longest for its answer left; NEVER if none does."""
+        return min((at for _, _, at in self._in_flight.values()), default=NEVER)
 
-    def next_start(self) -> float | None:
-        """When an entry may leave, if nothing else happens before."""
+    def next_start(self) -> float:
+        """When an entry may leave, if nothing else happens before; NEVER if none may."""
         if not self._idle or len(self._in_flight) >= self._in_flight_max:
-            return None
+            return NEVER
         return max(self._paused_until, min(line.not_before for line in self._idle.values()))
 
     def _line(self, chat_id: str) -> _Line | None:
