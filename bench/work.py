@@ -103,8 +103,17 @@ async def fresh(url: str) -> AsyncIterator[PostgresWork]:
         await store.close()
 
 
+async def calm(connection: Any) -> None:
+    """Before every arm alike: what was written before it is on the disk and known to the planner."""
+    await connection.execute("VACUUM ANALYZE holdfast_work.job")
+    await connection.execute("CHECKPOINT")
+
+
 async def holdfast(url: str, total: int) -> float:
     async with fresh(url) as store:
+        connection = await asyncpg.connect(url)
+        await calm(connection)
+        await connection.close()
         return await drain(store, total)
 
 
@@ -119,7 +128,7 @@ async def with_blocked(url: str, total: int, blocked: int) -> float:
             "INSERT INTO holdfast_work.block (head, stream, partition, policy) "
             "SELECT seq, stream, partition, 2 FROM holdfast_work.job WHERE state = 3"
         )
-        await connection.execute("VACUUM ANALYZE holdfast_work.job")
+        await calm(connection)
         await connection.close()
         return await drain(store, total)
 
@@ -128,6 +137,7 @@ async def with_held(url: str, total: int) -> float:
     """The rate while another transaction has enqueued one job and stays open."""
     async with fresh(url) as store:
         connection = await asyncpg.connect(url)
+        await calm(connection)
         transaction = connection.transaction()
         await transaction.start()
         await enqueue(connection, Draft("Piece", b"{}", "held"))
