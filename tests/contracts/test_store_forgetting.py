@@ -238,3 +238,21 @@ def test_a_users_devices_and_answers_are_forgotten_and_nobody_elses(rig: Rig) ->
         assert not changed.repeated and (await rename(store, "renamed", "c")).repeated
 
     rig.run(scenario)
+
+
+def test_a_key_taken_for_a_request_is_taken_once_answers_with_what_is_kept_and_grows_old(rig: Rig) -> None:
+    async def scenario(store: Any) -> None:
+        once = operator(key="k1", fingerprint="f")
+        assert await store.begin(once) is None
+        assert await store.begin(once) == "", "begun, and nobody knows"
+        await store.keep(once, '{"count":1}')
+        assert await store.begin(once) == '{"count":1}'
+        with pytest.raises(KeyReused):
+            await store.begin(replace(once, fingerprint="g"))
+        assert await store.begin(operator(key="k2", fingerprint="f")) is None
+        await store.keep(operator(key="k2", fingerprint="f"), None)
+        assert await store.begin(operator(key="k2", fingerprint="f")) is None, "it did nothing: the key is new again"
+        assert await store.forget_keys(LATER, "", 10) == 2
+        assert await store.begin(once) is None
+
+    rig.run(scenario)

@@ -119,6 +119,7 @@ async def serving(
         sends=intake,
         history=History(store, no_rollback, clock, reads),
         audit_log=store,
+        answers=store,
         erasing=Eraser(store, durability, clock),
         tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock),
         keys=KeyRing(),

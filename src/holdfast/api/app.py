@@ -20,6 +20,7 @@ from holdfast.api.answers import respond, respond_error
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Deps
 from holdfast.api.envelope import Envelope
+from holdfast.api.keyed import Keyed
 from holdfast.api.openapi import describe
 from holdfast.api.receive import Allowance, receive
 from holdfast.api.reference import STYLE, html_page
@@ -33,12 +34,12 @@ _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
 def make_app(deps: Deps) -> Starlette:
-    """The REST surface over ``deps``. Holds no state but the rate buckets; safe to make more than once."""
-    allowance = Allowance(deps.settings, deps.clock)
+    """The REST surface over ``deps``. Holds no state but the rate buckets and the keys of what runs now."""
+    allowance, keyed = Allowance(deps.settings, deps.clock), Keyed(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
     for endpoint in endpoints:
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, allowance, endpoint)
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, allowance, keyed, endpoint)
     routes = [_route(path, views) for path, views in by_path.items()]
     app = Starlette(
         routes=routes + _pages(endpoints),
@@ -56,7 +57,7 @@ def _opened(endpoint: Endpoint, deps: Deps) -> Endpoint:
     return endpoint
 
 
-def _view(deps: Deps, allowance: Allowance, endpoint: Endpoint) -> View:
+def _view(deps: Deps, allowance: Allowance, keyed: Keyed, endpoint: Endpoint) -> View:
     """The endpoint as Starlette calls it. Whatever happens, there is an answer of the usual shape."""
 
     async def view(request: Request) -> Response:
@@ -74,7 +75,7 @@ def _view(deps: Deps, allowance: Allowance, endpoint: Endpoint) -> View:
     async def answer(request: Request) -> Response:
         try:
             call = await receive(deps, allowance, endpoint, request)
-            return respond(await endpoint.run(deps, call), endpoint.status)
+            return respond(await keyed.run(endpoint, call), endpoint.status)
         except HoldfastError as error:
             if error.private:
                 log.error("a request met a defect, or an operator's trouble", endpoint=endpoint.name, exc_info=True)

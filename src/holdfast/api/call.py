@@ -15,8 +15,9 @@ from holdfast.api.deps import Deps
 Caller = Literal["anybody", "user", "tenant", "operator"]
 """user: a user token, or a tenant key that names a user. tenant: a tenant key. operator: an admin key."""
 
-KeyRule = Literal["none", "optional", "required"]
-"""Whether the endpoint takes an Idempotency-Key."""
+KeyRule = Literal["none", "optional", "required", "kept"]
+"""Whether the endpoint takes an Idempotency-Key. ``optional``: its answer is kept in the commit of what it does;
+``kept``: its answer is kept beside what it does (``holdfast.api.keyed``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Endpoint:
     answer: Any = None
     status: int = 200
     key: KeyRule = "none"
+    secret: str = ""
+    """The field of the answer that is shown once and never kept."""
     note: str = ""
     also: Mapping[int, str] = field(default_factory=dict)
     """Other statuses that are no errors, with their meaning."""

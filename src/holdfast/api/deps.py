@@ -92,6 +92,18 @@ class AuditLog(Protocol):
         ...
 
 
+class Answers(Protocol):
+    """Where the answers to keyed requests are kept: the store."""
+
+    async def begin(self, act: Act) -> str | None:
+        """None if the key of ``act`` is new, else the answer that is kept, or "" while there is none."""
+        ...
+
+    async def keep(self, act: Act, answer: str | None) -> None:
+        """Keep the answer; None gives the key back."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Bounds of the REST surface."""
@@ -120,6 +132,7 @@ class Deps:
     sends: Sends
     history: History
     audit_log: AuditLog
+    answers: Answers
     erasing: Erasing
     tokens: Tokens
     keys: KeyRing

@@ -159,7 +159,8 @@ def _key(endpoint: Endpoint, request: Request) -> str | None:
             )
         return None
     if endpoint.key == "none":
-        raise InvalidMessage("this request takes no Idempotency-Key", field="Idempotency-Key")
+        told = "this request takes no Idempotency-Key: it does what it does each time, or keeps nothing at all"
+        raise InvalidMessage(told, field="Idempotency-Key")
     if problem := check_id(key, "Idempotency-Key"):
         raise InvalidMessage(problem, field="Idempotency-Key")
     return key

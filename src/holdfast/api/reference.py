@@ -45,7 +45,7 @@ def _facts(endpoint: Endpoint) -> dict[str, str]:
     if endpoint.body is not None:
         facts["Body"] = fields_of(endpoint.body)
     if endpoint.key != "none":
-        facts["Idempotency-Key"] = endpoint.key
+        facts["Idempotency-Key"] = "required" if endpoint.key == "required" else "optional"
     facts["Answer"] = f"{endpoint.status}: {fields_of(endpoint.answer) if endpoint.answer else 'text'}"
     for status, meaning in endpoint.also.items():
         facts[f"Also {status}"] = meaning
@@ -93,9 +93,11 @@ Credentials go into `Authorization: Bearer …`, never into a URL: a user token 
 Bodies are JSON of at most 64 KiB; unknown fields, wrong types, nesting bombs and lone surrogates are refused.
 `name?` marks a field that may be left out. A request gets its answer within 5 seconds.
 
-`Idempotency-Key`: on a send it is the client_message_id and required; on other POSTs that take one, the first
-answer is kept with it and given again (`Idempotency-Replayed: true`); with another request under the same key the
-answer is 409. A POST that takes none refuses one.
+`Idempotency-Key`: on a send it is the client_message_id and required; on other POSTs the first answer is kept with it
+and given again (`Idempotency-Replayed: true`), and nothing is done twice. The same key with another request is 409. So
+is a repetition whose first answer cannot be given again: it held a secret (an API key, a webhook's), which is not
+kept, and `details` has the rest of it; or the server stopped in between, and nobody knows how far it came. Minting a
+token and asking about limits refuse a key: a token is stored nowhere, and a check is no commit.
 
 Every error, 404 and 405 included, has the same body:
 
@@ -103,5 +105,5 @@ Every error, 404 and 405 included, has the same body:
 {"error": {"code": "NOT_A_MEMBER", "message": "…", "retryable": false, "outcome": "rejected", "details": {}}}
 ```
 
-`outcome` comes with writes: `rejected` (nothing happened) or `unknown` (nobody knows: retry with the same key).
+`outcome` comes with writes: `rejected` (nothing happened) or `unknown` (a retry with the same key is safe).
 A chat of another tenant does not exist (404); a chat one is not a member of is 403 NOT_A_MEMBER."""

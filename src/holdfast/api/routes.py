@@ -136,13 +136,13 @@ ADMIN: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", OPERATED + "/retain", admin.retain_from, "Delete a chat's oldest messages", "operator",
-        "chats:write", body=RetainFrom, answer=ChangeAnswer,
+        "chats:write", body=RetainFrom, answer=ChangeAnswer, key="kept",
         note="Those before `first_sequence`, for ever; numbering goes on. `chat.first_sequence` in the answer "
-        "tells how far it came in its time: repeat until it is there.",
+        "tells how far it came in its time: repeat, under another key, until it is there.",
     ),
     Endpoint(
         "POST", "/admin/erase", admin.erase_user, "Erase a person", "operator", "chats:write",
-        body=ErasePerson, answer=Erasure,
+        body=ErasePerson, answer=Erasure, key="kept",
         note="The content of every text of a user goes for ever, and so do memberships of groups, devices and kept "
         "answers. As far as its time allows: repeat with `after` set to `through` until `done`.",
     ),
@@ -153,7 +153,7 @@ ADMIN: Sequence[Endpoint] = (
     Endpoint("GET", "/admin/keys", admin.list_keys, "List the API keys", "operator", "keys:write", answer=KeyList),
     Endpoint(
         "POST", "/admin/keys", admin.issue_key, "Issue an API key", "operator", "keys:write",
-        body=NewKey, answer=IssuedKey, status=201,
+        body=NewKey, answer=IssuedKey, status=201, key="kept", secret="secret",
         note="An admin key can hand out only scopes it carries itself.",
     ),
     Endpoint(
@@ -162,7 +162,7 @@ ADMIN: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/admin/backup", admin.take_backup, "Take a backup on the server", "operator", "backup",
-        body=Why, answer=Backup,
+        body=Why, answer=Backup, key="kept",
         note="Of all files but the secrets, while serving. The answer comes when it is complete and checked.",
     ),
     Endpoint(
@@ -263,29 +263,29 @@ JOBS: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/admin/jobs/retry", work.retry_jobs, "Run waiting or parked jobs now", "operator", "jobs:write",
-        body=work.RetryJobs, answer=work.Count, errors=_GONE,
+        body=work.RetryJobs, answer=work.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
         "POST", "/admin/jobs/release", work.release_jobs, "Let jobs pass their stream's failed head", "operator",
-        "jobs:write", body=work.ReleaseJobs, answer=work.Count, errors=_GONE,
+        "jobs:write", body=work.ReleaseJobs, answer=work.Count, key="kept", errors=_GONE,
         note="The head keeps its own retry; a later failure makes a new block. 404 if the stream is not blocked.",
     ),
     Endpoint(
         "POST", "/admin/jobs/park", work.park_jobs, "Stop jobs and the streams behind them", "operator", "jobs:write",
-        body=work.TheseJobs, answer=work.Count, errors=_GONE,
+        body=work.TheseJobs, answer=work.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
         "POST", "/admin/jobs/bury", work.bury_jobs, "Move jobs to the dead letters", "operator", "jobs:write",
-        body=work.TheseJobs, answer=work.Count, errors=_GONE,
+        body=work.TheseJobs, answer=work.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
         "POST", "/admin/jobs/replay", work.replay_jobs, "Enqueue dead letters again, oldest first", "operator",
-        "jobs:write", body=work.TheseDead, answer=work.Count, errors=_GONE,
+        "jobs:write", body=work.TheseDead, answer=work.Count, key="kept", errors=_GONE,
         note="At most `limit` of those that match; repeat it for more, at the rate you want.",
     ),
     Endpoint(
         "POST", "/admin/jobs/discard", work.discard_jobs, "Forget dead letters for good", "operator", "jobs:write",
-        body=work.TheseDead, answer=work.Count, errors=_GONE,
+        body=work.TheseDead, answer=work.Count, key="kept", errors=_GONE,
     ),
 )  # fmt: skip
 
@@ -296,7 +296,7 @@ WEBHOOKS: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/admin/webhooks", work.create_webhook, "Add an endpoint", "operator", "webhooks:write",
-        body=work.NewHook, answer=work.HookView, status=201, errors=_GONE,
+        body=work.NewHook, answer=work.HookView, status=201, key="kept", secret="secret", errors=_GONE,
         note="It gets the tenant's messages from now on, signed as Standard Webhooks. The secret is shown once.",
     ),
     Endpoint(
@@ -305,11 +305,11 @@ WEBHOOKS: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", HOOK + "/enable", work.enable_webhook, "Enable a disabled endpoint again", "operator",
-        "webhooks:write", body=work.HookWhy, answer=work.HookView, errors=_GONE,
+        "webhooks:write", body=work.HookWhy, answer=work.HookView, key="kept", errors=_GONE,
     ),
     Endpoint(
         "POST", HOOK + "/test", work.check_webhook, "Send a test delivery", "operator", "webhooks:write",
-        body=work.HookWhy, answer=work.Count, errors=_GONE,
+        body=work.HookWhy, answer=work.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
         "GET", HOOK + "/deliveries", work.list_webhook_deliveries, "The last deliveries, newest first", "operator",

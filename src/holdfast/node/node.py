@@ -197,6 +197,7 @@ class Node:
             sends=self._sends,
             history=self.history,
             audit_log=self._store,
+            answers=self._store,
             erasing=Eraser(self._store, self._durability, self._clock),
             tokens=self.tokens,
             keys=self._keys,

@@ -152,6 +152,17 @@ class Store(Protocol):
         """Add an act that changed no chat (a key issued, a backup taken) to the audit log."""
         ...
 
+    async def begin(self, act: Act) -> str | None:
+        """Take the key of ``act`` for a request that is no command: None, once and for one caller only.
+
+        After that what ``keep`` stored, "" as long as that is nothing; KeyReused for another request.
+        """
+        ...
+
+    async def keep(self, act: Act, answer: str | None) -> None:
+        """Store the answer of a request whose key ``begin`` took. None: it did nothing, and the key is new again."""
+        ...
+
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
         """Forget the idempotency keys of answers and of messages from before a moment ("": none).
 

@@ -43,12 +43,12 @@ from holdfast.store.plan import (
     Plan,
     Record,
     Seen,
+    check_same,
     direct_pair,
     event_message,
     halted_chat,
     joining,
     not_a_member,
-    same_request,
     target_of,
     unknown_chat,
 )
@@ -117,7 +117,7 @@ class MemoryStore:
         self._limits = limits or ChatLimits()
         self._chats: dict[str, _Chat] = {}
         self._directs: dict[tuple[str, str | None], str] = {}
-        self._answers: dict[tuple[User, str], tuple[str, Changed, str]] = {}
+        self._answers: dict[tuple[User, str], tuple[str, Changed | str, str]] = {}
         self._keys_forgotten = 0
         self._audit: list[AuditRecord] = []
         self._log: list[Entry] = []
@@ -153,7 +153,9 @@ class MemoryStore:
     async def change(self, command: Command) -> Changed:
         act = command.act
         if act.key is not None and (earlier := self._answers.get((act.actor, act.key))) is not None:
-            return same_request(act, *earlier[:2])
+            check_same(act, earlier[0])
+            assert isinstance(earlier[1], Changed), "the fingerprint of a request is no command's"
+            return replace(earlier[1], repeated=True)
         plan = decide(command, self._seen(command), self._limits)
         if plan.event is not None:
             self._check_numbering(plan.chat.chat_id)
@@ -236,6 +238,22 @@ class MemoryStore:
         self._audit.append(
             AuditRecord(len(self._audit) + 1, act.at, act.actor.user_id, action, target, act.reason, details)
         )
+
+    async def begin(self, act: Act) -> str | None:
+        place = (act.actor, act.key or "")
+        if (earlier := self._answers.get(place)) is not None:
+            check_same(act, earlier[0])
+            assert isinstance(earlier[1], str), "the fingerprint of a command is no request's"
+            return earlier[1]
+        self._answers[place] = (act.fingerprint, "", act.at)
+        return None
+
+    async def keep(self, act: Act, answer: str | None) -> None:
+        place = (act.actor, act.key or "")
+        if answer is None:
+            self._answers.pop(place, None)
+        else:
+            self._answers[place] = (act.fingerprint, answer, act.at)
 
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
         old = sorted((at, place) for place, (_, _, at) in self._answers.items() if at < answers_before)[:limit]

@@ -102,10 +102,15 @@ class Plan(Struct, frozen=True):
         return self.retain or self.redact is not None or self.erase is not None
 
 
-def same_request(act: Act, fingerprint: str, earlier: Changed) -> Changed:
-    """The earlier answer under the same key. KeyReused if the key now comes with another request."""
+def check_same(act: Act, fingerprint: str) -> None:
+    """KeyReused if the key now comes with another request."""
     if act.fingerprint != fingerprint:
         raise KeyReused("this idempotency key was used for another request; use a new one")
+
+
+def same_request(act: Act, fingerprint: str, earlier: Changed) -> Changed:
+    """The earlier answer under the same key. KeyReused if the key now comes with another request."""
+    check_same(act, fingerprint)
     return replace(earlier, repeated=True)
 
 

@@ -19,6 +19,7 @@ from holdfast.store.plan import (
     ChatLimits,
     Plan,
     Seen,
+    check_same,
     direct_pair,
     event_message,
     halted_chat,
@@ -74,6 +75,29 @@ def record(handle: Handle, act: Act, action: str, target: str, details: str) -> 
     """Add to the audit log."""
     with handle.transaction() as connection:
         _put_audit(connection, act, action, target, details)
+    return Written(None)
+
+
+def begin(handle: Handle, act: Act) -> Written[str | None]:
+    """Take the key of a request that is no command; what was kept under it if it is taken."""
+    key = _key(act.actor, act.key or "")
+    with handle.transaction() as connection:
+        earlier = connection.execute(SQL["answer"], key).get
+        if earlier is not None:
+            check_same(act, earlier[0])
+            return Written(earlier[1])
+        connection.execute(SQL["put_answer"], {**key, "fingerprint": act.fingerprint, "answer": "", "at": act.at})
+    return Written(None)
+
+
+def keep(handle: Handle, act: Act, answer: str | None) -> Written[None]:
+    """Store the answer of a request whose key is taken, or give the key back."""
+    key = _key(act.actor, act.key or "")
+    with handle.transaction() as connection:
+        if answer is None:
+            connection.execute(SQL["drop_answer"], key)
+        else:
+            connection.execute(SQL["keep_answer"], {**key, "answer": answer})
     return Written(None)
 
 

@@ -50,6 +50,12 @@ SELECT fingerprint, answer FROM answers WHERE tenant = :tenant AND user_id = :us
 INSERT INTO answers (tenant, user_id, key, fingerprint, answer, at)
 VALUES (:tenant, :user_id, :key, :fingerprint, :answer, :at);
 
+-- name: keep_answer
+UPDATE answers SET answer = :answer WHERE tenant = :tenant AND user_id = :user_id AND key = :key;
+
+-- name: drop_answer
+DELETE FROM answers WHERE tenant = :tenant AND user_id = :user_id AND key = :key;
+
 -- name: forget_answers
 -- At most :limit, the oldest first.
 DELETE FROM answers WHERE (tenant, user_id, key) IN (

@@ -80,6 +80,12 @@ class SqliteStore:
     async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
         await self._writer.do(partial(change.record, act=act, action=action, target=target, details=details))
 
+    async def begin(self, act: Act) -> str | None:
+        return await self._write(partial(change.begin, act=act))
+
+    async def keep(self, act: Act, answer: str | None) -> None:
+        await self._write(partial(change.keep, act=act, answer=answer))
+
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
         return await self._write(lambda handle: forget.forget_keys(handle, answers_before, sends_before, limit))
 

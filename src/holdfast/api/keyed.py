@@ -1,0 +1,80 @@
+"""Requests under an Idempotency-Key whose effect is not a commit of the store: done once, answered alike.
+
+The key is taken before the request runs and the answer is kept after it. In between nobody can know how far it came, so
+after a crash a repetition is refused rather than done again: the same key never does a thing twice. Secrets are not
+kept: a repetition learns what was made, and that it must be made anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from holdfast.api.call import Answer, Call, Endpoint
+from holdfast.api.deps import Deps
+from holdfast.clock import timestamp
+from holdfast.errors import HoldfastError, KeyReused, ServerBusy
+from holdfast.message import User
+from holdfast.store.changes import Act
+from holdfast.telemetry import log
+
+
+class Keyed:
+    """Runs the requests of one process; what runs now is known here, everything else in the store."""
+
+    def __init__(self, deps: Deps) -> None:
+        self._deps = deps
+        self._running: set[tuple[User, str]] = set()
+        """As many as there are requests at the same time."""
+
+    async def run(self, endpoint: Endpoint, call: Call) -> Answer:
+        """Run it, or answer as the first time. Cancelled, its key stays taken."""
+        if endpoint.key != "kept" or call.key is None:
+            return await endpoint.run(self._deps, call)
+        place = (call.principal.user, call.key)
+        if place in self._running:
+            raise ServerBusy("the first request under this key is still running", retry_after_seconds=1.0)
+        self._running.add(place)
+        try:
+            return await self._once(endpoint, call)
+        finally:
+            self._running.discard(place)
+
+    async def _once(self, endpoint: Endpoint, call: Call) -> Answer:
+        now = timestamp(self._deps.clock.now())
+        act = Act(call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint)
+        earlier = await self._deps.in_time(self._deps.answers.begin(act))
+        if earlier is not None:
+            return _again(endpoint, earlier)
+        try:
+            answer = await endpoint.run(self._deps, replace(call, key=None, fingerprint=""))
+        except HoldfastError as error:
+            if error.outcome == "rejected":
+                await self._keep(act, None)
+            raise
+        await self._keep(act, _kept(endpoint, answer))
+        return answer
+
+    async def _keep(self, act: Act, answer: str | None) -> None:
+        """What was done is done, whether or not its answer can be kept: then a repetition is told that nobody knows."""
+        try:
+            await self._deps.in_time(self._deps.answers.keep(act, answer))
+        except HoldfastError as error:
+            log.warning("the answer to a keyed request could not be kept", key=act.key, error=error.message)
+
+
+def _kept(endpoint: Endpoint, answer: Answer) -> str:
+    shown = msgspec.to_builtins(answer.body)
+    shown.pop(endpoint.secret, None)
+    return msgspec.json.encode(shown).decode()
+
+
+def _again(endpoint: Endpoint, kept: str) -> Answer:
+    if not kept:
+        told = "this was begun under this key and nobody knows how far it came: look, then ask under a new key"
+        raise KeyReused(told)
+    if endpoint.secret:
+        told = "this was done under this key; its secret is shown once and not kept: remove what it made, ask anew"
+        raise KeyReused(told, answer=msgspec.json.decode(kept))
+    return Answer(kept.encode(), headers={"Idempotency-Replayed": "true"})

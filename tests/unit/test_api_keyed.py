@@ -1,0 +1,135 @@
+"""An Idempotency-Key on requests that are no commit of the store: done once, answered alike."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rest import AT, Rest, error_of, with_rest
+
+from holdfast.api import Backup
+from holdfast.api.routes import ENDPOINTS
+from holdfast.errors import OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.store.changes import Act
+from holdfast.store.memory import MemoryStore
+
+NEW_KEY = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
+NIGHTLY = {"reason": "nightly"}
+
+
+class Backups:
+    """Counts; raises what it is given, or waits for ``may_end``."""
+
+    def __init__(self, *troubles: Exception) -> None:
+        self.troubles, self.taken = list(troubles), 0
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
+
+    async def __call__(self) -> Backup:
+        self.taken += 1
+        self.begun.set()
+        await self.may_end.wait()
+        if self.troubles:
+            raise self.troubles.pop(0)
+        return Backup(f"backups/{self.taken}", 1, AT, [])
+
+
+def test_every_post_takes_a_key_but_those_that_make_nothing_to_be_made_twice() -> None:
+    without = {endpoint.path for endpoint in ENDPOINTS if endpoint.method == "POST" and endpoint.key == "none"}
+    assert without == {"/v1/tokens", "/v1/limits/check", "/v1/limits/check-many", "/v1/limits/release"}
+
+
+def test_a_repetition_gets_the_first_answer_and_does_nothing() -> None:
+    backups = Backups()
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        first = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert first.status_code == again.status_code == 200 and first.json() == again.json()
+        assert "idempotency-replayed" not in first.headers and again.headers["idempotency-replayed"] == "true"
+        assert backups.taken == 1 and len(await rest.store.audit(0, 10)) == 1
+        other = await rest.ask("POST", "/admin/backup", admin, {"reason": "weekly"}, Idempotency_Key="b1")
+        assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
+        elsewhere = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="b1")
+        assert error_of(elsewhere) == (409, "IDEMPOTENCY_KEY_REUSED")
+        colleague = await rest.ask("POST", "/admin/backup", rest.admin_key(), NIGHTLY, Idempotency_Key="b1")
+        assert colleague.json()["path"] == "backups/2", "a key belongs to who uses it"
+
+    with_rest(scenario, backup=backups)
+
+
+def test_a_key_issued_twice_under_one_key_is_one_and_its_secret_is_kept_nowhere() -> None:
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        first = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="k1")
+        again = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="k1")
+        assert first.status_code == 201 and error_of(again) == (409, "IDEMPOTENCY_KEY_REUSED")
+        assert again.json()["error"]["details"]["answer"] == {"key": first.json()["key"]}, "so it can be revoked"
+        assert len(rest.deps.keys.list()) == 2
+        secret = first.json()["secret"]
+        assert secret not in again.text and secret not in repr(vars(rest.store))
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize(("trouble", "runs"), [(Unavailable("away"), 2), (OutcomeUnknown("who knows"), 1)])
+def test_what_did_not_happen_may_come_again_and_what_nobody_knows_may_not(trouble: Exception, runs: int) -> None:
+    backups = Backups(trouble)
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        assert (await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")).status_code == 503
+        again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert again.status_code == (200 if runs == 2 else 409)
+        assert backups.taken == runs
+
+    with_rest(scenario, backup=backups)
+
+
+def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
+    backups = Backups()
+
+    async def scenario(rest: Rest) -> None:
+        backups.may_end.clear()
+        admin = rest.admin_key()
+        first = asyncio.create_task(rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1"))
+        await backups.begun.wait()
+        meanwhile = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert error_of(meanwhile) == (503, ServerBusy.code) and meanwhile.headers["retry-after"] == "1"
+        backups.may_end.set()
+        assert (await first).status_code == 200
+        again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert again.json() == (await first).json() and backups.taken == 1
+
+    with_rest(scenario, backup=backups)
+
+
+def test_an_answer_that_cannot_be_kept_is_given_all_the_same_and_the_work_is_not_done_again() -> None:
+    backups = Backups()
+
+    class Forgetful(MemoryStore):
+        async def keep(self, act: Act, answer: str | None) -> None:
+            raise Unavailable("the disk is full")
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        assert (await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")).status_code == 200
+        again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert error_of(again) == (409, "IDEMPOTENCY_KEY_REUSED") and backups.taken == 1
+
+    with_rest(scenario, store=Forgetful(), backup=backups)
+
+
+def test_retention_under_a_key_is_done_once_however_many_steps_it_took() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat, admin = await rest.chat(), rest.admin_key()
+        for n in range(3):
+            await rest.send(chat, "x", f"k{n}")
+        path, body = f"/admin/chats/{chat}/retain", {"first_sequence": 3, "reason": "old"}
+        first = await rest.ask("POST", path, admin, body, Idempotency_Key="r1")
+        again = await rest.ask("POST", path, admin, body, Idempotency_Key="r1")
+        assert first.json() == again.json() and first.json()["chat"]["first_sequence"] == 3
+        assert len(await rest.store.audit(0, 10)) == 1
+
+    with_rest(scenario)
