@@ -14,7 +14,7 @@ from holdfast.access import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import Rest
 from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message
 from holdfast.clock import SystemClock
-from holdfast.errors import MessageTooLarge, NotAMember
+from holdfast.errors import MessageTooLarge, NotAMember, NotFound, Unauthorized
 from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
@@ -177,6 +177,18 @@ def test_the_server_s_limit_of_a_message_is_the_client_s(tmp_path: Path) -> None
             await alice.send(chat_id, "x" * 4096)
             with pytest.raises(MessageTooLarge):
                 await alice.send(chat_id, "x" * 4097)
+
+    served(tmp_path, scenario)
+
+
+def test_a_handshake_that_the_server_itself_refuses_for_good_is_the_end(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with Client(world.url, "no token at all", settings=QUICK) as client:
+            with pytest.raises(Unauthorized):
+                await client.connected()
+        async with Client(f"{world.url}/elsewhere", world.token("alice"), settings=QUICK) as client:
+            with pytest.raises(NotFound):
+                await client.connected()
 
     served(tmp_path, scenario)
 

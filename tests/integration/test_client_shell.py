@@ -181,6 +181,18 @@ def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("body", [b"<h1>Not Found</h1>", b'{"error": {}}', b'{"error": "not found"}', b""])
+def test_a_refusal_that_is_not_the_server_s_own_is_not_the_end(body: bytes) -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        server.script.refuse_handshakes = [(status, {}) for status in (400, 403, 404)]
+        server.script.refusal_body = body
+        async with Client(server.url, "token", settings=QUICK) as client:
+            await client.send(CHAT, "x")
+        assert len(server.handshakes) == 4
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     "failure", [Unavailable("no tokens now"), OutcomeUnknown("?"), ConnectionResetError(), ValueError("not JSON")]
 )

@@ -36,6 +36,7 @@ class Script:
     """What the server does wrong next; counters count down."""
 
     refuse_handshakes: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    refusal_body: bytes = b'{"error": {"code": "REFUSED", "message": "as scripted", "details": {}}}'
     drop_before_store: int = 0
     drop_after_store: int = 0
     send_errors: list[dict[str, Any]] = field(default_factory=list)
@@ -156,7 +157,7 @@ class ScriptedServer:
             self.violations.append(f"asked for {request.path}")
         if self.script.refuse_handshakes:
             status, headers = self.script.refuse_handshakes.pop(0)
-            body = json.dumps({"error": {"code": "REFUSED", "message": "as scripted", "details": {}}}).encode()
+            body = self.script.refusal_body
             fields = Headers({**headers, "Content-Length": str(len(body)), "Connection": "close"})
             return Response(status, HTTPStatus(status).phrase, fields, body)
         return None

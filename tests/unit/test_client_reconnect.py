@@ -101,9 +101,24 @@ def test_a_handshake_refused_for_now_is_tried_again_after_what_the_server_says(s
     assert isinstance(verdict, Retry) and 20 <= verdict.delay_seconds <= 25
 
 
-def test_a_redirect_is_not_followed_with_a_token_in_hand() -> None:
-    verdict = reconnect().refused(302, None, "https://elsewhere.example/")
+@pytest.mark.parametrize("status", [301, 308])
+def test_an_address_that_has_moved_for_good_is_named_and_not_followed_with_a_token_in_hand(status: int) -> None:
+    verdict = reconnect().refused(status, None, "https://elsewhere.example/")
     assert isinstance(verdict, Stop) and "elsewhere.example" in str(verdict.error)
+
+
+@pytest.mark.parametrize("status", [302, 303, 307])
+def test_a_detour_for_now_is_named_and_the_address_tried_again(status: int) -> None:
+    verdict = reconnect().refused(status, None, "https://maintenance.example/")
+    assert isinstance(verdict, Retry) and "maintenance.example" in verdict.reason
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 426])
+def test_what_a_proxy_says_while_the_server_is_away_is_not_the_end(status: int) -> None:
+    machine = reconnect()
+    for _ in range(3):
+        verdict = machine.refused(status, None, "")
+        assert isinstance(verdict, Retry) and f"answered with {status}; " in verdict.reason
 
 
 @pytest.mark.parametrize("code", ["FORBIDDEN", "NOT_A_MEMBER", "NOT_FOUND", "IDEMPOTENCY_KEY_REUSED", "UNHEARD_OF"])
@@ -123,8 +138,8 @@ def test_a_connection_closed_for_good_says_why_and_what_to_do(closing: Closing) 
     assert re.search(rf"{closing.message}; .{{8,}}", verdict.error.message)
 
 
-@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 426])
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 426])
 def test_a_client_kept_out_says_what_to_do(status: int) -> None:
-    verdict = reconnect(can_renew=False).refused(status, None, "")
+    verdict = reconnect(can_renew=False).refused(status, None, "so it is")
     assert isinstance(verdict, Stop)
     assert re.search(r"; .{8,}", verdict.error.message)

@@ -17,7 +17,10 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 
 
 class HandshakeRefused(Exception):
-    """The server answered the handshake with an HTTP status."""
+    """The handshake was answered with an HTTP status.
+
+    ``message``: our server's, or empty if it was not our server that answered; of a redirect where it leads.
+    """
 
     def __init__(self, status: int, retry_after: float | None, message: str) -> None:
         super().__init__(message)
@@ -144,8 +147,8 @@ async def connect(
 
 
 class _ErrorBody(msgspec.Struct):
-    code: str = ""
-    message: str = ""
+    code: str
+    message: str
 
 
 class _Refusal(msgspec.Struct):

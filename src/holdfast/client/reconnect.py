@@ -1,7 +1,8 @@
 """When to come back after a connection ended, and when not to. (Pure.)
 
-The close code's range is the rule: 4500-4999 do not reconnect; everything else does, for ever. The delay is the
-server's if it names one (it spreads its clients), else full jitter, doubling from 1 to 16 s.
+The close code's range is the rule: 4500-4999 do not reconnect; everything else does, for ever. A handshake refused by
+the server itself is final where its status says so; by anybody else it is not. The delay is the server's if it names
+one (it spreads its clients), else full jitter, doubling from 1 to 16 s.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from holdfast.client.refusals import kept_out, locked_out, stopped
+from holdfast.client.refusals import kept_out, locked_out, stopped, turned_away
 from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff
 from holdfast.wire.closing import Closing
@@ -72,16 +73,15 @@ class Reconnect:
         return self._later(reason)
 
     def refused(self, status: int, retry_after: float | None, message: str) -> Verdict:
-        """The handshake was answered with an HTTP status other than 101."""
+        """The handshake was answered with an HTTP status other than 101; ``message``: the server's own, or empty."""
         if status == 401:
             return self._renew(message or "the server does not accept the token")
         error = kept_out(status, message)
         if error is not None:
             return Stop(error)
-        verdict = self._later(f"the server answered the handshake with {status}")
-        if retry_after is None:
-            return verdict
-        return Retry(retry_after + self._rng.random() * retry_after / 4, verdict.reason)
+        verdict = self._later(turned_away(status, message))
+        delay = verdict.delay_seconds if retry_after is None else retry_after * (1 + self._rng.random() / 4)
+        return Retry(delay, verdict.reason)
 
     def unreachable(self, reason: str) -> Retry:
         return self._later(reason)

@@ -47,6 +47,7 @@ _STATUS: Mapping[int, tuple[type[HoldfastError], str]] = {
     404: (NotFound, "is this the address of a Holdfast server?"),
     426: (InvalidMessage, "do client and server, and a proxy between them, speak WebSocket?"),
 }
+_MOVED = frozenset({301, 308})
 
 
 def refusal(error: Error) -> HoldfastError:
@@ -62,13 +63,25 @@ def stopped(reason: str, message: str) -> HoldfastError:
 
 
 def kept_out(status: int, message: str) -> HoldfastError | None:
-    """The server's answer to a handshake; None if a later one may be answered otherwise."""
-    if 300 <= status < 400:
+    """The answer to a handshake, where it is final; None if a later one may be answered otherwise.
+
+    ``message`` is the server's own. Without one somebody between us answered, a proxy while the server is replaced,
+    and means nothing by it.
+    """
+    if status in _MOVED:
         return InvalidMessage(f"the server redirects to {message}; use that address")
-    if status not in _STATUS:
+    if status not in _STATUS or not message:
         return None
     kind, what_next = _STATUS[status]
-    return kind(f"{message or f'the server answered the handshake with {status}'}; {what_next}")
+    return kind(f"{message}; {what_next}")
+
+
+def turned_away(status: int, message: str) -> str:
+    """The answer to a handshake, where it is not final."""
+    if 300 <= status < 400:
+        return f"the handshake was sent on to {message}; until it is answered here it is tried again"
+    what_next = f"; {_STATUS[status][1]}" if status in _STATUS else ""
+    return f"the handshake was answered with {status}{what_next}"
 
 
 def locked_out(message: str, can_renew: bool) -> HoldfastError:
