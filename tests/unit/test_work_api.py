@@ -10,7 +10,10 @@ from typing import Any
 from rest import Rest, error_of, serving
 from work_stores import Hand, draft
 
+from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.webhooks.contract import Endpoint
 from holdfast.webhooks.plane import WebhookPlane
+from holdfast.webhooks.reader import Reader
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
 from holdfast.work.job import Policies, Reason
@@ -113,6 +116,30 @@ def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
         vague = await rest.ask("POST", "/admin/jobs/release", key, {"reason": "r", "stream": "s"})
         assert error_of(vague) == (400, "INVALID_MESSAGE")
         assert await jobs.acts() == []
+
+    served(tmp_path, scenario)
+
+
+def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
+    """A job names the message and holds no copy of it: not in lists, not alone, not in a dead letter."""
+
+    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+        log, key = MemoryEventLog(), rest.admin_key("jobs:read")
+        rest.store.on_commit(log.committed)
+        assert rest.deps.webhooks is not None
+        endpoints = rest.deps.webhooks.endpoints
+        long_ago = "2020-01-01T00:00:00.000Z"
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", long_ago))
+        chat = await rest.chat()
+        await rest.send(chat, "private words", "k1")
+        await Reader(log, endpoints, jobs, rest.clock).advance(0)
+        (waiting,) = await jobs.find(Query())
+        shown = [await rest.ask("GET", path, key) for path in ("/admin/jobs", f"/admin/jobs/{waiting.seq}")]
+        await jobs.bury([waiting.seq], by="op", why="test")
+        shown += [await rest.ask("GET", path, key) for path in ("/admin/jobs/dead", f"/admin/jobs/{waiting.seq}")]
+        for answer in shown:
+            assert answer.status_code == 200 and "ep_1" in answer.text
+            assert "private words" not in answer.text and "whsec" not in answer.text
 
     served(tmp_path, scenario)
 
