@@ -85,7 +85,7 @@ def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
         assert {name: current.json()[name] for name in ("limit", "version")} == {"limit": 500, "version": 8}
         partial = {"tenantID": "acme", "resource": "/api/search", "limit": 200, "expectedVersion": 8}
         assert (await rest.ask("PUT", "/admin/rules", key, partial)).json()["version"] == 9
-        health = await rest.ask("GET", "/health/admin")
+        health = await rest.ask("GET", "/health/admin", key)
         assert health.json() == {"status": "healthy", "postgres_primary": "reachable", "rate_limiting": "healthy"}
 
     limited(tmp_path, scenario)
@@ -166,11 +166,12 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
         answer = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
         assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
         assert answer.headers["Retry-After"] == "5"
-        health = await rest.ask("GET", "/health/admin")
+        health = await rest.ask("GET", "/health/admin", key)
         assert health.status_code == 503
         assert health.json() == {"status": "unhealthy", "postgres_primary": "unreachable", "rate_limiting": "healthy"}
         monkeypatch.setattr(plane.feed, "_known_at", plane.feed._known_at - 11)
-        assert (await rest.ask("GET", "/health/admin")).json()["rules"] == "stale"
+        rest.clock.advance(1)
+        assert (await rest.ask("GET", "/health/admin", key)).json()["rules"] == "stale"
         assert plane.dependencies() == {"counters": "up", "rules": "stale"}
         check = {"resource": "/api/search", "subject": "ann"}
         answers = [(await rest.ask("POST", "/v1/limits/check", rest.tenant_key(), check)).json() for _ in range(3)]
@@ -295,3 +296,33 @@ def test_status_names_what_somebody_should_look_at() -> None:
     stale, down = alarms({"limits": {"counters": "down", "stale": True, "staleness_seconds": 12.3}})
     assert "12 s" in stale and "rules-stale.md" in stale
     assert "counters" in down
+
+
+def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        asked, health = 0, plane.control.health
+        begun, may_answer = asyncio.Event(), asyncio.Event()
+
+        async def counted() -> Any:
+            nonlocal asked
+            asked += 1
+            begun.set()
+            await may_answer.wait()
+            return await health()
+
+        monkeypatch.setattr(plane.control, "health", counted)
+        many = [asyncio.create_task(rest.ask("GET", "/health/admin")) for _ in range(50)]
+        await begun.wait()
+        many[0].cancel()
+        may_answer.set()
+        answers = await asyncio.gather(*many[1:])
+        assert {answer.text for answer in answers} == {'{"status":"healthy"}'} and asked == 1
+        await rest.ask("GET", "/health/admin")
+        assert asked == 1, "within the second"
+        rest.clock.advance(1)
+        await rest.ask("GET", "/health/admin")
+        assert asked == 2
+
+    limited(tmp_path, scenario)

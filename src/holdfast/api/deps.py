@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -92,6 +92,21 @@ class AuditLog(Protocol):
         ...
 
 
+class Recent(Generic[T]):
+    """What a source said within the last ``seconds``: however many ask, it is asked one question at a time."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self._asked: tuple[asyncio.Task[T], float] | None = None
+
+    async def ask(self, source: Callable[[], Coroutine[Any, Any, T]], now: float) -> T:
+        """Whoever is cancelled while waiting leaves the question to the others."""
+        asked = self._asked
+        if asked is None or (asked[0].done() and now - asked[1] >= self._seconds):
+            asked = self._asked = (asyncio.create_task(source()), now)
+        return await asyncio.shield(asked[0])
+
+
 class Answers(Protocol):
     """Where the answers to keyed requests are kept: the store."""
 
@@ -158,6 +173,8 @@ class Deps:
     """The jobs of this node; None: it runs without."""
     webhooks: WebhookPlane | None = None
     """Where webhooks go; None: this node sends none."""
+    admin_health: Recent[dict[str, str]] = field(default_factory=Recent)
+    """What the rules' primary said last: strangers ask for it."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of the key ring at a time."""
 

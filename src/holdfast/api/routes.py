@@ -326,7 +326,8 @@ PROBES: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/health/admin", limits.get_admin_health, "Whether rules can be changed", "anybody",
         answer=Mapping[str, str], also={503: "They cannot; limiting goes on."}, errors=frozenset({404}),
-        note="`rules: stale` comes along while this node does not know whether it has every change.",
+        note="Looks once a second at most. An admin key with status:read is told what is unwell; `rules: stale` comes "
+        "along while this node does not know whether it has every change.",
     ),
     Endpoint(
         "GET", "/metrics", probes.get_metrics, "Metrics for Prometheus", "operator", "status:read",
