@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.client.outbox import Entry
 from holdfast.client.state import FileState, Saved
-from holdfast.errors import HoldfastError, StateCorrupted, StateDirectory
+from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory
 from holdfast.message import Cursor
 
 
@@ -155,3 +155,95 @@ def test_a_failing_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
 
     notes = asyncio.run(main())
     assert [type(error) for error in notes.errors] == [StateDirectory]
+
+
+def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goes_on(tmp_path: Path) -> None:
+    async def main() -> Notes:
+        notes = Notes()
+        state = FileState(tmp_path / "client.db")
+        state.open(notes)
+        state.put(Entry("k", "c", "a lone \ud800", "text/plain"))
+        await state.drain()
+        assert [entry.client_message_id for entry in notes.entries] == ["k"]
+        state.put(entry(1))
+        await state.close()
+        return notes
+
+    assert [type(error) for error in asyncio.run(main()).errors] == [InternalError]
+    assert list(reopened(tmp_path / "client.db").outbox) == [entry(1)]
+
+
+def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        notes = Notes()
+        state = FileState(tmp_path / "client.db", retry_seconds=60)
+        state.open(notes)
+        state.put(entry(1))
+        await state.drain()
+        state._db.execute("PRAGMA query_only = ON")
+        state.remove(entry(1))
+        state.identify("device_id", "dev")
+        state.keep("c", Cursor(1, 7))
+        state.keep("d", Cursor(1, 1))
+        await state.drain()
+        assert {type(error) for error in notes.errors} == {StateDirectory}
+        state._db.execute("PRAGMA query_only = OFF")
+        state.keep("d", Cursor(1, 2))
+        await state.drain()
+        assert notes.cursors[-2:] == [("c", Cursor(1, 7)), ("d", Cursor(1, 2))]
+        await state.close()
+
+    asyncio.run(main())
+    assert reopened(tmp_path / "client.db") == Saved((), {"c": Cursor(1, 7), "d": Cursor(1, 2)}, {"device_id": "dev"})
+
+
+def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path) -> None:
+    async def main() -> None:
+        kept = asyncio.Event()
+        errors: list[HoldfastError] = []
+
+        def written(_: object, cursors: Iterable[tuple[str, Cursor]], error: HoldfastError | None) -> None:
+            if error is None:
+                assert list(cursors) == [("c", Cursor(1, 7))]
+                kept.set()
+                return
+            errors.append(error)
+            if len(errors) == 3:
+                state._db.execute("PRAGMA query_only = OFF")
+
+        state = FileState(tmp_path / "client.db", retry_seconds=0.01)
+        state.open(written)
+        state._db.execute("PRAGMA query_only = ON")
+        state.keep("c", Cursor(1, 7))
+        await asyncio.wait_for(kept.wait(), 5)
+        await state.close()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_fails_for_good_does_not_keep_the_state_from_closing(tmp_path: Path) -> None:
+    async def main() -> Notes:
+        notes = Notes()
+        state = FileState(tmp_path / "client.db")
+        state.open(notes)
+        state._db.execute("PRAGMA query_only = ON")
+        state.keep("c", Cursor(1, 7))
+        await asyncio.wait_for(state.close(), 5)
+        return notes
+
+    assert asyncio.run(main()).errors
+
+
+def test_a_message_put_again_under_the_key_of_one_just_removed_is_on_disk(tmp_path: Path) -> None:
+    async def main() -> None:
+        state = FileState(tmp_path / "client.db")
+        state.open(Notes())
+        state.put(entry(1))
+        await state.drain()
+        state.identify("device_id", "dev")  # its commit runs, so that what follows makes one
+        state.remove(entry(1))
+        state.put(entry(1))
+        await state.close()
+
+    asyncio.run(main())
+    assert list(reopened(tmp_path / "client.db").outbox) == [entry(1)]

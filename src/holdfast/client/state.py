@@ -18,7 +18,7 @@ from typing import Protocol
 import apsw
 
 from holdfast.client.outbox import Entry
-from holdfast.errors import HoldfastError, StateCorrupted, StateDirectory, StateInUse
+from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory, StateInUse
 from holdfast.message import Cursor
 
 SCHEMA_VERSION = 1
@@ -55,15 +55,25 @@ class Saved:
 
 @dataclass(slots=True)
 class _Batch:
-    """Changes that wait for the next commit."""
+    """Changes that wait for the next commit. ``outbox``: entries to put, keys to remove, in the order of the calls."""
 
-    puts: list[Entry] = field(default_factory=list)
-    removals: list[tuple[str, str]] = field(default_factory=list)
+    outbox: list[Entry | tuple[str, str]] = field(default_factory=list)
     cursors: dict[str, Cursor | None] = field(default_factory=dict)
     identity: dict[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.puts or self.removals or self.cursors or self.identity)
+        return bool(self.outbox or self.cursors or self.identity)
+
+    @property
+    def puts(self) -> list[Entry]:
+        return [change for change in self.outbox if isinstance(change, Entry)]
+
+    def before(self, newer: _Batch) -> _Batch:
+        """Both as one, without our puts: whoever waited for those was told that they failed."""
+        removals = [change for change in self.outbox if not isinstance(change, Entry)]
+        return _Batch(
+            [*removals, *newer.outbox], {**self.cursors, **newer.cursors}, {**self.identity, **newer.identity}
+        )
 
 
 class Written(Protocol):
@@ -125,10 +135,16 @@ class MemoryState:
 
 
 class FileState:
-    """A SQLite file, held by one process at a time."""
+    """A SQLite file, held by one process at a time.
 
-    def __init__(self, path: Path) -> None:
+    On a disk that fails a put is refused; everything else is tried again with whatever comes next, after
+    ``retry_seconds``, and once more at the end.
+    """
+
+    def __init__(self, path: Path, retry_seconds: float = 1.0) -> None:
         self._path = path
+        self._retry_seconds = retry_seconds
+        self._retry: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-client-state")
         self._batch = _Batch()
         self._writing: asyncio.Future[None] | None = None
@@ -147,11 +163,11 @@ class FileState:
                 raise
 
     def put(self, entry: Entry) -> None:
-        self._batch.puts.append(entry)
+        self._batch.outbox.append(entry)
         self._write()
 
     def remove(self, entry: Entry) -> None:
-        self._batch.removals.append((entry.chat_id, entry.client_message_id))
+        self._batch.outbox.append(entry.key)
         self._write()
 
     def keep(self, chat_id: str, cursor: Cursor | None) -> None:
@@ -163,11 +179,14 @@ class FileState:
         self._write()
 
     async def drain(self) -> None:
+        self._write()
         while self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def close(self) -> None:
         await self.drain()
+        if self._retry is not None:
+            self._retry.cancel()
         await self._loop.run_in_executor(self._thread, self._db.close)
         self._thread.shutdown(wait=False)
 
@@ -201,25 +220,35 @@ class FileState:
     def _committed(self, batch: _Batch, done: asyncio.Future[None]) -> None:
         self._writing = None
         error = done.exception()
-        if error is not None and not isinstance(error, HoldfastError):
-            raise error
+        assert error is None or isinstance(error, HoldfastError)
+        newer = bool(self._batch)
+        if isinstance(error, StateDirectory):  # of anything else a repetition would fail as well
+            self._batch = batch.before(self._batch)
+            self._try_later()
         kept = [(chat_id, cursor) for chat_id, cursor in batch.cursors.items() if cursor is not None]
         self._written(batch.puts, kept, error)
-        self._write()
+        if newer:
+            self._write()
+
+    def _try_later(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(self._retry_seconds, self._write)
 
     def _commit(self, batch: _Batch) -> None:
         with _translated(self._path):
             # Only an unsent message is lost for good if the power goes now; the rest would be repeated.
             self._db.pragma("synchronous", "FULL" if batch.puts else "NORMAL")
             with self._db:
-                for entry in batch.puts:
-                    self._db.execute(
-                        "INSERT OR IGNORE INTO outbox (client_message_id, chat_id, content, content_type)"
-                        " VALUES (?, ?, ?, ?)",
-                        (entry.client_message_id, entry.chat_id, entry.content, entry.content_type),
-                    )
-                for key in batch.removals:
-                    self._db.execute("DELETE FROM outbox WHERE chat_id = ? AND client_message_id = ?", key)
+                for change in batch.outbox:
+                    if isinstance(change, Entry):
+                        self._db.execute(
+                            "INSERT OR IGNORE INTO outbox (client_message_id, chat_id, content, content_type)"
+                            " VALUES (?, ?, ?, ?)",
+                            (change.client_message_id, change.chat_id, change.content, change.content_type),
+                        )
+                    else:
+                        self._db.execute("DELETE FROM outbox WHERE chat_id = ? AND client_message_id = ?", change)
                 for chat_id, cursor in batch.cursors.items():
                     if cursor is None:
                         self._db.execute("DELETE FROM cursors WHERE chat_id = ?", (chat_id,))
@@ -252,6 +281,8 @@ class _translated:
                 raise StateDirectory(
                     f"cannot use {self._path}: {error}; is it writable, and the disk not full?"
                 ) from error
+            case Exception() if not isinstance(error, HoldfastError):
+                raise InternalError(f"cannot write to {self._path}: {type(error).__name__}: {error}") from error
             case _:
                 return
 
