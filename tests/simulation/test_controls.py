@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-import pytest
-import structlog
 from tally import tally
 
 from holdfast.verify.checkers import CHECKERS
 from holdfast.verify.controls import CONTROLS, SEEDS, turned_red
 from holdfast.verify.controls.jobs import JOB_CONTROLS
 from holdfast.verify.results import Row
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    before = structlog.get_config()["wrapper_class"]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.configure(wrapper_class=before)
 
 
 def test_each_control_turns_its_own_checkers_red_and_no_other() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator
 
-import pytest
-import structlog
 from tally import tally
 
 from holdfast.verify.checkers import check, red
@@ -15,14 +11,6 @@ from holdfast.verify.checkers.jobs import job_effects_once
 from holdfast.verify.controls.jobs import JOB_CONTROLS, SEEDS, WHOLE, play_jobs
 from holdfast.verify.history import decode, encode
 from holdfast.verify.results import Row
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    before = structlog.get_config()["wrapper_class"]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(wrapper_class=before)
 
 
 def test_what_is_whole_keeps_every_promise_among_zombies_and_kills() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import structlog
 
 from holdfast import telemetry
 from holdfast.verify.checkers import check, red
@@ -17,14 +14,6 @@ from holdfast.verify.history import Fail, History, Ok, Unknown
 from holdfast.verify.simulation import Parts, play
 
 SEEDS = range(1, 9)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    before = structlog.get_config()["wrapper_class"]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.configure(wrapper_class=before)
 
 
 def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:

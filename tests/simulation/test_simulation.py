@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,15 +30,6 @@ from holdfast.verify.simulation import Options, Parts, play
 OF_JOBS = {11}
 """Judged where jobs are: ``test_work_faults.py``."""
 SEEDS = range(1, int(os.environ.get("HOLDFAST_SEEDS", "1000")) + 1)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Faults are what these stories are made of; their log lines are not news."""
-    before = structlog.get_config()["wrapper_class"]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.configure(wrapper_class=before)
 
 
 def complaints(seed: int, history: History, verdicts: list[Verdict]) -> list[str]:
