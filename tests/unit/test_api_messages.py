@@ -93,7 +93,7 @@ def test_a_page_of_a_chat_whose_beginning_was_deleted_knows_where_it_begins() ->
 
 
 @pytest.mark.parametrize(
-    "query", ["?before=2&after=1", "?around=1&before=2", "?limit=0", "?limit=501", "?before=0", "?after=-1",
+    "query", ["?before=2&after=1", "?around=1&before=2", "?limit=0", "?before=0", "?after=-1",
               "?after=1e2", "?after=null", "?limit=5&limit=6", "?nonsense=1", "?after=",
               "?after=99999999999999999999", "?after=%00"]
 )  # fmt: skip

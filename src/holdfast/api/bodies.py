@@ -1,6 +1,7 @@
 """What requests carry and answers hold, where the values of ``holdfast.message`` do not say it already. (Pure.)
 
-Requests are strict: an unknown field or a wrong type is refused.
+Requests are strict: an unknown field or a wrong type is refused. What a setting bounds is not bounded here as well:
+the setting decides, where the request is carried out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Chat, ChatKind, Member,
 from holdfast.store.contract import AuditRecord, ChatSummary
 
 Id = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern="^[!-~]+$")]
-Name = Annotated[str, Meta(max_length=200)]
+Name = Annotated[str, Meta(description="At most durability.chats.name_characters_max characters.")]
 Reason = Annotated[str, Meta(min_length=1, max_length=500, description="Why; it goes into the audit log.")]
 SequenceNumber = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
 Position = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
@@ -30,11 +31,13 @@ class NewChat(Body, frozen=True):
 
     kind: ChatKind = "group"
     name: Name = ""
-    members: Annotated[list[Id], Meta(max_length=1000)] = []
+    members: Annotated[
+        list[Id], Meta(description="With the creator at most durability.chats.members_at_creation_max.")
+    ] = []
 
 
 class Renamed(Body, frozen=True):
-    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    name: Name
 
 
 class NewMember(Body, frozen=True):
@@ -55,7 +58,7 @@ class NewMessage(Body, frozen=True):
 
 class NewToken(Body, frozen=True):
     user_id: Id
-    ttl_seconds: Annotated[int, Meta(ge=1, le=30 * 86400)] = 3600
+    ttl_seconds: Annotated[int, Meta(ge=1, description="At most access.tokens.ttl_seconds_max.")] = 3600
 
 
 class NewKey(Body, frozen=True):
@@ -101,12 +104,15 @@ class ChatsQuery(Body, frozen=True):
 
 
 class MessagesQuery(Body, frozen=True):
-    """At most one of ``before``, ``after`` and ``around``; none of them: the newest messages."""
+    """At most one of ``before``, ``after`` and ``around``; none of them: the newest messages.
+
+    ``limit``: left out, ``gateway.pages.default_messages``; a page has at most ``gateway.pages.max_messages``.
+    """
 
     before: SequenceNumber | None = None
     after: Position | None = None
     around: SequenceNumber | None = None
-    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    limit: Annotated[int, Meta(ge=1)] | None = None
 
 
 class AuditQuery(Body, frozen=True):

@@ -24,28 +24,27 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
     query: MessagesQuery = call.query
     if sum(place is not None for place in (query.before, query.after, query.around)) > 1:
         raise InvalidMessage("give at most one of before, after and around")
+    limit = min(query.limit or deps.pages.default_messages, deps.pages.max_messages)
     chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"], call.principal.user))
     if query.around is not None:
-        half = query.limit // 2
+        half = limit // 2
         older = await _before(deps, call, query.around, half) if half else None
-        newer = await _after(deps, call, query.around - 1, query.limit - half)
+        newer = await _after(deps, call, query.around - 1, limit - half)
         return Answer(_page(chat, older, newer, query.around - 1))
     if query.after is not None:
-        return Answer(_page(chat, None, await _after(deps, call, query.after, query.limit), query.after))
+        return Answer(_page(chat, None, await _after(deps, call, query.after, limit), query.after))
     before = query.before or SEQUENCE_MAX
-    return Answer(_page(chat, await _before(deps, call, before, query.limit), None, before - 1))
+    return Answer(_page(chat, await _before(deps, call, before, limit), None, before - 1))
 
 
 async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
     """The reader is checked again in the read itself: a membership may end between two reads."""
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
-    limit = min(limit, pages.max_messages)
     return await deps.history.ask(lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user))
 
 
 async def _after(deps: Deps, call: Call, after: int, limit: int) -> Page:
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
-    limit = min(limit, pages.max_messages)
     return await deps.history.ask(lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user))
 
 

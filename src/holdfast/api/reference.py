@@ -90,8 +90,9 @@ Credentials go into `Authorization: Bearer …`, never into a URL: a user token 
 (`hf_tenant_…`, with `X-Act-As: <user>` where a user is meant) or an admin key (`hf_admin_…`). See
 [access](../guides/access.md).
 
-Bodies are JSON of at most 64 KiB; unknown fields, wrong types, nesting bombs and lone surrogates are refused.
-`name?` marks a field that may be left out. A request gets its answer within 5 seconds.
+Bodies are JSON of at most 64 KiB (`api.body_bytes_max`); unknown fields, wrong types, nesting bombs and lone surrogates
+are refused. `name?` marks a field that may be left out. A request gets its answer within 5 seconds
+(`api.request_seconds_max`), a backup when it is complete.
 
 `Idempotency-Key`: on a send it is the client_message_id and required; on other POSTs the first answer is kept with it
 and given again (`Idempotency-Replayed: true`), and nothing is done twice. The same key with another request is 409. So
