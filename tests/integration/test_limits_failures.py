@@ -312,6 +312,23 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
     play(engines_, scenario)
 
 
+def test_a_follower_of_the_log_outlives_whatever_a_doorbell_raises(engines_: Engines) -> None:
+    async def scenario(w: World) -> None:
+        rung: list[str] = []
+
+        async def publish(payload: str) -> None:
+            rung.append(payload)
+            if len(rung) == 1:
+                raise ValueError("a foreign error")
+
+        await w.node(bells=())
+        await w.set_limit(500, 1)
+        async with LogFollower(w.settings, publish):
+            await until(lambda: len(rung) > 1, 5, "rung again after the error")
+
+    play(engines_, scenario)
+
+
 def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         by_notify = await w.node(bells=("notify",))

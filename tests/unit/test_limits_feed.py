@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import virtual
@@ -280,3 +281,76 @@ def test_a_node_at_rest_never_calls_its_rules_stale() -> None:
     with capture_logs() as logs:
         virtual.run(main())
     assert [entry["event"] for entry in logs if "stale" in entry["event"]] == []
+
+
+class BrokenLog(Log):
+    """Raises what no contract names, until it is mended."""
+
+    broken = False
+
+    async def head(self) -> Head:
+        if self.broken:
+            raise ValueError("a foreign error")
+        return await super().head()
+
+    def rings(self) -> AsyncIterator[Ring]:
+        if self.broken:
+            raise ValueError("a foreign error")
+        return super().rings()
+
+
+def test_a_feed_outlives_whatever_its_reader_raises_and_says_how_old_its_rules_are() -> None:
+    async def main() -> None:
+        log = BrokenLog()
+        feed, _ = feed_of(log)
+        async with feed:
+            log.broken = True
+            log.bell.close()
+            with capture_logs() as logs:
+                await asyncio.sleep(30)
+            said = [entry["event"] for entry in logs]
+            assert "defect" in said
+            assert "limits.rules_stale" in said
+            log.broken = False
+            log.put("a", 5, ring=False)
+            await asyncio.sleep(1.5)
+            assert limit_of(feed) == 5
+            assert not feed.stale
+            log.put("a", 6)
+            await asyncio.sleep(0.01)
+            assert limit_of(feed) == 6, "its doorbell is heard again"
+
+    virtual.run(main())
+
+
+def test_a_feed_starts_though_its_reader_is_broken() -> None:
+    async def main() -> None:
+        log = BrokenLog()
+        log.broken = True
+        feed, _ = feed_of(log)
+        async with feed:
+            log.broken = False
+            log.put("a", 5, ring=False)
+            await asyncio.sleep(1.5)
+            assert limit_of(feed) == 5
+
+    virtual.run(main())
+
+
+def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -> None:
+    async def main() -> None:
+        log, applied = Log(), list[RuleSet]()
+
+        def apply(rules: RuleSet) -> None:
+            if not applied:
+                applied.append(RuleSet())
+                raise ValueError("a foreign error")
+            applied.append(rules)
+
+        log.put("a", 5)
+        async with Feed(log, [log], apply, virtual.LoopClock()) as feed:
+            await asyncio.sleep(1.5)
+            assert applied[-1] is feed.rules
+            assert limit_of(feed) == 5
+
+    virtual.run(main())

@@ -12,6 +12,7 @@ import pytest
 import virtual
 from limitworld import Shared
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidCheck
@@ -306,6 +307,30 @@ def test_live_nodes_are_frozen_while_nobody_answers() -> None:
             counters.mood = "away"
             await asyncio.sleep(60)
             assert limits.nodes == 5
+            counters.mood, counters.nodes = "well", 3
+            await asyncio.sleep(2)
+            assert limits.nodes == 3
+
+    virtual.run(main())
+
+
+class Wild(Shared):
+    """Raises what no contract names when a node says that it lives."""
+
+    async def announce(self, node: str, ttl_seconds: float) -> int:
+        if self.mood == "wild":
+            raise ValueError("a foreign error")
+        return await super().announce(node, ttl_seconds)
+
+
+def test_a_node_goes_on_saying_that_it_lives_whatever_the_counters_raise() -> None:
+    async def main() -> None:
+        counters = Wild()
+        counters.mood = "wild"
+        async with limiter(counters, rule(100)) as limits:
+            with capture_logs() as logs:
+                await asyncio.sleep(3)
+            assert "defect" in [entry["event"] for entry in logs]
             counters.mood, counters.nodes = "well", 3
             await asyncio.sleep(2)
             assert limits.nodes == 3

@@ -156,9 +156,9 @@ class Feed:
 
     def _put(self, rules: RuleSet, by: str) -> None:
         if rules is not self.rules:
+            self._apply(rules)
             self.rules = rules
             telemetry.rules_applied(by, 1)
-            self._apply(rules)
 
     async def _listen(self, doorbell: Doorbell, listening: asyncio.Event) -> None:
         """Follow one doorbell for ever; whenever it was away, rings may have been lost."""
@@ -169,6 +169,9 @@ class Feed:
                     self.rung(ring)
             except HoldfastError:
                 listening.set()  # it will not ring now; the start need not wait for it
+            except Exception as error:  # whatever it is, the next ring must be heard
+                listening.set()
+                telemetry.defect("limits", error)
             await asyncio.sleep(self._settings.retry_seconds)
 
     def rung(self, ring: Ring) -> None:
@@ -207,6 +210,10 @@ class Feed:
         try:
             await self.sync()
         except HoldfastError:
+            telemetry.dependency_up("rules", False)
+            return False
+        except Exception as error:  # whatever it is, the next sync comes, and staleness is watched until then
+            telemetry.defect("limits", error)
             telemetry.dependency_up("rules", False)
             return False
         telemetry.dependency_up("rules", True)

@@ -385,7 +385,7 @@ class Limiter:
         task.add_done_callback(self._background.discard)
 
     async def __aenter__(self) -> Limiter:
-        await self._beat()
+        await self._turn()
         self._in_background(self._live())
         return self
 
@@ -399,8 +399,14 @@ class Limiter:
     async def _live(self) -> None:
         while True:
             await asyncio.sleep(self.settings.heartbeat_seconds)
+            await self._turn()
+
+    async def _turn(self) -> None:
+        try:
             await self._beat()
             await self._give_back()
+        except Exception as error:  # a node that stopped saying that it lives would give its share to the others
+            telemetry.defect("limits", error)
 
     async def _beat(self) -> None:
         """Say that we live, learn who else does; the last number known stays when nobody answers."""

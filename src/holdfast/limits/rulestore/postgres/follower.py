@@ -60,6 +60,8 @@ class LogFollower:
                 await self._live()
             except (*FOREIGN, HoldfastError) as error:
                 telemetry.log.warning("limits.follower_lost_database", error=type(error).__name__)
+            except Exception as error:  # whatever it is, somebody must ring and beat
+                telemetry.defect("limits", error)
             await asyncio.sleep(TAKEOVER_SECONDS)
 
     async def _live(self) -> None:
