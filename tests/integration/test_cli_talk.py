@@ -160,6 +160,36 @@ def test_a_terminal_shows_that_it_is_offline_and_what_waits(program: Program) ->
         assert seen.count("✓".encode()) == 1
 
 
+def test_a_terminal_opens_without_a_server_and_catches_up_when_there_is_one(program: Program) -> None:
+    server = program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
+    program.ok("chat", "send", chat_id, "said before", "-u", "bob")
+    server.kill()
+    server.wait()
+    with pseudo_terminal(program, chat_id) as (pid, terminal):
+        seen = read_until(terminal, b"alice (offline: ")
+        assert b"there is no server at" in seen and b"what you type is kept" in seen
+        os.write(terminal, b"into the dark\r")
+        read_until(terminal, "… into the dark".encode())
+        program.serve()
+        seen = read_until(terminal, "alice: into the dark ✓".encode())
+        assert seen.count(b"bob: said before") == 1
+        program.ok("chat", "send", chat_id, "said after", "-u", "bob")
+        seen = read_until(terminal, b"bob: said after")
+        os.write(terminal, b"\x04")
+        os.waitpid(pid, 0)
+        assert "✓".encode() not in seen and b"said before" not in seen, "each line appears once"
+
+
+def test_a_pipe_without_a_server_is_told_at_once(program: Program) -> None:
+    server = program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    server.kill()
+    server.wait()
+    refused = program.run("chat", "open", chat_id, "-u", "alice")
+    assert refused.returncode == 1 and "there is no server at" in refused.stderr
+
+
 def test_a_terminal_shows_history_a_prompt_and_what_comes(program: Program) -> None:
     program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()

@@ -122,7 +122,8 @@ def open_chat(
     """Talk: shows what was said and what comes, sends what you type. Ctrl+D leaves.
 
     Survives the server being killed and restarted: what you type meanwhile waits on disk (shown dim, with …) and
-    is marked ✓ when the server has it. Input may be a pipe: then it ends when every line has arrived.
+    is marked ✓ when the server has it. A terminal opens a chat, by its id, without a server too. Input may be a
+    pipe: then it ends when every line has arrived.
 
     Examples:
 

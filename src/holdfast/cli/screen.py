@@ -171,5 +171,9 @@ def _tail(text: str, width: int) -> str:
     return _fit(text[::-1], width)[::-1]
 
 
+def at_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def screen_for(name: str) -> Screen:
-    return TerminalScreen(name) if sys.stdin.isatty() and sys.stdout.isatty() else PlainScreen()
+    return TerminalScreen(name) if at_a_terminal() else PlainScreen()

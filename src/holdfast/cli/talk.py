@@ -1,7 +1,8 @@
 """``chat open``: one chat in the terminal, over any number of server restarts.
 
-History comes over REST, once; from its end on the client follows. Own messages wait in the client's outbox file
-until the server has them; they are shown when they come back as the chat's, so each line appears once.
+History comes over REST, once; from its end on the client follows. A terminal opens without a server too: then history
+comes with the first connection, and of what the client brings only what is newer. Own messages wait in the client's
+outbox file until the server has them; they are shown when they come back as the chat's, so each line appears once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.rest import Rest
-from holdfast.cli.screen import Screen, screen_for
+from holdfast.cli.screen import Screen, at_a_terminal, screen_for
 from holdfast.cli.show import message_line
 from holdfast.client import ChatGone, ChatReset, Client, ConnectionChanged, Event, Message
 from holdfast.client.state import FileState
@@ -51,13 +52,18 @@ class Room:
         name = hashlib.blake2b(place, digest_size=8).hexdigest()
         return self.state_dir / "cli" / f"{name}-{window}.db"
 
-    def client(self, window: int, start: Cursor) -> Client:
+    def page(self) -> dict[str, Any]:
+        """The chat's last messages."""
+        page: dict[str, Any] = self.rest.get("/v1/chats", self.chat_id, "messages", limit=max(self.history, 1))
+        return page
+
+    def client(self, window: int, start: Cursor | None) -> Client:
         return Client(
             self.rest.url,
             self._provide if self.renewable else self.token(),
             state=self.state_file(window),
             follow={self.chat_id},
-            start={self.chat_id: start},
+            start={self.chat_id: start} if start is not None else None,
         )
 
     async def _provide(self) -> str:
@@ -67,12 +73,13 @@ class Room:
 class Talk:
     """A conversation in progress."""
 
-    def __init__(self, room: Room, screen: Screen, client: Client, shown: int) -> None:
+    def __init__(self, room: Room, screen: Screen, client: Client) -> None:
         self._room = room
         self._screen = screen
         self._client = client
         self._user = claims_of(room.token()).sub
-        self._shown = shown
+        self._shown = 0
+        self._has_history = False
         self._state = "connecting"
         self._waiting = {entry.client_message_id: entry.content for entry in client.unsent()}
         self._fewer = asyncio.Event()
@@ -85,18 +92,37 @@ class Talk:
         own = message["sender_id"] == self._user and message["kind"] == "text"
         self._screen.show(message_line(message) + (" ✓" if own else ""))
 
+    def begin(self, page: dict[str, Any]) -> None:
+        """Show the history; what comes below its end is not shown again."""
+        self._has_history = True
+        for message in page["messages"] if self._room.history else ():
+            if message["sequence"] > self._shown:
+                self.show(message)
+        self._shown = max(self._shown, _end_of(page).sequence)
+
     async def hear(self) -> None:
         """Show what comes."""
         async for event in self._client.events():
+            if not self._has_history and isinstance(event, ConnectionChanged) and event.state == "online":
+                await self._catch_up()
             self._heard(event)
+
+    async def _catch_up(self) -> None:
+        """The history that was not to be had at the beginning; if it is not now, the next connection asks again."""
+        try:
+            self.begin(await asyncio.to_thread(self._room.page))
+        except HoldfastError as error:
+            if not error.retryable:
+                raise
 
     def _heard(self, event: Event) -> None:
         match event:
             case Message():
-                self._shown = event.sequence
                 if event.sender_id == self._user and event.client_message_id:
                     self._is_back(event.client_message_id)
-                self.show(msgspec.to_builtins(event))
+                if event.sequence > self._shown:
+                    self._shown = event.sequence
+                    self.show(msgspec.to_builtins(event))
             case ConnectionChanged(state="online"):
                 self._state = "online"
                 self._tell_status()
@@ -159,16 +185,16 @@ class _Left(Exception):
 
 async def talk(room: Room) -> None:
     """Talk until the user ends it; raises why if the server ends it for good."""
-    page = room.rest.get("/v1/chats", room.chat_id, "messages", limit=max(room.history, 1))
-    messages = page["messages"]
-    start = Cursor(page["epoch"], messages[-1]["sequence"] if messages else page["head"])
-    client = await _entered(room, start)
+    page, away = _history(room)
+    client = await _entered(room, None if page is None else _end_of(page))
     try:
         screen = screen_for(claims_of(room.token()).sub)
         try:
-            talking = Talk(room, screen, client, start.sequence)
-            for message in messages if room.history else ():
-                talking.show(message)
+            talking = Talk(room, screen, client)
+            if page is not None:
+                talking.begin(page)
+            else:
+                screen.show(f"— {away}; what you type is kept, and sent when it is back —")
             await _until_one_ends(talking)
         finally:
             screen.close()
@@ -178,7 +204,22 @@ async def talk(room: Room) -> None:
         await client.__aexit__(None, None, None)
 
 
-async def _entered(room: Room, start: Cursor) -> Client:
+def _history(room: Room) -> tuple[dict[str, Any] | None, str]:
+    """The page to begin with; at a terminal, where somebody sees it, why there is none. A pipe is told at once."""
+    try:
+        return room.page(), ""
+    except HoldfastError as error:
+        if not error.retryable or not at_a_terminal():
+            raise
+        return None, str(error)
+
+
+def _end_of(page: dict[str, Any]) -> Cursor:
+    messages = page["messages"]
+    return Cursor(page["epoch"], messages[-1]["sequence"] if messages else page["head"])
+
+
+async def _entered(room: Room, start: Cursor | None) -> Client:
     """A client on the first state file that no other window holds, with what earlier windows left unsent."""
     for window in range(1, WINDOWS_MAX + 1):
         try:
