@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from engines import Server
 from holdfast.clock import SystemClock
@@ -308,3 +309,32 @@ def test_a_key_is_forgotten_after_its_time(stored: Callable[..., None]) -> None:
         await refused(store, change("create", key="k"), VersionConflict)
 
     stored(scenario, RetentionSettings(keys_kept_days=1e-9))
+
+
+async def spoil(store: RuleStore, file: Path, resource: str) -> None:
+    """Make a rule, and its place in the log, what a newer Holdfast would have written."""
+    values = ("token_bucket", "of_next_year", resource)
+    for table in ("rules", "rule_changes"):
+        if isinstance(store, PostgresRuleStore):
+            async with store.database.committing("be spoilt") as db:
+                spoilt = "SET body = replace(body::text, $1, $2) WHERE resource = $3"
+                await db.execute(f"UPDATE holdfast_{table} {spoilt}", *values)
+        else:
+            with closing(apsw.Connection(str(file))) as db:
+                db.execute(f"UPDATE {table} SET body = replace(body, ?, ?) WHERE resource = ?", values)
+
+
+def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Scenario], None], tmp_path: Path) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        newer = RuleName("acme", "newer")
+        await store.change(change("create", newer))
+        known = await store.change(change("create"))
+        assert (await store.snapshot()).whole
+        await spoil(store, tmp_path / "limits.db", newer.resource)
+        with capture_logs() as logs:
+            snapshot = await store.snapshot()
+            assert (snapshot.rules, snapshot.whole) == ((known.rule,), False)
+            assert [each.seq for each in await store.changes_after(0)] == [2]
+        assert {entry["event"] for entry in logs} == {"limits.rule_unreadable"}
+
+    stored(scenario)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import virtual
 from limitworld import Log
+from msgspec import structs
 from structlog.testing import capture_logs
 
+from holdfast.limits.changes import RuleChange
 from holdfast.limits.disk import load
 from holdfast.limits.feed import Feed
-from holdfast.limits.rules import RuleSet
+from holdfast.limits.rules import RuleSet, Snapshot
 from holdfast.limits.rulestore.contract import Head, Ring
+from holdfast.limits.rulestore.reading import heard_ring, ring_of
 
 
 def feed_of(log: Log, file: Path | None = None) -> tuple[Feed, list[RuleSet]]:
@@ -354,3 +357,43 @@ def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -
             assert limit_of(feed) == 5
 
     virtual.run(main())
+
+
+class NewerLog(Log):
+    """Has a rule in its last version that this node cannot read."""
+
+    unreadable: str | None = None
+
+    async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
+        return [each for each in await super().changes_after(seq, limit) if each.rule.resource != self.unreadable]
+
+    async def snapshot(self) -> Snapshot:
+        all_of_them = await super().snapshot()
+        rules = tuple(rule for rule in all_of_them.rules if rule.resource != self.unreadable)
+        return structs.replace(all_of_them, rules=rules, whole=len(rules) == len(all_of_them.rules))
+
+
+def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on() -> None:
+    async def main() -> None:
+        log = NewerLog()
+        log.put("a", 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            log.unreadable = "a"
+            log.put("a", 50, ring=False)
+            await asyncio.sleep(11)
+            log.put("b", 7, ring=False)
+            await asyncio.sleep(11)
+            assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 7)
+            log.unreadable = None
+            await asyncio.sleep(11)
+            assert limit_of(feed, "a") == 50, "upgraded, it reads what it could not"
+
+    virtual.run(main())
+
+
+def test_a_ring_that_cannot_be_understood_still_rings() -> None:
+    newer = '{"seq":9,"rule":{"epoch":3,"algorithm":"of_next_year"}}'
+    assert ring_of(newer) == Ring(3, 9), "the follower goes past it, and other nodes may read it"
+    assert heard_ring(newer).rule is None
+    assert heard_ring(b"\xff").rule is None

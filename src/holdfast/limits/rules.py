@@ -121,11 +121,15 @@ class Decision(Struct, frozen=True, gc=False):
 
 
 class Snapshot(Struct, frozen=True):
-    """All rules as a database had them at one moment of its log, tombstones included."""
+    """All rules as a database had them at one moment of its log, tombstones included.
+
+    Not ``whole``: there are rules in it that this node cannot read; what is missing here need not be missing there.
+    """
 
     epoch: int
     seq: int
     rules: tuple[Rule, ...]
+    whole: bool = True
 
 
 class _Tenant(NamedTuple):
@@ -220,7 +224,7 @@ class RuleSet:
             return RuleSet(merged, snapshot.epoch)
         if snapshot.epoch < self.epoch:
             return self
-        if seen is not None and snapshot.seq >= seen:
+        if seen is not None and snapshot.seq >= seen and snapshot.whole:
             return self._replaced(snapshot)
         changed = {rule.name: rule for rule in snapshot.rules if self._is_newer(rule)}
         return RuleSet({**self._rules, **changed}, self.epoch) if changed else self

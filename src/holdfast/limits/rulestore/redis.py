@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -17,9 +16,9 @@ from redis.exceptions import RedisError
 from holdfast.errors import Unavailable
 from holdfast.limits.rulestore.bell import LISTENING
 from holdfast.limits.rulestore.contract import Ring
+from holdfast.limits.rulestore.reading import heard_ring
 
 CHANNEL = "rule_changes"
-_ring = msgspec.json.Decoder(Ring)
 
 
 class RedisBell:
@@ -57,8 +56,8 @@ class RedisBell:
                 if message["type"] == "subscribe":
                     yield LISTENING
                 elif message["type"] == "message":
-                    yield _ring.decode(message["data"])
-        except (RedisError, OSError, msgspec.MsgspecError) as error:
+                    yield heard_ring(message["data"])
+        except (RedisError, OSError) as error:
             raise Unavailable("the doorbell cannot be heard") from error
         finally:
             await subscription.aclose()  # type: ignore[no-untyped-call]

@@ -10,14 +10,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
-import msgspec
 
 from holdfast.limits.rulestore.bell import Bell
 from holdfast.limits.rulestore.contract import Ring
 from holdfast.limits.rulestore.postgres.connection import FOREIGN, PostgresSettings, unavailable
+from holdfast.limits.rulestore.reading import heard_ring
 
 CHANNEL = "rule_changes"
-_ring = msgspec.json.Decoder(Ring)
 
 
 class PostgresBell:
@@ -35,7 +34,7 @@ class PostgresBell:
             raise unavailable(error, "be listened to") from error
 
         def heard(_connection: object, _pid: int, _channel: str, payload: str) -> None:
-            bell.ring(_ring.decode(payload))
+            bell.ring(heard_ring(payload))
 
         watch = asyncio.create_task(self._watch(connection, bell))
         try:

@@ -11,20 +11,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import asyncpg
-import msgspec
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
-from holdfast.limits.changes import RuleChange
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Ring
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ
 from holdfast.limits.rulestore.postgres.connection import FOREIGN, PUBLISHER_LOCK, SQL, PostgresSettings
 from holdfast.limits.rulestore.postgres.store import payload
+from holdfast.limits.rulestore.reading import ring_of
 
 TICK_SECONDS = 0.1
 TAKEOVER_SECONDS = 0.5
 TICKS_PER_BEAT = 10
-
-_change = msgspec.json.Decoder(RuleChange)
 
 
 class LogFollower:
@@ -97,10 +94,10 @@ class LogFollower:
         if self._publish is None:
             return cursor
         for row in await db.fetch(SQL["changes_after"], cursor, CHANGES_PER_READ):
-            change = _change.decode(row[0])
+            ring = ring_of(row[0])
             try:
-                await self._publish(payload(Ring(change.rule.epoch, change.seq, change.rule)))
+                await self._publish(payload(ring))
             except HoldfastError:
                 return cursor
-            cursor = change.seq
+            cursor = ring.seq
         return cursor

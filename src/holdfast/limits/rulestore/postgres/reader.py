@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-import msgspec
-
 from holdfast.limits.changes import RuleChange
-from holdfast.limits.rules import Rule, Snapshot
+from holdfast.limits.rules import Snapshot
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
 from holdfast.limits.rulestore.postgres.connection import SQL, Database, PostgresSettings
-
-_rule = msgspec.json.Decoder(Rule)
-_change = msgspec.json.Decoder(RuleChange)
+from holdfast.limits.rulestore.reading import changes_of, snapshot_of
 
 
 class PostgresRuleReader:
@@ -33,7 +29,7 @@ class PostgresRuleReader:
             return Head(*await db.fetchrow(SQL["head"]))
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
-        return [_change.decode(row[0]) for row in await self.fetch("changes_after", seq, limit)]
+        return changes_of(row[0] for row in await self.fetch("changes_after", seq, limit))
 
     async def snapshot(self) -> Snapshot:
         async with (
@@ -41,7 +37,7 @@ class PostgresRuleReader:
             db.transaction(isolation="repeatable_read", readonly=True),
         ):
             epoch, seq, _, _ = await db.fetchrow(SQL["head"])
-            return Snapshot(epoch, seq, tuple(_rule.decode(row[0]) for row in await db.fetch(SQL["all_rules"])))
+            return snapshot_of(epoch, seq, (row[0] for row in await db.fetch(SQL["all_rules"])))
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
         async with self.database.connection("be read") as db:

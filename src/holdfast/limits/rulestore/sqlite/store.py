@@ -17,6 +17,7 @@ from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, dec
 from holdfast.limits.rules import Rule, RuleName, Snapshot, digest_without, next_digest
 from holdfast.limits.rulestore.bell import Bell
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, FORGOTTEN_PER_CHANGE, Head, RetentionSettings, Ring
+from holdfast.limits.rulestore.reading import changes_of, snapshot_of
 from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.statements import migrations, statements
@@ -95,13 +96,13 @@ class SqliteRuleStore:
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
         return await self._read(
-            lambda db: [_change.decode(b) for (b,) in db.execute(SQL["changes_after"], (seq, limit))]
+            lambda db: changes_of(str(b) for (b,) in db.execute(SQL["changes_after"], (seq, limit)))
         )
 
     async def snapshot(self) -> Snapshot:
         def read(db: apsw.Connection) -> Snapshot:
             epoch, seq, _ = _head(db)
-            return Snapshot(epoch, seq, tuple(_rule.decode(b) for (b,) in db.execute(SQL["all_rules"])))
+            return snapshot_of(epoch, seq, (str(b) for (b,) in db.execute(SQL["all_rules"])))
 
         return await self._read(read)
 
