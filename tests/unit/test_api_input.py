@@ -198,6 +198,15 @@ def test_a_user_who_asks_too_often_waits_and_others_do_not() -> None:
     with_rest(scenario, ApiSettings(user_rate_per_second=2, user_burst=3))
 
 
+def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, body = rest.tenant_key(), {"user_id": "ann"}
+        answers = [(await rest.ask("POST", "/v1/tokens", key, body)).status_code for _ in range(4)]
+        assert answers == [201, 201, 201, 429]
+
+    with_rest(scenario, ApiSettings(user_rate_per_second=1, user_burst=1, tenant_rate_per_second=1, tenant_burst=3))
+
+
 def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
     async def scenario(rest: Rest) -> None:
         for n in range(3):

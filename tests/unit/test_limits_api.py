@@ -68,6 +68,17 @@ async def at_version_seven(rest: Rest, key: str) -> None:
         assert (await rest.ask("PUT", "/admin/rules", key, body)).status_code == 200
 
 
+@pytest.mark.parametrize("act_as", [{}, {"X-Act-As": "ann"}])
+def test_a_service_may_check_as_often_as_its_tenant_may_ask(tmp_path: Path, act_as: dict[str, str]) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        tenant, check = rest.tenant_key(), {"resource": "/api/search", "subject": "ann"}
+        for _ in range(1_000):
+            answer = await rest.ask("POST", "/v1/limits/check", tenant, check, **act_as)
+            assert answer.status_code == 200, answer.text
+
+    limited(tmp_path, scenario)
+
+
 def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
         key = rest.admin_key()

@@ -46,10 +46,11 @@ class Allowance:
         self._tenants = Buckets(settings.tenant_rate_per_second, settings.tenant_burst)
         self._failures = Buckets(settings.failed_logins_per_minute / 60, settings.failed_logins_per_minute)
 
-    def admit(self, principal: Principal) -> None:
-        """RateLimited if this user or tenant asks too often."""
-        now = self._clock.monotonic()
-        wait = self._users.take((principal.tenant, principal.user_id, principal.kind), now)
+    def admit(self, principal: Principal, scope: str | None) -> None:
+        """RateLimited if this user or tenant asks too often. A service that asks about limits asks for everybody."""
+        now, wait = self._clock.monotonic(), 0.0
+        if principal.user_id and scope != "limits:check":
+            wait = self._users.take((principal.tenant, principal.user_id, principal.kind), now)
         wait = wait or self._tenants.take(principal.tenant, now)
         if wait:
             raise RateLimited("too many requests", retry_after_seconds=round(wait, 3))
@@ -127,7 +128,7 @@ def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Reques
         raise
     if endpoint.caller != "anybody":
         require_caller(principal, endpoint)
-        allowance.admit(principal)
+        allowance.admit(principal, endpoint.scope)
     return principal
 
 
