@@ -10,6 +10,7 @@ from typing import Any
 from rest import Rest, error_of, serving
 from work_stores import Hand, draft
 
+from holdfast.api import ApiSettings
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.webhooks.contract import Endpoint
 from holdfast.webhooks.plane import WebhookPlane
@@ -20,10 +21,12 @@ from holdfast.work.job import Policies, Reason
 from holdfast.work.memory import MemoryWork
 
 
-def served(tmp_path: Path, scenario: Callable[[Rest, MemoryWork], Awaitable[None]]) -> None:
+def served(
+    tmp_path: Path, scenario: Callable[[Rest, MemoryWork], Awaitable[None]], settings: ApiSettings | None = None
+) -> None:
     async def main() -> None:
         endpoints, jobs = await SqliteEndpoints.open(tmp_path / "webhooks.db"), MemoryWork()
-        async with serving(work=jobs, webhooks=WebhookPlane(endpoints)) as rest:
+        async with serving(settings, work=jobs, webhooks=WebhookPlane(endpoints)) as rest:
             await scenario(rest, jobs)
         await endpoints.close()
 
@@ -173,3 +176,38 @@ def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
         assert error_of(inside) == (400, "INVALID_MESSAGE")
 
     served(tmp_path, scenario)
+
+
+def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) -> None:
+    """Whatever it is that does not answer: the jobs, the endpoints of webhooks."""
+
+    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+        assert rest.deps.webhooks is not None
+        endpoints, key = rest.deps.webhooks.endpoints, rest.admin_key()
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", "2020"))
+
+        async def never(*_: object, **__: object) -> None:
+            await asyncio.Event().wait()
+
+        for source, verbs in (
+            (jobs, "retry park bury release replay discard enqueue"),
+            (endpoints, "add remove disable"),
+        ):
+            for verb in verbs.split():
+                setattr(source, verb, never)
+        why = {"reason": "test"}
+        asked = [rest.ask("POST", f"/admin/jobs/{act}", key, {**why, "seqs": [1]}) for act in ("retry", "park", "bury")]
+        asked += [rest.ask("POST", f"/admin/jobs/{act}", key, why) for act in ("replay", "discard")]
+        asked += [
+            rest.ask("POST", "/admin/jobs/release", key, {**why, "stream": "s", "through": 1}),
+            rest.ask("POST", "/admin/webhooks", key, {**why, "url": "https://example.com/hook"}),
+            rest.ask("POST", "/admin/webhooks/ep_1/enable", key, why),
+            rest.ask("POST", "/admin/webhooks/ep_1/test", key, why),
+            rest.ask("DELETE", "/admin/webhooks/ep_1?reason=test", key),
+        ]
+        async with asyncio.timeout(3):
+            for answer in await asyncio.gather(*asked):
+                assert error_of(answer) == (503, "SERVICE_UNAVAILABLE"), answer.text
+                assert answer.json()["error"]["outcome"] == "unknown"
+
+    served(tmp_path, scenario, ApiSettings(request_seconds_max=0.05))

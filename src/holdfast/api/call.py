@@ -31,6 +31,8 @@ class Call:
     key: str | None
     fingerprint: str
     """Tells a repetition of a keyed request from another request under the same key."""
+    deadline: float
+    """By when (monotonic) it must be answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from holdfast.access import KeyRing, Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
-from holdfast.errors import Unavailable
+from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.erasure import Erasure
 from holdfast.limits.plane import LimitsPlane
@@ -189,3 +189,11 @@ class Deps:
                 return await source
         except TimeoutError:
             raise Unavailable("no answer in time", retry_after_seconds=1.0) from None
+
+    async def done_by(self, deadline: float, doing: Awaitable[T]) -> T:
+        """What a change gives, or OutcomeUnknown at ``deadline`` (monotonic): it may still happen."""
+        try:
+            async with asyncio.timeout(deadline - self.clock.monotonic()):
+                return await doing
+        except TimeoutError:
+            raise OutcomeUnknown("no answer in time; it may have been done: look before you repeat it") from None

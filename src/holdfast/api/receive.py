@@ -113,7 +113,8 @@ async def receive(deps: Deps, allowance: Allowance, endpoint: Endpoint, request:
     query = _query(endpoint.query, request)
     key = _key(endpoint, request)
     body = _body(endpoint.body, await _read(endpoint, request, deps.settings))
-    return Call(principal, path, query, body, key, _fingerprint(endpoint, path, body) if key else "")
+    fingerprint = _fingerprint(endpoint, path, body) if key else ""
+    return Call(principal, path, query, body, key, fingerprint, deps.deadline())
 
 
 def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Request) -> Principal:

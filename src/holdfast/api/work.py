@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from holdfast.api.bodies import Body, Id, Reason
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.clock import timestamp
-from holdfast.errors import InvalidMessage, NotFound
+from holdfast.errors import InvalidMessage, NotFound, OutcomeUnknown, Unavailable
 from holdfast.message import SEQUENCE_MAX, User
 from holdfast.store.changes import Act
 from holdfast.webhooks.contract import Delivery
@@ -320,7 +321,7 @@ async def _acted(
     """After it is in the audit log: a record of an act that found nothing harms less than an act without a record."""
     store = _jobs(deps)
     await _record(deps, call, f"jobs.{verb}", target, call.body.reason)
-    return Answer(Count(await act(store, call.principal.user_id)))
+    return Answer(Count(await deps.done_by(call.deadline, act(store, call.principal.user_id))))
 
 
 def _words(*words: object) -> str:
@@ -408,7 +409,10 @@ async def _record(deps: Deps, call: Call, action: str, target: str, reason: str)
         operator=True,
         reason=reason,
     )
-    await deps.in_time(deps.audit_log.record(act, action, target))
+    try:
+        await deps.done_by(call.deadline, deps.audit_log.record(act, action, target))
+    except OutcomeUnknown as error:
+        raise Unavailable(f"nothing was done, for want of a record: {error.message}") from None
 
 
 async def list_webhooks(deps: Deps, call: Call) -> Answer:
@@ -422,35 +426,36 @@ async def create_webhook(deps: Deps, call: Call) -> Answer:
     secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
     hook = Hook(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
     await _record(deps, call, "webhook.add", f"{hook.endpoint_id} {hook.tenant} {hook.url}", body.reason)
-    await plane.endpoints.add(hook)
+    await deps.done_by(call.deadline, plane.endpoints.add(hook))
     return Answer(_hook_view(hook, secret))
 
 
 async def delete_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     await _record(deps, call, "webhook.remove", f"{hook.endpoint_id} {hook.url}", call.query.reason)
-    await plane.endpoints.remove(hook.endpoint_id)
+    await deps.done_by(call.deadline, plane.endpoints.remove(hook.endpoint_id))
     return Answer(_hook_view(hook))
 
 
 async def enable_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     await _record(deps, call, "webhook.enable", hook.endpoint_id, call.body.reason)
-    await plane.endpoints.disable(hook.endpoint_id, "")
-    return Answer(_hook_view(await plane.endpoints.get(hook.endpoint_id)))
+    await deps.done_by(call.deadline, plane.endpoints.disable(hook.endpoint_id, ""))
+    return Answer(_hook_view(replace(hook, disabled="")))
 
 
 async def check_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     await _record(deps, call, "webhook.test", hook.endpoint_id, call.body.reason)
     at = timestamp(deps.clock.now())
-    return Answer(Count(len(await _jobs(deps).enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))]))))
+    jobs = _jobs(deps).enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))])
+    return Answer(Count(len(await deps.done_by(call.deadline, jobs))))
 
 
 async def list_webhook_deliveries(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await plane.endpoints.get(call.path["endpoint_id"])
+    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     return Answer(DeliveryList(await deps.in_time(plane.endpoints.deliveries(hook.endpoint_id, call.query.limit))))
