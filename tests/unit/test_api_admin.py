@@ -44,6 +44,23 @@ def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
     with_rest(scenario)
 
 
+def test_why_a_chat_was_halted_is_between_operators() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat, admin, alice = await rest.chat(), rest.admin_key(), rest.token("alice")
+        halted = await rest.ask("POST", f"/admin/chats/{chat}/halt", admin, {"reason": "carl is under suspicion"})
+        assert halted.json()["chat"]["halted"] == "carl is under suspicion"
+        shown = [await rest.ask("GET", path, alice) for path in ("/v1/chats", f"/v1/chats/{chat}")]
+        shown.append(await rest.ask("PATCH", f"/v1/chats/{chat}", alice, {"name": "other"}))
+        shown.append(await rest.send(chat, "during", "k1"))
+        for answer in shown:
+            assert "carl" not in answer.text, answer.text
+        assert (await rest.ask("GET", f"/v1/chats/{chat}", alice)).json()["chat"]["halted"] == "ask the operator"
+        inspected = await rest.ask("GET", f"/admin/chats/{chat}", admin)
+        assert inspected.json()["chat"]["halted"] == "carl is under suspicion"
+
+    with_rest(scenario)
+
+
 def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> None:
     async def scenario(rest: Rest) -> None:
         chat, admin = await rest.chat("carl", tenant="other"), rest.admin_key()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.api.bodies import (
     ChangeAnswer,
     ChatDetail,
@@ -19,7 +21,7 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps, PresenceView
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotAMember, Unavailable
-from holdfast.message import User, check_id
+from holdfast.message import Chat, User, check_id
 from holdfast.store.changes import (
     Act,
     AddMember,
@@ -29,6 +31,8 @@ from holdfast.store.changes import (
     RemoveMember,
     RenameChat,
 )
+
+HALTED = "ask the operator"
 
 
 def act_of(deps: Deps, call: Call) -> Act:
@@ -46,8 +50,14 @@ async def commit(deps: Deps, command: Command) -> Answer:
     """Commit a command and answer with the chat after it."""
     changed = await deps.durability.change(command, deps.deadline())
     headers = {"Idempotency-Replayed": "true"} if changed.repeated and command.act.key else {}
+    chat = changed.chat if command.act.operator else _for_members(changed.chat)
     exists = isinstance(command, CreateChat) and changed.chat.chat_id != command.chat_id
-    return Answer(ChangeAnswer(changed.chat, changed.event), 200 if exists else None, headers)
+    return Answer(ChangeAnswer(chat, changed.event), 200 if exists else None, headers)
+
+
+def _for_members(chat: Chat) -> Chat:
+    """Why an operator halted it is between operators."""
+    return chat if chat.halted is None else replace(chat, halted=HALTED)
 
 
 def _usable(user_id: str) -> str:
@@ -69,7 +79,7 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
         # A cursor is a chat of one's own: another's would tell whether it exists, and when it was last used.
         await deps.history.ask(lambda store: store.chat(after, user))
     chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after))
-    shown = chats[: query.limit]
+    shown = [replace(entry, chat=_for_members(entry.chat)) for entry in chats[: query.limit]]
     more = len(chats) > query.limit
     return Answer(ChatPage(shown, shown[-1].chat.chat_id if more else None))
 
@@ -81,7 +91,7 @@ async def get_chat(deps: Deps, call: Call) -> Answer:
     role = next((m.role for m in members if m.user_id == user.user_id), None)
     if role is None:
         raise NotAMember("you are no longer a member of this chat")
-    return Answer(ChatDetail(chat, role, members))
+    return Answer(ChatDetail(_for_members(chat), role, members))
 
 
 async def rename_chat(deps: Deps, call: Call) -> Answer:

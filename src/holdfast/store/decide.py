@@ -309,7 +309,7 @@ def _check_operator(act: Act) -> None:
 
 def _check_not_halted(chat: Chat) -> None:
     if chat.halted is not None:
-        raise halted_chat(chat.chat_id, chat.halted)
+        raise halted_chat(chat.chat_id)
 
 
 def _last_owner(user_id: str) -> Forbidden:

@@ -145,7 +145,7 @@ class MemoryStore:
         if taken:
             refused = {id(s.message) for s in numbered.fresh if s.message.chat_id in taken}
             outcomes = [
-                halted_chat(d.chat_id, TAKEN) if not isinstance(o, Exception) and id(o.message) in refused else o
+                halted_chat(d.chat_id) if not isinstance(o, Exception) and id(o.message) in refused else o
                 for d, o in zip(group, outcomes, strict=True)
             ]
         return outcomes
@@ -392,11 +392,11 @@ class MemoryStore:
         if held.counter is None:
             telemetry.counter_corruption(chat_id)
             self._halt(chat_id, NO_COUNTER)
-            raise halted_chat(chat_id, NO_COUNTER)
+            raise halted_chat(chat_id)
         if held.counter + 1 in held.messages:
             telemetry.duplicate_sequence(chat_id)
             self._halt(chat_id, TAKEN)
-            raise halted_chat(chat_id, TAKEN)
+            raise halted_chat(chat_id)
 
     def _halt(self, chat_id: str, why: str) -> None:
         held = self._chats[chat_id]

@@ -79,13 +79,13 @@ def _number_one(draft: Draft, known: Known, result: Numbered) -> Outcome:
     if (chat_id, draft.sender.user_id) not in known.members:
         return not_a_member(chat_id)
     if chat.halted is not None:
-        return halted_chat(chat_id, chat.halted)
+        return halted_chat(chat_id)
     if chat.counter is None:
         result.without_counter.add(chat_id)
-        return halted_chat(chat_id, NO_COUNTER)
+        return halted_chat(chat_id)
     sequence = result.counters.get(chat_id, chat.counter) + 1
     if sequence > SEQUENCE_MAX:
-        return halted_chat(chat_id, "its sequences are used up")
+        return halted_chat(chat_id)
     result.counters[chat_id] = sequence
     message = Message(
         draft.message_id,

@@ -139,9 +139,10 @@ def not_a_member(chat_id: str) -> NotAMember:
     return NotAMember(f"only members of {chat_id} may do that", chat_id=chat_id)
 
 
-def halted_chat(chat_id: str, why: str) -> ChatHalted:
+def halted_chat(chat_id: str) -> ChatHalted:
+    """Why it was halted is between operators: ``inspect`` tells."""
     return ChatHalted(
-        f"{chat_id} takes no messages until an operator runs `holdfast chat recover {chat_id}`: {why}", chat_id=chat_id
+        f"{chat_id} takes no messages until an operator runs `holdfast chat recover {chat_id}`", chat_id=chat_id
     )
 
 

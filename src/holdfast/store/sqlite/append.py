@@ -157,4 +157,4 @@ def _why(connection: apsw.Connection, draft: Draft, error: Exception) -> Holdfas
         return InternalError(f"the message could not be stored: {error}")
     telemetry.duplicate_sequence(draft.chat_id)
     connection.execute(SQL["halt"], {"chat_id": draft.chat_id, "why": TAKEN})
-    return halted_chat(draft.chat_id, TAKEN)
+    return halted_chat(draft.chat_id)

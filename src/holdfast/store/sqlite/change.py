@@ -56,7 +56,7 @@ def change(handle: Handle, command: Command, limits: ChatLimits) -> Written[Chan
     except _Damaged as damage:
         with handle.transaction() as connection:
             connection.execute(SQL["halt"], {"chat_id": command.chat_id, "why": damage.why})
-        raise halted_chat(command.chat_id, damage.why) from None
+        raise halted_chat(command.chat_id) from None
 
 
 def mark(handle: Handle, watermarks: Sequence[Watermark], limits: ChatLimits) -> Written[None]:
