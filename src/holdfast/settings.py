@@ -42,6 +42,8 @@ NOT_SETTINGS = frozenset(
 )
 """Variables that other parts read: the tests and the command line's client side."""
 SHORT_NAMES = {"HOST": "server.host", "PORT": "server.port", "STATE_DIR": "server.state_dir"}
+AROUND_A_MESSAGE_BYTES = 1024
+"""What a frame or a body has besides the message's content, at least."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -199,6 +201,16 @@ class Settings:
     traces: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
+        inbound = self.gateway.backpressure.inbound
+        for name, bytes_max in (
+            ("gateway.backpressure.inbound.max_frame_bytes", inbound.max_frame_bytes),
+            ("api.body_bytes_max", self.api.body_bytes_max),
+        ):
+            if bytes_max < inbound.max_message_size_bytes + AROUND_A_MESSAGE_BYTES:
+                raise ValueError(
+                    f"{name} must be at least {AROUND_A_MESSAGE_BYTES} bytes above "
+                    "gateway.backpressure.inbound.max_message_size_bytes: a message comes with its ids around it"
+                )
         if self.gateway.pages.resume_chats_max < self.durability.chats.chats_per_user_max:
             raise ValueError(
                 "gateway.pages.resume_chats_max must not be below durability.chats.chats_per_user_max: "

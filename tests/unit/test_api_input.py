@@ -264,6 +264,16 @@ def test_pages_of_listed_origins_may_call_and_no_others() -> None:
     with_rest(scenario, origins=frozenset({"https://chat.example.com"}))
 
 
+def test_a_listed_origin_may_use_every_method_of_the_table() -> None:
+    async def scenario(rest: Rest) -> None:
+        for method in {endpoint.method for endpoint in ENDPOINTS}:
+            asked = {"Origin": "https://app.example", "Access_Control_Request_Method": method}
+            answer = await rest.ask("OPTIONS", "/admin/rules", **asked)
+            assert answer.status_code == 200, (method, answer.text)
+
+    with_rest(scenario, origins=frozenset({"https://app.example"}))
+
+
 def test_no_origin_is_allowed_unless_it_is_listed() -> None:
     async def scenario(rest: Rest) -> None:
         answer = await rest.ask("GET", "/v1/chats", rest.token("alice"), Origin="https://evil.net")

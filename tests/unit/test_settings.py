@@ -179,3 +179,22 @@ def test_nobody_may_be_in_more_chats_than_a_resume_takes() -> None:
         load(None, {}, {"durability.chats.chats_per_user_max": 20_000})
     raised = {"durability.chats.chats_per_user_max": 20_000, "gateway.pages.resume_chats_max": 20_000}
     assert load(None, {}, raised).gateway.pages.resume_chats_max == 20_000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"gateway.backpressure.inbound.max_message_size_bytes": 65_536}, "max_frame_bytes"),
+        ({"gateway.backpressure.inbound.max_frame_bytes": 4_096}, "max_frame_bytes"),
+        (
+            {
+                "gateway.backpressure.inbound.max_message_size_bytes": 100_000,
+                "gateway.backpressure.inbound.max_frame_bytes": 200_000,
+            },
+            "api.body_bytes_max",
+        ),
+    ],
+)
+def test_settings_that_break_each_other_are_refused(overrides: dict[str, object], named: str) -> None:
+    with pytest.raises(BadSetting, match=named):
+        load(None, {}, overrides)

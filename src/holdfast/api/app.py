@@ -127,7 +127,7 @@ def _cross_origin(deps: Deps) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=sorted(deps.origins),
-            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_methods=sorted({endpoint.method for endpoint in ENDPOINTS}),
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "X-Act-As"],
             expose_headers=["Retry-After", "X-Request-ID", "Idempotency-Replayed"],
         )
