@@ -144,6 +144,13 @@ def test_a_missing_settings_file_is_named(nowhere: Program) -> None:
 # What works
 
 
+def test_the_hot_chats_are_listed_for_operators(program: Program) -> None:
+    assert program.ok("chat", "list", "--hot").startswith("No chat had more than 100 messages")
+    assert json.loads(program.ok("--json", "chat", "list", "--hot")) == []
+    token = json.loads(program.ok("--json", "token", "--user", "alice"))["token"]
+    assert "admin key" in failed(program.run("chat", "list", "--hot", "--token", token))
+
+
 def test_secrets_are_private(program: Program) -> None:
     assert stat.S_IMODE((program.state_dir / "secrets.json").stat().st_mode) == 0o600
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -31,14 +32,23 @@ class Role(StrEnum):
 
 @chat.command("list")
 @reaching
-def list_chats(reach: Reach, user: UserOption = None, tenant: TenantOption = "default") -> None:
-    """List a user's chats, newest activity first.
+def list_chats(
+    reach: Reach,
+    hot: Annotated[bool, typer.Option("--hot", help="The busiest of all: above 100 messages a minute.")] = False,
+    user: UserOption = None,
+    tenant: TenantOption = "default",
+) -> None:
+    """List a user's chats, newest activity first; or, for an operator, the chats that are hot.
 
-    Example:
+    Examples:
 
     \b
       holdfast chat list --user alice
+      holdfast chat list --hot
     """
+    if hot:
+        _list_hot(reach)
+        return
     chats = _all_chats(reach.as_user(user, tenant))
     if reach.as_json:
         show.as_json(chats)
@@ -282,6 +292,21 @@ def _changed(reach: Reach, changed: Any, sentence: str) -> None:
 
 def _ranges(gaps: list[list[int]]) -> str:
     return ", ".join(f"{first}–{last}" if first != last else f"{first}" for first, last in gaps) or "none"
+
+
+def _list_hot(reach: Reach) -> None:
+    found: dict[str, int] = reach.as_operator().get("/admin/status")["hot_chats"]
+    busiest = _busiest(found)
+    if reach.as_json:
+        show.as_json([{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest])
+        return
+    show.table(
+        ("chat", "messages in the last minute"), busiest, empty="No chat had more than 100 messages in a minute."
+    )
+
+
+def _busiest(messages: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(messages.items(), key=lambda chat: (-chat[1], chat[0]))
 
 
 def _all_chats(rest: Rest) -> list[dict[str, Any]]:
