@@ -32,7 +32,7 @@ NOTES: dict[str, str] = {
     "server.allowed_origins": "Further origins whose pages may connect, exactly as browsers send them; others get 403. `*` is refused.",
     "server.log_format": "`json` for machines, `text` for people; always on stderr.",
     "server.log_level": "Quieter lines are not written.",
-    "server.node_id": "This node's name in the registry.",
+    "server.node_id": "This node's name in status, traces, jobs and among the nodes that share limits: each must have its own. Left empty, a new one is made at every start.",
     "access.tokens.issuer": "A token of another `iss` is refused (401).",
     "access.tokens.audience": "A token of another `aud` is refused (401).",
     "access.tokens.leeway_seconds": "How far clocks may differ when `exp`, `nbf` and `iat` are judged.",

@@ -58,12 +58,12 @@ class Server:
     allowed_origins: tuple[str, ...] = ()
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    node_id: str = "node"
+    node_id: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}")
-        if problem := check_id(self.node_id, "node_id"):
+        if self.node_id and (problem := check_id(self.node_id, "node_id")):
             raise ValueError(problem)
         for proxy in self.trusted_proxies:
             ip_network(proxy)

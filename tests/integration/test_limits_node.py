@@ -197,3 +197,21 @@ def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None
             assert answer.status_code in (422, 503)
 
     asyncio.run(main())
+
+
+def test_nodes_that_were_given_no_name_count_as_many(redis_server: Engine, tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = LimitsSettings(redis_server.url)
+        one, two = (
+            Settings(server=Server(port=0, state_dir=str(tmp_path / name)), limits=limits) for name in ("one", "two")
+        )
+        async with running(one) as first, running(two) as second:
+            assert first.node_id != second.node_id
+            deadline = asyncio.get_running_loop().time() + 10
+            while (first.limits.limiter.nodes, second.limits.limiter.nodes) != (2, 2):
+                assert asyncio.get_running_loop().time() < deadline, "each takes the whole limit for its share"
+                await asyncio.sleep(0.05)
+        async with running(Settings(server=Server(port=0, state_dir=str(tmp_path / "one"), node_id="web-1"))) as named:
+            assert named.node_id == "web-1"
+
+    asyncio.run(main())

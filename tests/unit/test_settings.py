@@ -53,7 +53,7 @@ def test_lists_in_the_environment_are_separated_by_commas() -> None:
         ({}, {"gateway.circuit_breaker.min_failure_ratio": 2}, "min_failure_ratio"),
         ({}, {"server.allowed_origins": "*"}, "exact"),
         ({}, {"server.trusted_proxies": "nonsense"}, "nonsense"),
-        ({}, {"server.node_id": ""}, "node_id must not be empty"),
+        ({}, {"server.node_id": "two words"}, "node_id must be printable ASCII without spaces"),
         ({}, {"server.log_level": "loud"}, "server.log_level must be one of debug, error, info, warning"),
         ({}, {"api.user_burst": "1.5"}, "api.user_burst must be a whole number, not text"),
         (

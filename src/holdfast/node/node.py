@@ -56,6 +56,7 @@ class Node:
     ) -> None:
         gateway_settings, plane_settings = settings.gateway, settings.durability
         self.settings = settings
+        self.node_id = limits.limiter.place.node
         self.secrets = secrets
         self.started_at = timestamp(clock.now())
         self.broken = asyncio.Event()
@@ -86,9 +87,9 @@ class Node:
         dlq = settings.fanout.dlq
         self._dead_letters = RecentDeadLetters(dlq.max_letters, dlq.alert_threshold_per_hour)
         self._ephemeral = Ephemeral(self, self._members, self.history.memberships, clock, settings.fanout.ephemeral)
-        self._attendance = Attendance(settings.server.node_id, self._registry, self._ephemeral)
+        self._attendance = Attendance(self.node_id, self._registry, self._ephemeral)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
-        self._link.connect(settings.server.node_id, self.gateway.deliver)
+        self._link.connect(self.node_id, self.gateway.deliver)
         self.log = SqliteEventLog(store)
         self._fanout = self._make_fanout()
 
@@ -125,7 +126,7 @@ class Node:
             registry=self._registry,
             link=self._link,
             dead_letters=self._dead_letters,
-            here=self.settings.server.node_id,
+            here=self.node_id,
         )
         reading = FanoutSettings(max_poll_records=settings.kafka.consumer.max_poll_records, retry=settings.retry)
         return Fanout(around, self._clock, random.Random(), reading, watch=self._ephemeral.saw)
@@ -239,7 +240,7 @@ class Node:
         readiness = await self._readiness()
         return {
             "version": __version__,
-            "node_id": self.settings.server.node_id,
+            "node_id": self.node_id,
             "started_at": self.started_at,
             "ready": readiness.ready,
             "dependencies": readiness.dependencies,

@@ -68,7 +68,8 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving it drains."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        stack.enter_context(telemetry.tracing(settings.traces, settings.server.node_id))
+        node_id = settings.server.node_id or Ids(clock).new("node_")
+        stack.enter_context(telemetry.tracing(settings.traces, node_id))
         listening = stack.enter_context(bound(settings.server.host, settings.server.port))
         settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
         state = stack.enter_context(held(settings.server.state_path))
@@ -79,12 +80,10 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
             SqliteStore(state / CHATS_NAME, durability.sqlite, durability.chats, clock)
         )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
-        limits = await stack.enter_async_context(limiting(settings.limits, settings.server.node_id, state, clock))
+        limits = await stack.enter_async_context(limiting(settings.limits, node_id, state, clock))
         node = Node(settings, store, clock, secrets, keys, limits)
         await stack.enter_async_context(node.roles())
-        work = await stack.enter_async_context(
-            working(settings.work, settings.server.node_id, state, clock, node.log, node.history)
-        )
+        work = await stack.enter_async_context(working(settings.work, node_id, state, clock, node.log, node.history))
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
         app = make_app(node.deps(backups, work))
