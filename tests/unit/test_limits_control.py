@@ -11,9 +11,11 @@ import pytest
 
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
+from holdfast.limits.changes import Change, decide
 from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import DEFAULT_RULES, Entrances, LimitedSends
+from holdfast.limits.entrances import DEFAULT_RULES, Entrance, Entrances, LimitedSends, questions
+from holdfast.limits.form import ENTRANCE_RESOURCES
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RetentionSettings
@@ -94,7 +96,6 @@ def test_a_call_that_makes_no_sense_names_its_field(
         {"tenantID": "holdfast", "resource": "*", "limit": 1},
         {"tenantID": "holdfast", "resource": "admin:*", "limit": 100, "window": "1h"},
         {"tenantID": "holdfast", "resource": "admin:key", "limit": 100, "onStoreFailure": "closed"},
-        {"tenantID": "holdfast", "resource": "admin:key", "algorithm": "concurrency", "limit": 50, "window": "1d"},
     ],
 )
 def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:
@@ -243,3 +244,15 @@ def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
     doors = Doors(Rule("*", "send:user", "concurrency", 2, 60.0))
     at_the_doors(doors, *[("ann", f"a{n}") for n in range(3)])
     assert (doors.admitted, doors.refused) == (["a0", "a1"], ["a2"])
+
+
+def test_what_every_door_asks_is_known_as_an_entrance() -> None:
+    entrances: tuple[Entrance, ...] = ("connect", "send", "rest", "admin")
+    asked = [questions(entrance, User("acme", "ann"), "192.0.2.1") for entrance in entrances]
+    assert {check.resource for checks in asked for check in checks} == ENTRANCE_RESOURCES
+
+
+def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:
+    old = Rule("acme", "send:user", "concurrency", 2, 60.0)
+    made = decide(Change("delete", old.name, "olga", "", expected_version=1), old, None, 1)
+    assert isinstance(made, Rule) and made.deleted

@@ -57,6 +57,23 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], blam
     assert list(raised.value.details["fields"]) == [blamed]
 
 
+@pytest.mark.parametrize(
+    "resource", ["connect:user", "connect:address", "send:*", "rest:tenant", "admin:key", "s*", "*"]
+)
+def test_holders_are_not_counted_where_nobody_gives_a_hold_back(resource: str) -> None:
+    holders = {**GOOD, "resource": resource, "algorithm": "concurrency"}
+    with pytest.raises(InvalidRule) as raised:
+        new_rule(holders)
+    assert "gives a hold back" in raised.value.details["fields"]["algorithm"]
+    with pytest.raises(InvalidRule):
+        changed_rule(new_rule({**GOOD, "resource": resource}), {"algorithm": "concurrency"})
+
+
+@pytest.mark.parametrize("resource", ["slots", "sending", "send:mail", "/api/*"])
+def test_holders_are_counted_where_a_service_asks(resource: str) -> None:
+    assert new_rule({**GOOD, "resource": resource, "algorithm": "concurrency"}).algorithm == "concurrency"
+
+
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(InvalidRule) as raised:
         new_rule({"tenantID": "acme", "limit": -1, "colour": "red"})

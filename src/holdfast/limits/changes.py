@@ -110,7 +110,7 @@ def _content(change: Change, there: Rule | None) -> Rule:
             if there is None:
                 raise missing(change.name)
             _expect(change, there)
-            return changed_rule(there, change.body)
+            return changed_rule(there, change.body) if change.action == "update" else there
 
 
 def _expect(change: Change, there: Rule) -> None:

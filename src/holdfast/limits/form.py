@@ -18,6 +18,11 @@ LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
 """Holders of one concurrency counter: they are kept together, so their number bounds the cost of a check."""
 
+ENTRANCE_RESOURCES = frozenset(
+    {"connect:user", "connect:address", "send:user", "send:tenant", "rest:user", "rest:tenant", "admin:key"}
+)
+"""What Holdfast's own doors ask about. They count arrivals; none of them says when somebody has left."""
+
 WINDOW_SECONDS_MIN = 0.1
 WINDOW_SECONDS_MAX = 366 * 86_400.0
 TENANT_LENGTH_MAX = 64
@@ -170,8 +175,18 @@ def _judged(rule: Rule) -> Rule:
         problems["precision"] = "holders cannot be leased; use strict"
     if rule.algorithm == "concurrency" and rule.limit > HOLDERS_MAX:
         problems["limit"] = f"must be at most {HOLDERS_MAX} for concurrency"
+    if rule.algorithm == "concurrency" and (entrance := _entrance_under(rule.resource)):
+        problems["algorithm"] = f"cannot be concurrency for {entrance}: no entrance gives a hold back; limit a rate"
     _refuse(problems)
     return rule
+
+
+def _entrance_under(resource: str) -> str | None:
+    """An entrance that a rule of this resource would answer."""
+    wild = resource.endswith(ANY)
+    return next(
+        (e for e in sorted(ENTRANCE_RESOURCES) if (e.startswith(resource[:-1]) if wild else e == resource)), None
+    )
 
 
 def _refuse(problems: Mapping[str, str]) -> None:
