@@ -45,6 +45,8 @@ class Log:
     entries: list[Entry] = field(default_factory=list)
     now: dict[tuple[str, int], Message | None] = field(default_factory=dict)
     """What became of messages since they were logged."""
+    waited_for: asyncio.Event = field(default_factory=asyncio.Event)
+    """A reader has come to where it waits for more."""
 
     async def end(self) -> int:
         return self.entries[-1].position if self.entries else 0
@@ -53,6 +55,7 @@ class Log:
         return [e for e in self.entries if e.position > after][:limit]
 
     async def wait(self, after: int) -> None:
+        self.waited_for.set()
         await until(lambda: bool(self.entries) and self.entries[-1].position > after)
 
     async def find(self, chat_id: str, sequence: int) -> Message | None:
@@ -318,6 +321,43 @@ def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
         task.cancel()
         streams = [e.stream for e in await jobs.find(Query())]
         assert streams == ["ep_1/c1", "ep_1/c1"]
+        await endpoints.close()
+
+    asyncio.run(main())
+
+
+def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat_none(tmp_path: Path) -> None:
+    """Jobs in PostgreSQL are not in a backup: their position is then past the end of the restored log."""
+
+    async def main() -> None:
+        endpoints, jobs = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork()
+        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        log = Log([entry(n) for n in range(1, 4)])
+        await jobs.enqueue([], Mark(NAME, 6))
+        wanted: list[int] = []
+
+        async def told() -> bool:
+            found = [msgspec.json.decode(job.payload)["sequence"] for job in await jobs.find(Query())]
+            assert found == wanted[: len(found)]
+            return found == wanted
+
+        async def restart(*sequences: int) -> None:
+            """The server starts; then these are committed and become jobs."""
+            log.waited_for.clear()
+            task = asyncio.create_task(Reader(log, endpoints, jobs, SystemClock()).run())
+            await asyncio.wait_for(log.waited_for.wait(), 10)
+            log.entries.extend(entry(n) for n in sequences)
+            wanted.extend(sequences)
+            await until(told)
+            task.cancel()
+
+        await restart(4)
+        await restart(5)
+        await restart(*range(6, 12))
+        await restart(12)
+        del log.entries[8:]
+        await restart(9, 10)
+        assert await jobs.position(f"{NAME}.2") == 10
         await endpoints.close()
 
     asyncio.run(main())

@@ -3,6 +3,10 @@
 The position is stored in the same transaction as the jobs, so a crash repeats nothing and leaves nothing out. Where a
 batch makes no jobs it is stored only now and then: a server without webhooks must not pay a commit for every batch.
 An endpoint gets what is committed after it was added; a first start begins at the log's end.
+
+A stored position past the log's end tells that the chats were restored and the jobs, elsewhere, were not. What the
+restored log holds was made into jobs before, so the reader begins at its end. Stores of jobs never take a position
+back: it goes on under the next name, and the last name in use is the one that counts.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from holdfast.clock import Clock, timestamp
 from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.contract import EventLog
 from holdfast.message import Entry
+from holdfast.telemetry import log
 from holdfast.webhooks.contract import Endpoint, Endpoints
 from holdfast.webhooks.delivery import Notice, draft_of
 from holdfast.work.contract import Mark, WorkStore
@@ -30,19 +35,32 @@ class Reader:
     def __init__(self, log: EventLog, endpoints: Endpoints, jobs: WorkStore, clock: Clock) -> None:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
         self._known: tuple[int, dict[str, list[Endpoint]]] = (0, {})
-        self._marked = 0
+        self._name, self._marked = NAME, 0
         self._noticed: dict[str, int] = {}
         """Where the log ended when an endpoint was first seen: what is behind that came after it was added."""
 
     async def run(self) -> None:
-        position = await self._jobs.position(NAME)
-        if position is None:
-            position = await self._log.end()
-            await self._mark(position)
-        self._marked = position
+        position = self._marked = await self._begin()
         while True:
             await self._log.wait(position)
             position = await self.advance(position)
+
+    async def _begin(self) -> int:
+        """Where it stands: at its stored position, or at the log's end where that is none of this log."""
+        restores, position = 0, await self._jobs.position(NAME)
+        while (later := await self._jobs.position(f"{NAME}.{restores + 1}")) is not None:
+            restores, position = restores + 1, later
+        end = await self._log.end()
+        if position is not None and position > end:
+            log.warning(
+                "the log of chats ends before the webhooks' position: it was restored", end=end, position=position
+            )
+            restores, position = restores + 1, None
+        self._name = f"{NAME}.{restores}" if restores else NAME
+        if position is None:
+            position = end
+            await self._mark(position)
+        return position
 
     async def advance(self, position: int) -> int:
         """Make jobs of the entries after ``position``; returns where it stands then."""
@@ -64,7 +82,7 @@ class Reader:
         return reached
 
     async def _mark(self, position: int, drafts: Sequence[Draft] = ()) -> None:
-        await self._jobs.enqueue(drafts, Mark(NAME, position))
+        await self._jobs.enqueue(drafts, Mark(self._name, position))
         self._marked = position
 
     async def _by_tenant(self, position: int) -> dict[str, list[Endpoint]]:
