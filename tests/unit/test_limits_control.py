@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual
+from limitworld import Shared
 
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
@@ -256,3 +258,41 @@ def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:
     old = Rule("acme", "send:user", "concurrency", 2, 60.0)
     made = decide(Change("delete", old.name, "olga", "", expected_version=1), old, None, 1)
     assert isinstance(made, Rule) and made.deleted
+
+
+def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others() -> None:
+    async def main() -> None:
+        ann, bob = User("acme", "ann"), User("acme", "bob")
+        doors = entrances(
+            Rule("*", "send:user", "fixed_window", 5, 3600.0), Rule("*", "send:tenant", "fixed_window", 2, 60.0)
+        )
+        admitted, refused = doors.admit_at_once("send", ann, 4)
+        assert admitted == 2 and refused is not None and refused.details["rule"] == "*/send:tenant"
+        for _ in range(10):
+            assert doors.ask_at_once("send", ann) is not None
+        left = [decision.remaining for decision in await doors.decide("send", ann)]
+        assert left == [3, 0], "two went through, and only they were counted"
+        assert doors.admit_at_once("send", bob, 3)[0] == 0
+        by_address = entrances(
+            Rule("*", "connect:user", "fixed_window", 5, 3600.0), Rule("*", "connect:address", "fixed_window", 1, 60.0)
+        )
+        assert [by_address.ask_at_once("connect", ann, "192.0.2.1") is None for _ in range(4)] == [True] + [False] * 3
+        assert (await by_address.decide("connect", ann, "192.0.2.2"))[0].remaining == 3
+
+    asyncio.run(main())
+
+
+def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_rules() -> None:
+    async def main() -> None:
+        counters, ann = Shared(), User("acme", "ann")
+        rules = [Rule("*", "send:user", "fixed_window", 50, 3600.0), Rule("*", "send:tenant", "fixed_window", 1, 60.0)]
+        doors = Entrances(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of(rules)))
+        for _ in range(3):
+            doors.admit_at_once("send", ann, 1)
+            await asyncio.sleep(0.1)
+        counted = len(counters.calls)
+        assert [doors.admit_at_once("send", ann, 2)[0] for _ in range(10)] == [0] * 10
+        await asyncio.sleep(0.1)
+        assert len(counters.calls) == counted, "nobody's counter was asked"
+
+    virtual.run(main())

@@ -84,16 +84,21 @@ class Entrances:
 
     def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""
-        for check in questions(entrance, who, address):
-            decision = self._limiter.check_soon(*check)
-            if not decision.allowed:
-                return refusal([decision])
-        return None
+        return self.admit_at_once(entrance, who, 1, address)[1]
 
-    def admit_at_once(self, entrance: Entrance, who: User, count: int) -> tuple[int, RateLimited | None]:
-        """``ask_at_once`` for ``count`` alike: how many of them may pass, and what the others are told."""
-        refused = None
-        for check in questions(entrance, who):
+    def admit_at_once(
+        self, entrance: Entrance, who: User, count: int, address: str = ""
+    ) -> tuple[int, RateLimited | None]:
+        """``ask_at_once`` for ``count`` alike: how many of them may pass, and what the others are told.
+
+        The later rules are looked at first, so that what they refuse is not charged to the first.
+        """
+        asked, refused = questions(entrance, who, address), None
+        for check in asked[1:]:
+            admitted, decision = self._limiter.look(check, count)
+            if decision is not None:
+                count, refused = admitted, refusal([decision])
+        for check in asked if count else ():
             admitted, decision = self._admit(check, count)
             if decision is not None:
                 count, refused = admitted, refusal([decision])

@@ -199,6 +199,23 @@ class Limiter:
         limit, stamp = plan.rule.limit, plan.terms.stamp
         return self._decision(plan, Reading(1, limit, 0.0, 0.0, 0, limit, stamp), True, "counted_later")
 
+    def look(self, check: Check, count: int) -> tuple[int, Decision | None]:
+        """Of ``count`` alike, how many the rule would admit, and what the next is told. Nothing is counted.
+
+        Exact where the counters need no I/O; otherwise it knows only a denial that still holds.
+        """
+        plan = self._plan(check.tenant, check.resource)
+        if plan is None or plan.shadow or plan.holds:
+            return count, None
+        if self._immediate:
+            reading = self._counters.look_now((plan.prefix, check.subject), plan.terms, count)
+            return (reading.admitted, self._decision(plan, reading, False, "counters")) if reading else (count, None)
+        known, now = self._known.get((plan.prefix, check.subject)), self._monotonic()
+        denial = known.denial if known is not None else None
+        if denial is None or denial.cost > 1 or now >= denial.until or denial.reading.stamp < plan.terms.stamp:
+            return count, None
+        return 0, self._denied(plan, denial, now)
+
     async def _count(self, tenant: str, resource: str, subject: str, cost: int) -> None:
         await self.check(tenant, resource, subject, cost)
 

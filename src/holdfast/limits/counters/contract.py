@@ -70,10 +70,14 @@ class Counters(Protocol):
     """Where what is used is counted."""
 
     immediate: bool
-    """Whether ``take_now`` answers: the counters are in this process."""
+    """Whether ``take_now`` and ``look_now`` answer: the counters are in this process."""
 
     def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
         """The answer to one ask, without I/O. Only where the counters are immediate."""
+        ...
+
+    def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
+        """None if ``count`` costs of 1 fit now, else how many do; nothing is taken. As ``take_now``."""
         ...
 
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:

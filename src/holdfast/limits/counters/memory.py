@@ -29,6 +29,9 @@ class MemoryCounters:
             counter = self.table.counter(key, terms, now)
         return counter.admit(terms, now, cost)
 
+    def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
+        return self.table.look(key, terms, count, self._monotonic() * 1000)
+
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
         now = self._monotonic() * 1000
         return Taken(now, [self.table.decide(entry, now) for entry in entries])

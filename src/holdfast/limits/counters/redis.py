@@ -80,6 +80,9 @@ class RedisCounters:
     def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
         raise Unavailable("these counters are a round trip away")
 
+    def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
+        raise Unavailable("these counters are a round trip away")
+
     async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
         request = _Request()
         answer = await self._decide(request, request.entries(entries), [])

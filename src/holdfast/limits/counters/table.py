@@ -45,6 +45,14 @@ class CounterTable:
             return hold(counter, ask.terms, now, ask.hold)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want)
 
+    def look(self, key: Key, terms: Terms, count: int, now: float) -> Reading | None:
+        """None if ``count`` costs of 1 fit now, else how many do; nothing is taken."""
+        counter = self._counters.get(key) or self.counter(key, terms, now)
+        if peek(counter, terms, now, count):
+            return None
+        admitted = take(counter, terms, now, 1, 0).remaining
+        return reading(counter, now, admitted, min(admitted + 1, counter.terms.capacity))
+
     def adjust(self, adjustment: Adjustment, now: float) -> None:
         counter = self._counters.get(adjustment.key)
         if counter is None and adjustment.charged:
