@@ -329,6 +329,25 @@ def test_a_follower_of_the_log_outlives_whatever_a_doorbell_raises(engines_: Eng
     play(engines_, scenario)
 
 
+def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: Engines) -> None:
+    async def scenario(w: World) -> None:
+        async def swallow(_: str) -> None:
+            await asyncio.Event().wait()
+
+        await w.node(bells=())
+        await w.set_limit(500, 1)
+        async with w.store.database.connection("be read") as db, LogFollower(w.settings, swallow) as follower:
+            await until(lambda: follower.working, 5, "it follows")
+            beats = set()
+            start = time.monotonic()
+            while len(beats) < 4:
+                assert time.monotonic() - start < 8, f"{len(beats)} beats in 8 s"
+                beats.add(await db.fetchval("SELECT beat_at FROM holdfast_rules_head"))
+                await asyncio.sleep(0.05)
+
+    play(engines_, scenario)
+
+
 def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         by_notify = await w.node(bells=("notify",))

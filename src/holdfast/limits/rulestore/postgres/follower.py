@@ -21,7 +21,9 @@ from holdfast.limits.rulestore.reading import ring_of
 
 TICK_SECONDS = 0.1
 TAKEOVER_SECONDS = 0.5
-TICKS_PER_BEAT = 10
+BEAT_SECONDS = 1.0
+RING_SECONDS = 1.0
+"""How long one tick may ring: a Redis that swallows everything must not keep the beat waiting."""
 
 
 class LogFollower:
@@ -81,23 +83,26 @@ class LogFollower:
     async def _follow(self, db: Any) -> None:
         _, seq, _, _ = await db.fetchrow(SQL["head"])
         cursor = max(0, seq - CHANGES_PER_READ)
-        tick = 0
+        now = asyncio.get_running_loop().time
+        next_beat = now()
         while True:
-            if tick % TICKS_PER_BEAT == 0:
+            if now() >= next_beat:
+                next_beat = now() + BEAT_SECONDS
                 await db.execute(SQL["beat"], await db.fetchval(SQL["epoch"]))
             cursor = await self._ring(db, cursor)
-            tick += 1
             await asyncio.sleep(TICK_SECONDS)
 
     async def _ring(self, db: Any, cursor: int) -> int:
         """Ring for what is after the cursor; returns how far it came. A doorbell that is away is tried next tick."""
         if self._publish is None:
             return cursor
-        for row in await db.fetch(SQL["changes_after"], cursor, CHANGES_PER_READ):
-            ring = ring_of(row[0])
-            try:
-                await self._publish(payload(ring))
-            except HoldfastError:
-                return cursor
-            cursor = ring.seq
+        rows = await db.fetch(SQL["changes_after"], cursor, CHANGES_PER_READ)
+        try:
+            async with asyncio.timeout(RING_SECONDS):
+                for row in rows:
+                    ring = ring_of(row[0])
+                    await self._publish(payload(ring))
+                    cursor = ring.seq
+        except (HoldfastError, TimeoutError):
+            pass
         return cursor
