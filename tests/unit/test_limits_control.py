@@ -117,9 +117,9 @@ def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> No
         rules = await control.page("*", None, 100)
         assert {rule.resource for rule in rules} == {rule.resource for rule in DEFAULT_RULES}
         assert {rule.version for rule in rules} == {1}
-        await control.delete({"tenantID": "*", "resource": "reply:user", "expectedVersion": 1}, "olga")
+        await control.delete({"tenantID": "*", "resource": "rest:user", "expectedVersion": 1}, "olga")
         await control.ensure_defaults()
-        assert "reply:user" not in {rule.resource for rule in await control.page("*", None, 100)}
+        assert "rest:user" not in {rule.resource for rule in await control.page("*", None, 100)}
 
     with_control(tmp_path, scenario)
 
@@ -252,6 +252,7 @@ def test_what_every_door_asks_is_known_as_an_entrance() -> None:
     entrances: tuple[Entrance, ...] = ("connect", "send", "rest", "admin")
     asked = [questions(entrance, User("acme", "ann"), "192.0.2.1") for entrance in entrances]
     assert {check.resource for checks in asked for check in checks} == ENTRANCE_RESOURCES
+    assert {rule.resource for rule in DEFAULT_RULES} == ENTRANCE_RESOURCES, "no rule that nobody asks"
 
 
 def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:

@@ -25,7 +25,7 @@ from holdfast.limits.rules import ANY, Check, Decision, Rule
 from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody
 
-Entrance = Literal["connect", "send", "reply", "rest", "admin"]
+Entrance = Literal["connect", "send", "rest", "admin"]
 
 QUESTIONS_MAX = 16_384
 """Who asked lately: their questions are the same for every send."""
@@ -43,8 +43,6 @@ DEFAULT_RULES = (
     _rule("connect:address", 1_200, 600),
     _rule("send:user", 3_000, 500),
     _rule("send:tenant", 600_000, 60_000),
-    _rule("reply:user", 120, 30),
-    _rule("reply:tenant", 12_000, 3_000),
     _rule("rest:user", 1_200, 200),
     _rule("rest:tenant", 60_000, 6_000),
     _rule(ADMIN, 600, 200),
