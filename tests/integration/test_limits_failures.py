@@ -97,7 +97,7 @@ class Node:
 
     async def follow(self, reader: RuleReader, bells: list[Doorbell], file: Path | None = None) -> None:
         def apply(rules: Any) -> None:
-            self.limiter.rules = rules
+            self.limiter.use(rules)
 
         self.feed = Feed(reader, bells, apply, SystemClock(), file, QUICK)
         await self.stack.enter_async_context(self.limiter)

@@ -39,7 +39,7 @@ def limited(folder: Path, scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore
             limiter = Limiter(MemoryCounters(clock), clock)
 
             def apply(rules: RuleSet) -> None:
-                limiter.rules = rules
+                limiter.use(rules)
 
             feed = Feed(store, [store], apply, clock)
             control = Control(store, clock, lambda: feed.rules, "postgres")

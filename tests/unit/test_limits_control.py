@@ -16,7 +16,7 @@ from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
 from holdfast.limits.changes import Change, decide
 from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import DEFAULT_RULES, Entrance, Entrances, LimitedSends, questions
+from holdfast.limits.entrances import DEFAULT_RULES, Entrance, Entrances, LimitedSends, questions, refusal
 from holdfast.limits.form import ENTRANCE_RESOURCES
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleName, RuleSet
@@ -173,11 +173,11 @@ def test_an_entrance_asks_for_user_tenant_and_address() -> None:
         assert [by_user.ask_at_once("send", ann) is None for _ in range(3)] == [True, True, False]
         assert by_user.ask_at_once("send", bob) is None
         by_tenant = entrances(Rule("*", "rest:tenant", "fixed_window", 2, 60.0))
-        answers = [await by_tenant.ask("rest", user) for user in (ann, bob, ann)]
+        answers = [refusal(await by_tenant.decide("rest", user)) for user in (ann, bob, ann)]
         assert answers[:2] == [None, None]
         assert isinstance(answers[2], RateLimited)
         assert answers[2].retry_after_seconds and answers[2].details["rule"] == "*/rest:tenant"
-        assert await by_tenant.ask("rest", User("other", "ann")) is None, "each tenant has the whole limit"
+        assert refusal(await by_tenant.decide("rest", User("other", "ann"))) is None, "each tenant has the whole limit"
         by_address = entrances(Rule("*", "connect:address", "fixed_window", 1, 60.0))
         assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is None
         assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is not None

@@ -107,7 +107,7 @@ def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> Non
         assert again.retry_after < first.retry_after, "counted from the send"
         assert len(counters.calls) == calls
         assert (await ask(limits, 1, cost=2))[0].allowed, "a smaller cost is not covered by the denial"
-        limits.rules = limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2))
+        limits.use(limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2)))
         assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
 
     virtual.run(main())
@@ -191,7 +191,7 @@ def test_a_lease_of_an_old_version_is_not_spent() -> None:
         for _ in range(3):
             await limits.check("acme", "send", "ann")
         assert limits.lease_stock > 0
-        limits.rules = limits.rules.merge(rule(2, precision="leased", version=2))
+        limits.use(limits.rules.merge(rule(2, precision="leased", version=2)))
         decision = await limits.check("acme", "send", "ann")
         assert (decision.allowed, decision.rule_version) == (False, 2)
 
@@ -290,9 +290,9 @@ def test_a_changed_rule_applies_to_the_share_at_once() -> None:
         counters.mood = "away"
         limits = limiter(counters, rule(100))
         assert allowed(await ask(limits, 10)) == 10
-        limits.rules = limits.rules.merge(rule(5, version=2))
+        limits.use(limits.rules.merge(rule(5, version=2)))
         assert allowed(await ask(limits, 10)) == 0
-        limits.rules = limits.rules.merge(rule(12, version=3))
+        limits.use(limits.rules.merge(rule(12, version=3)))
         assert allowed(await ask(limits, 10)) == 2
 
     virtual.run(main())

@@ -76,10 +76,6 @@ class Entrances:
         """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline."""
         return await self._limiter.check_many(questions(entrance, who, address))
 
-    async def ask(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
-        """``decide``, where only a refusal matters."""
-        return refusal(await self.decide(entrance, who, address))
-
     def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""
         return self.admit_at_once(entrance, who, 1, address)[1]

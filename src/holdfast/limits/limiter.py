@@ -85,7 +85,7 @@ class _Plan(Struct, frozen=True, gc=False):
 class Limiter:
     """Checks for one node. ``async with`` runs its heartbeat; a check works with or without it.
 
-    ``rules`` may be assigned at any time: the next check has them. ``on_behind`` is called when the counters knew a
+    ``use`` gives it other rules at any time: the next check has them. ``on_behind`` is called when the counters knew a
     newer rule than we do.
     """
 
@@ -120,14 +120,10 @@ class Limiter:
     def rules(self) -> RuleSet:
         return self._rules
 
-    @rules.setter
-    def rules(self, rules: RuleSet) -> None:
-        self._rules = rules
-        self._plans = {}
-
     def use(self, rules: RuleSet) -> None:
         """Check by these rules from now on: one pointer swap."""
-        self.rules = rules
+        self._rules = rules
+        self._plans = {}
 
     @property
     def nodes(self) -> int:

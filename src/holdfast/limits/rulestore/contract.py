@@ -92,10 +92,6 @@ class RuleStore(RuleReader, Protocol):
         """The rule's changes, newest first, with a version below ``before``."""
         ...
 
-    async def beat(self) -> None:
-        """Write that the primary lives, so that a lagging replica shows."""
-        ...
-
 
 class Doorbell(Protocol):
     """Rings when a rule changes, if all goes well."""

@@ -72,10 +72,6 @@ class PostgresRuleStore(PostgresRuleReader):
         rows = await self.fetch("history", *name, VERSION_MAX if before is None else before, limit)
         return [_change.decode(row[0]) for row in rows]
 
-    async def beat(self) -> None:
-        async with self.database.committing("be reached") as db:
-            await db.execute(SQL["beat"], await db.fetchval(SQL["epoch"]))
-
 
 async def _write(db: Any, change: Change, made: Rule, seq: int, digest: str) -> None:
     entry = RuleChange(seq, change.action, made, change.actor, change.reason, change.at)

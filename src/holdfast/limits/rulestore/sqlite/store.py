@@ -106,9 +106,6 @@ class SqliteRuleStore:
 
         return await self._read(read)
 
-    async def beat(self) -> None:
-        """Nobody reads this file from afar: there is no lag to show."""
-
     async def _read(self, read: Callable[[apsw.Connection], T]) -> T:
         def work(handle: Handle) -> T:
             with handle.snapshot() as connection:
