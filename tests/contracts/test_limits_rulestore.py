@@ -338,3 +338,16 @@ def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Sc
         assert {entry["event"] for entry in logs} == {"limits.rule_unreadable"}
 
     stored(scenario)
+
+
+def test_many_may_be_the_first_to_need_the_database(postgres_server: Server) -> None:
+    async def main() -> None:
+        await empty_database(postgres_server.url)
+        settings = PostgresSettings(postgres_server.url)
+        async with PostgresRuleStore(settings) as store:
+            await store.prepare()
+        async with PostgresRuleStore(settings) as store:
+            heads = await asyncio.gather(*[store.head() for _ in range(8)])
+        assert {head.seq for head in heads} == {0}
+
+    asyncio.run(main())

@@ -95,7 +95,7 @@ class Database:
         if self._pool is None:
             self._pool = asyncpg.create_pool(
                 self.settings.url,
-                min_size=0,
+                min_size=0,  # so nothing waits here: a second caller never meets a pool that is half made
                 max_size=self.settings.connections_max,
                 timeout=self.settings.connect_timeout_seconds,
                 command_timeout=self.settings.timeout_seconds,
