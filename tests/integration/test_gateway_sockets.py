@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from sockets import ask, connected, create_chat, serve, token
 
 from holdfast.node import http
 from holdfast.node.node import Node
+from holdfast.session.session import Session
 
 
 class Raw:
@@ -122,6 +124,28 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
             writer.write(b"x" * 1024)
         assert (await asyncio.wait_for(reader.read(-1), 4)).startswith(b"HTTP/1.1 400")
         writer.close()
+
+    serve(tmp_path, story)
+
+
+def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
+    """The collector comes by seldom; what waited for it would look like a leak."""
+
+    def sessions() -> int:
+        return sum(isinstance(thing, Session) for thing in gc.get_objects())
+
+    async def story(node: Node) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            async with connected(node, "alice") as client:
+                await ask(client, "resume", cursors={})
+                assert sessions() == 1
+            async with asyncio.timeout(10):
+                while sessions():  # noqa: ASYNC110 - there is no event for the end of an object
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
     serve(tmp_path, story)
 

@@ -124,6 +124,8 @@ class Listener(WSListener):
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self._connection.lost()
         self._gone()
+        # They hold each other: the memory of a connection goes with it, and not when the collector comes by.
+        del self._connection, self._connect, self._gone
 
     def pause_writing(self) -> None:
         self._connection.writing_paused()

@@ -40,10 +40,12 @@ class _Ear:
     Told before, we answer what is open and close as we close; the lines are worth nothing to an operator.
     """
 
-    __slots__ = ("listener",)
+    __slots__ = ("listener", "protocol")
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
+        self.protocol: WSProtocol | None = None
+        """Until the upgrade is decided: then nobody must hold it but its transport."""
 
     def error(self, message: str, *args: Any) -> None:
         if message.startswith(BAD_FRAME) and self.listener is not None:
@@ -93,16 +95,18 @@ class Port:
     def __call__(self, config: uvicorn.Config, server_state: Any, app_state: Any) -> WSProtocol:
         ear = _Ear()
         protocol: WSProtocol = _Protocol(
-            None, None, False, lambda request: self._listener(protocol, request, ear), ear, True, HANDSHAKE_SECONDS,
+            None, None, False, lambda request: self._listener(request, ear), ear, True, HANDSHAKE_SECONDS,
             False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, sys.maxsize, None, READ_BUFFER_BYTES,
         )  # fmt: skip
+        ear.protocol = protocol
         protocol.unread_max = self._frame_bytes_max + HEADER_BYTES_MAX
         return protocol
 
-    def _listener(self, protocol: WSProtocol, request: WSUpgradeRequest, ear: _Ear) -> WSUpgradeResponseWithListener:
+    def _listener(self, request: WSUpgradeRequest, ear: _Ear) -> WSUpgradeResponseWithListener:
         # Firefox says "keep-alive, Upgrade", which is right, and picows refuses it; uvicorn has checked it before us.
         request.headers["Connection"] = "upgrade"
-        transport: Transport = protocol.transport.underlying_transport
+        protocol, ear.protocol = ear.protocol, None
+        transport: Transport = protocol.transport.underlying_transport  # type: ignore[union-attr]  # decided once
         answer = self._upgrade(request, transport)
         if isinstance(answer, WSUpgradeResponse):
             return WSUpgradeResponseWithListener(answer, None)

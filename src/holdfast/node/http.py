@@ -72,6 +72,10 @@ class _Requests(HttpToolsProtocol):
         self._stop_waiting()
         super().on_headers_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        self.parser = None  # type: ignore[assignment]  # as where a connection is lost: they hold each other
+
     def _await_head(self) -> None:
         self._head_bytes = 0
         self._due = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.close)
