@@ -314,6 +314,20 @@ def test_live_nodes_are_frozen_while_nobody_answers() -> None:
     virtual.run(main())
 
 
+def test_who_was_asked_about_lately_is_remembered_longest() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(1), keys_max=2)
+        for subject in ("ann", "bob", "ann", "cid"):
+            await ask(limits, 1, subject)
+        calls = len(counters.calls)
+        assert (await ask(limits, 1, "ann"))[0].decided_by == "denial_cache"
+        assert len(counters.calls) == calls, "bob, not ann, was forgotten for cid"
+        assert (await ask(limits, 1, "bob"))[0].decided_by == "counters"
+
+    virtual.run(main())
+
+
 class Wild(Shared):
     """Raises what no contract names when a node says that it lives."""
 

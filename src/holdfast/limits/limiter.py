@@ -43,7 +43,7 @@ class LimiterSettings:
     """How one node answers checks."""
 
     keys_max: int = 65_536
-    """Subjects of which a denial, a lease and the last reading are remembered; the longest known is forgotten."""
+    """Subjects of which denial, lease and last reading are remembered; who was counted longest ago is forgotten."""
     lease_percent: float = 1.0
     """A lease of a rule with precision ``leased``, in percent of its capacity; each node may admit so much more."""
     lease_seconds: float = 5.0
@@ -314,9 +314,9 @@ class Limiter:
         known = self._known.get(ask.key)
         if known is None:
             known = Known(reading, sent_at)
-            self._known.put(ask.key, known)
         else:
             known.reading, known.at = reading, sent_at
+        self._known.put_last(ask.key, known)
         if reading.wait_ms > 0 and not plan.holds:
             known.denial = Denial(ask.cost, sent_at + reading.wait_ms / 1000, reading)
         if reading.stamp is not plan.terms.stamp and reading.stamp > plan.terms.stamp:

@@ -1,6 +1,6 @@
 """What a node remembers of a key so that a check needs no round trip: a denial, a lease, what it saw last. (Pure.)
 
-Every memory is bounded; the key that is known longest is forgotten first. All times are monotonic seconds. None of
+Every memory is bounded; the key that was put longest ago is forgotten first. All times are monotonic seconds. None of
 these values is watched by the garbage collector: they hold no cycles, and there are many of them.
 """
 
