@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import Reach, TenantOption, UserOption, reaching
+from holdfast.cli.reach import Reach, ReasonOption, TenantOption, UserOption, reaching
 from holdfast.cli.rest import Rest
 from holdfast.clock import Ids, SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound
@@ -20,7 +20,6 @@ from holdfast.errors import HoldfastError, InvalidMessage, NotFound
 chat = typer.Typer(no_args_is_help=True, help="Talk, and look after chats.", rich_markup_mode=None)
 
 ChatArgument = Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id, or its title if only one has it.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")]
 SEND_TRIES = 4
 
 
@@ -257,7 +256,7 @@ def inspect(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT",
 
 @chat.command()
 @reaching
-def halt(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: Reason) -> None:
+def halt(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
     """Refuse every send to a chat until it is recovered. For operators.
 
     Example:
@@ -271,7 +270,7 @@ def halt(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], 
 
 @chat.command()
 @reaching
-def recover(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: Reason) -> None:
+def recover(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
     """Repair a chat's numbering and let it go on; its clients read it anew. For operators.
 
     Example:

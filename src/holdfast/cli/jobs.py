@@ -9,18 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import Reach, reaching
+from holdfast.cli.reach import ASKED, Reach, ReasonOption, reaching
 from holdfast.errors import InvalidMessage, NotFound
 
 jobs = typer.Typer(no_args_is_help=True, help="Jobs that wait, failed or died.", rich_markup_mode=None)
 
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is recorded with the act.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this stream.")]
 FailedOption = Annotated[str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")]
 Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
-ASKED = "asked for on the command line"
 
 
 def _listed(reach: Reach, path: str, asked: dict[str, Any], *, empty: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import Reach, TenantOption, at_home, reaching
+from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, at_home, reaching
 from holdfast.errors import InvalidMessage
 
 key = typer.Typer(no_args_is_help=True, help="API keys of tenants and operators.", rich_markup_mode=None)
@@ -73,7 +73,7 @@ def status(reach: Reach) -> None:
 @reaching
 def backup(
     reach: Reach,
-    reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")] = "asked for on the command line",
+    reason: ReasonOption = ASKED,
 ) -> None:
     """Copy everything the running server keeps, but its secrets, into a folder of its state directory.
 
@@ -103,7 +103,7 @@ def restore(
     reach: Reach,
     folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="A backup that `holdfast backup` made.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Move aside what is there.")] = False,
-    reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")] = "asked for on the command line",
+    reason: ReasonOption = ASKED,
 ) -> None:
     """Put a backup in place of a stopped server's state. Every client then reads its chats anew.
 
@@ -143,7 +143,7 @@ def _contents(files: Iterable[Mapping[str, Any]]) -> str:
 def erase(
     reach: Reach,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom to erase.")],
-    reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")],
+    reason: ReasonOption,
     tenant: TenantOption = "default",
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -182,7 +182,7 @@ def create_key(
     reach: Reach,
     kind: Annotated[Kind, typer.Argument(help="tenant: a backend that acts for its users; admin: an operator.")],
     label: Annotated[str, typer.Option(help="What it is for.")],
-    reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")] = "asked for on the command line",
+    reason: ReasonOption = ASKED,
     tenant: Annotated[str | None, typer.Option(help="Whose; for tenant keys.  [default: default]")] = None,
     scopes: Annotated[list[str] | None, typer.Option("--scope", help="What it may do; repeatable.")] = None,
 ) -> None:
@@ -246,7 +246,7 @@ def list_keys(reach: Reach) -> None:
 def revoke_key(
     reach: Reach,
     key_id: Annotated[str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key list` shows it.")],
-    reason: Annotated[str, typer.Option(help="Why; it goes into the audit log.")] = "asked for on the command line",
+    reason: ReasonOption = ASKED,
 ) -> None:
     """Make an API key worthless from now on.
 

@@ -56,6 +56,8 @@ AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=SERVER, help="Pr
 
 UserOption = Annotated[str | None, typer.Option("--user", "-u", help="Act as this user.")]
 TenantOption = Annotated[str, typer.Option("--tenant", help="The user's tenant.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")]
+ASKED = "asked for on the command line"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import Reach, reaching
+from holdfast.cli.reach import ASKED, Reach, reaching
 from holdfast.cli.rest import Rest
 from holdfast.errors import InvalidMessage, NotFound, OutcomeUnknown
 
@@ -22,7 +22,6 @@ TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every ten
 ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]
 VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
-ASKED = "asked for on the command line"
 FIELDS = ("algorithm", "limit", "window", "burstSize", "precision", "onStoreFailure", "mode")
 NUMBERS = ("limit", "burstSize")
 PAGE = 500

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.jobs import ASKED, LimitOption, ReasonOption
-from holdfast.cli.reach import Reach, reaching
+from holdfast.cli.jobs import LimitOption
+from holdfast.cli.reach import ASKED, Reach, ReasonOption, reaching
 
 webhooks = typer.Typer(no_args_is_help=True, help="Where a tenant's messages are sent.", rich_markup_mode=None)
 

@@ -20,6 +20,8 @@ from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.errors import ServerBusy, StateCorrupted, Unavailable
 from holdfast.limits.rulestore.sqlite import LIMITS
+from holdfast.node.limits import RULES_NAME
+from holdfast.node.work import WEBHOOKS_NAME, WORK_NAME
 from holdfast.sqlite.backup import Contents, Manifest, take
 from holdfast.sqlite.copies import Part, Progress, Restored, quiet
 from holdfast.sqlite.restore import restore
@@ -30,7 +32,7 @@ from holdfast.work.embedded import MIGRATIONS as WORK_MIGRATIONS
 
 FOLDER = "backups"
 WORK = Part(
-    "work.db",
+    WORK_NAME,
     WORK_MIGRATIONS,
     counts={
         "jobs": "SELECT count(*) FROM job",
@@ -38,8 +40,8 @@ WORK = Part(
         "read_through": "SELECT coalesce(max(position), 0) FROM reader",
     },
 )
-WEBHOOKS = Part("webhooks.db", WEBHOOKS_MIGRATIONS, counts={"endpoints": "SELECT count(*) FROM endpoint"})
-CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, CHATS), plain=(KEYS_FILE,), derived=("rules.json",))
+WEBHOOKS = Part(WEBHOOKS_NAME, WEBHOOKS_MIGRATIONS, counts={"endpoints": "SELECT count(*) FROM endpoint"})
+CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, CHATS), plain=(KEYS_FILE,), derived=(RULES_NAME,))
 
 
 def require_whole(state: Path) -> None:

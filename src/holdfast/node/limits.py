@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import BadSetting, HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.limits.control import Control
 from holdfast.limits.counters.contract import Counters
 from holdfast.limits.counters.memory import MemoryCounters
@@ -18,12 +18,12 @@ from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter, Place
 from holdfast.limits.plane import LimitsPlane, LimitsSettings
 from holdfast.limits.rulestore.contract import Doorbell, RuleReader, RuleStore
-from holdfast.limits.rulestore.sqlite import SqliteRuleStore
+from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
+from holdfast.node.extras import extra
 
 if TYPE_CHECKING:
     from holdfast.limits.rulestore.redis import RedisBell
 
-LIMITS_NAME = "limits.db"
 RULES_NAME = "rules.json"
 
 
@@ -56,7 +56,7 @@ class _Rules(NamedTuple):
 def _counters_of(chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack) -> tuple[Counters, RedisBell | None]:
     if chosen.counters_url == "memory:":
         return MemoryCounters(clock), None
-    with _extra("redis"):
+    with extra("redis"):
         from holdfast.limits.counters.redis import RedisCounters, RedisSettings
         from holdfast.limits.rulestore.redis import RedisBell
     counters, bell = RedisCounters(RedisSettings(chosen.counters_url)), RedisBell(chosen.counters_url)
@@ -70,10 +70,10 @@ async def _rules_of(
 ) -> _Rules:
     if chosen.rules_url == "sqlite:":
         embedded = await stack.enter_async_context(
-            SqliteRuleStore(state / LIMITS_NAME, clock, retention=chosen.retention)
+            SqliteRuleStore(state / LIMITS.name, clock, retention=chosen.retention)
         )
         return _Rules(embedded, embedded, [embedded], "embedded")
-    with _extra("postgres"):
+    with extra("postgres"):
         from holdfast.limits.rulestore import postgres
     primary = postgres.PostgresSettings(chosen.rules_url)
     store = await stack.enter_async_context(postgres.PostgresRuleStore(primary, chosen.retention))
@@ -112,12 +112,3 @@ async def _lead(
         telemetry.log.warning("limits.defaults_not_written", reason=error.message)
     primary = postgres.PostgresSettings(chosen.rules_url)
     await stack.enter_async_context(postgres.LogFollower(primary, bell.publish if bell else None, settle))
-
-
-@contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """BadSetting, with what to install, if an engine is asked for whose library is not there."""
-    try:
-        yield
-    except ImportError as error:
-        raise BadSetting(f"{error.name} is not installed: pip install 'holdfast[{name}]'") from None

@@ -26,15 +26,14 @@ from holdfast.settings import Settings, differences
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
 
+NEW_OBJECTS_MAX = 10_000
+"""A collection that finds so many takes about half a millisecond."""
+
 
 def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start."""
     telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
     uvloop.run(_serve(settings, announce))
-
-
-NEW_OBJECTS_MAX = 10_000
-"""A collection that finds so many takes about half a millisecond."""
 
 
 def settle_heap() -> None:

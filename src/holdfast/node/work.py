@@ -12,6 +12,7 @@ from holdfast.clock import Clock
 from holdfast.errors import NotFound
 from holdfast.eventlog.contract import EventLog
 from holdfast.message import Message
+from holdfast.node.extras import extra
 from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.store.history import History
 from holdfast.webhooks.delivery import Deliveries, Find, with_webhooks
@@ -73,7 +74,8 @@ def _finding(history: History) -> Find:
 async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
     if url == "sqlite:":
         return await SqliteWork.open(state / WORK_NAME, clock)
-    from holdfast.work.postgres import PostgresWork  # an extra: only who asks for it needs asyncpg
+    with extra("postgres"):
+        from holdfast.work.postgres import PostgresWork
 
     return await PostgresWork.open(url, server=server)
 

@@ -43,7 +43,6 @@ class Crew:
         refusal: Callable[[], HoldfastError],
     ) -> None:
         self._queue: SimpleQueue[_Unit[object] | None] = SimpleQueue()
-        self._handles = handles
         self._waiting = 0
         self._waiting_max = waiting_max
         self._refusal = refusal

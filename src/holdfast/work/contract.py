@@ -175,16 +175,6 @@ class Query:
     state: State | None = None
     fingerprint: str | None = None
 
-    def matches(self, entry: Entry) -> bool:
-        return (
-            (not self.seqs or entry.seq in self.seqs)
-            and self.type in (None, entry.type)
-            and (self.stream is None or self.stream == entry.stream)
-            and self.reason in (None, entry.reason)
-            and self.state in (None, entry.state)
-            and self.fingerprint in (None, entry.fingerprint)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class BlockedStream:

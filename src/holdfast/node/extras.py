@@ -1,0 +1,17 @@
+"""Engines whose libraries only their users install."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.errors import BadSetting
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """BadSetting, with what to install, if an engine is asked for whose library is not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadSetting(f"{error.name} is not installed: pip install 'holdfast[{name}]'") from None
