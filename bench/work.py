@@ -226,7 +226,7 @@ async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, flo
     if "held" in parts:
         own["with a held transaction"] = lambda: with_held(url, jobs)
     if "sqlite" in parts:
-        own["sqlite"] = lambda: sqlite(jobs)
+        own["sqlite"] = lambda: sqlite(2 * jobs)
     peers: dict[str, Callable[[], Awaitable[float]]] = {
         "pgqueuer 5x10": lambda: pgqueuer(url, jobs // 8, 10),
         "pgqueuer 5x100": lambda: pgqueuer(url, jobs // 4, 100),

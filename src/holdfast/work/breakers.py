@@ -22,6 +22,8 @@ class Breakers:
 
     def put_off(self, job_type: str) -> float | None:
         """None: run it (and tell ``succeeded``, ``failed`` or ``neither``); else for how many seconds to put it off."""
+        if job_type not in self._own and job_type not in self._open_elsewhere:
+            return None
         now = self._clock.monotonic()
         until = self._open_elsewhere.get(job_type)
         if until is not None and until > now:

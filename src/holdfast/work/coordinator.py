@@ -337,7 +337,8 @@ class _Shift:
 
     async def _run_jobs(self) -> None:
         """One runner: takes jobs from memory, one after another."""
-        streams, loop = self._streams, asyncio.get_running_loop()
+        streams, loop, task = self._streams, asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         while True:
             job = streams.next() if not self._stopping and self._seat.may_start else None
             if job is None:
@@ -345,7 +346,7 @@ class _Shift:
                 await future
                 continue
             try:
-                self._record(job, await self._runner.run(job, self._seat))
+                self._record(job, await self._runner.run(job, self._seat, task))
             except Exception as error:
                 self._ended_by = error  # the lease is lost, or a defect: either ends the shift
             if self._resting:

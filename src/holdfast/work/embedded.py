@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Any
 
 import apsw
@@ -78,15 +79,15 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
     claimed = Claimed(notice=notice)
     _store_children(db, report, now)
     if report.completed:
-        done = [(seq,) for seq in report.completed]
-        db.executemany(SQL["complete"], done)
-        db.executemany(SQL["lift"], done)
+        done = json.dumps(report.completed)
+        db.execute(SQL["complete_all"], (done,))
+        db.execute(SQL["lift_all"], (done,))
     for failed in report.failed:
         # A job that was changed while it ran (its attempts forgotten, say) may wait where this worker has read already.
         if not _fail(db, failed, now):
             claimed.notice = True
     if report.held:
-        db.executemany(SQL["hold"], [(seq,) for seq in report.held])
+        db.execute(SQL["hold"], (json.dumps(report.held),))
     for seq in report.released:
         stream = db.execute(SQL["stream_of"], (seq,)).get
         if stream is not None:
@@ -113,11 +114,12 @@ def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Cla
     ready = db.execute(SQL["due"], (now, want.jobs, json.dumps(want.shut)))
     due = [seq for seq, _ in _fitting(ready, 1, want.bytes_max)]
     due += [seq for kind in want.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
-    db.executemany(SQL["make_ready"], [(seq,) for seq in due])
-    late = [job_of(db.execute(SQL["one"], (seq,)).fetchone()) for seq in sorted(due) if seq <= cursor]
+    if due:
+        db.execute(SQL["make_ready"], (json.dumps(due),))
+    late = [Job(*db.execute(SQL["one"], (seq,)).get) for seq in sorted(due) if seq <= cursor]
     for stream, after in want.backlogs.items():
         held = db.execute(SQL["backlog"], (stream, after, want.per_backlog))
-        claimed.backlog.extend(job_of(row) for row in _fitting(held, 2, want.per_backlog_bytes, len))
+        claimed.backlog.extend(starmap(Job, _fitting(held, 2, want.per_backlog_bytes, len)))
     forward, cut = _forward(db, want, cursor)
     claimed.jobs = late + forward
     starting = [job.seq for job in claimed.jobs if not job.suspect][: want.starting]
@@ -129,7 +131,7 @@ def _forward(db: apsw.Connection, want: Want, cursor: int) -> tuple[list[Job], b
     """Jobs after the cursor, and whether there may be more of them."""
     rows = list(_fitting(db.execute(SQL["claim"], (cursor, want.jobs)), 2, want.bytes_max, len))
     cut = len(rows) == want.jobs or sum(len(row[2]) for row in rows) >= max(want.bytes_max, 1)
-    return [job_of(row) for row in rows], cut and bool(rows)
+    return list(starmap(Job, rows)), cut and bool(rows)
 
 
 def _fitting(rows: Iterable[Any], column: int, bytes_max: int, size: Callable[[Any], int] = int) -> Iterator[Any]:
@@ -140,11 +142,6 @@ def _fitting(rows: Iterable[Any], column: int, bytes_max: int, size: Callable[[A
         total += size(row[column])
         if total >= bytes_max:
             return
-
-
-def job_of(row: Any) -> Job:
-    seq, kind, payload, stream, destination, attempt, *rest = row
-    return Job(seq, kind, payload, stream, destination, 0, attempt + 1, *rest)
 
 
 def _fail(db: apsw.Connection, failed: Failed, now: float) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -31,16 +31,15 @@ Typed = Callable[["Context", Payload], Awaitable[None]]
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(slots=True)
-class Context:
+class Context(msgspec.Struct, eq=False):
     """One run of one job."""
 
     job: Job
     seat: Seat
     stages: int = 0
     finished: bool = False
-    children: list[Child] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
+    children: list[Child] = []
+    released: list[int] = []
 
     @property
     def fence(self) -> int:

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
+from msgspec import Struct
+
 from holdfast.errors import InvalidMessage, MessageTooLarge
 
 PAYLOAD_BYTES_MAX = 1 << 20
@@ -132,8 +134,7 @@ def _name(what: str, value: str, length_max: int = NAME_LENGTH_MAX) -> None:
         raise InvalidMessage(f"{what} must be 1 to {length_max} printable characters", field=what)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True, gc=False):
     """A job as a worker holds it. ``attempt`` is the number of this run: 1 for the first.
 
     ``seq`` is its id and its place in its stream; ``key`` stays the same when it is replayed from the dead letters.

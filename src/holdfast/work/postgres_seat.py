@@ -338,23 +338,21 @@ def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, .
 def _unpack(row: Any, claimed: Claimed) -> None:
     if row["seqs"] is None:
         return
-    columns = (
+    jobs = map(
+        Job,
         row["seqs"],
         row["types"],
         row["payloads"],
         row["streams"],
         row["destinations"],
         row["partitions"],
-        row["attempts"],
+        (attempt + 1 for attempt in row["attempts"]),
         row["strikes"],
         row["crashes"],
         row["stages"],
         row["origins"],
     )
-    for kind, seq, type_, payload, stream, destination, partition, attempt, *rest in zip(
-        row["kinds"], *columns, strict=True
-    ):
-        job = Job(seq, type_, payload, stream, destination, partition, attempt + 1, *rest)
+    for kind, job in zip(row["kinds"], jobs, strict=True):
         (claimed.backlog if kind == _BACKLOG else claimed.jobs).append(job)
     claimed.jobs.sort(key=attrgetter("seq"))
     claimed.started.update(row["started"] or ())

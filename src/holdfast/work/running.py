@@ -49,8 +49,11 @@ class Runner:
         self._deadlines: dict[asyncio.Task[None], float] = {}
         self._overdue: set[asyncio.Task[None]] = set()
 
-    async def run(self, job: Job, seat: Seat) -> Outcome:
-        """Raises LeaseLost when the store says so; every other error of a handler is an outcome."""
+    async def run(self, job: Job, seat: Seat, task: asyncio.Task[None]) -> Outcome:
+        """Raises LeaseLost when the store says so; every other error of a handler is an outcome.
+
+        ``task`` is the caller's own, which is cancelled at the deadline.
+        """
         handling = self._handlers.find(job)
         if handling is None:
             told = f"no handler for the job type {job.type!r}, no transport for {job.destination!r}"
@@ -62,7 +65,7 @@ class Runner:
             telemetry.work_probed()
         context = Context(job, seat)
         try:
-            await self._call(handling, context)
+            await self._call(handling, context, task)
         except LeaseLost:
             self._breakers.neither(job.type)
             raise
@@ -94,10 +97,8 @@ class Runner:
         """Tell the store about our breakers and learn of the others'."""
         self._breakers.heard(await seat.breakers(*self._breakers.news()))
 
-    async def _call(self, handling: Handling, context: Context) -> None:
+    async def _call(self, handling: Handling, context: Context, task: asyncio.Task[None]) -> None:
         payload = handling.decode(context.job.payload)
-        task = asyncio.current_task()
-        assert task is not None
         self._deadlines[task] = self._clock.monotonic() + handling.deadline_seconds
         overdue = False
         try:

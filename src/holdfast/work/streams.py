@@ -33,7 +33,7 @@ class _Stream:
     backlog: int | None = None
 
     def holds(self, job: Job) -> bool:
-        return any(block.holds(job.seq, job.type) for block in self.blocks)
+        return bool(self.blocks) and any(block.holds(job.seq, job.type) for block in self.blocks)
 
     def insert(self, job: Job) -> None:
         """In sequence order; almost always at the end, a retried head at the front."""
@@ -94,7 +94,7 @@ class Streams:
                 stream.has_held = True
                 self._held.append(job.seq)
             else:
-                self._join(job.stream, stream, job)
+                self._join(stream, job)
 
     def add_backlog(self, jobs: Sequence[Job], asked: Want) -> None:
         """Take the held jobs that were asked for; a stream that got less than was asked for has no more."""
@@ -108,7 +108,7 @@ class Streams:
                 continue  # closed or rewound while the store was asked
             stream.backlog = job.seq
             if not self._ignored(job) and not stream.holds(job):
-                self._join(key, stream, job)
+                self._join(stream, job)
         for key, count in counts.items():
             stream = self._streams.get(key)
             if stream is not None and count < asked.per_backlog and sizes[key] < asked.per_backlog_bytes:
@@ -318,10 +318,9 @@ class Streams:
         if self._suspect == job.seq:
             self._suspect = None
 
-    def _join(self, key: str, stream: _Stream, job: Job) -> None:
+    def _join(self, stream: _Stream, job: Job) -> None:
         self._keep(job)
         stream.insert(job)
-        self._list(key, stream)
 
     def _start(self, job: Job) -> Job:
         del self._waiting[job.seq]

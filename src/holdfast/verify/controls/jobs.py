@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
@@ -221,7 +221,7 @@ class UnorderedClaims(MemoryWork):
 
         async def process(report: Report, want: Want) -> Claimed:
             claimed: Claimed = await plain(report, want)
-            claimed.jobs = [replace(job, stream=None) for job in claimed.jobs]
+            claimed.jobs = [msgspec.structs.replace(job, stream=None) for job in claimed.jobs]
             return claimed
 
         seat.process = process

@@ -15,6 +15,13 @@ DELETE FROM job WHERE seq = ?1
 -- name: lift
 DELETE FROM block WHERE head = ?1
 
+-- name: complete_all
+-- As one statement: every step of a statement gives other threads a turn, and getting it back costs more than a row.
+DELETE FROM job WHERE seq IN (SELECT value FROM json_each(?1))
+
+-- name: lift_all
+DELETE FROM block WHERE head IN (SELECT value FROM json_each(?1))
+
 -- name: keep_failed
 -- A failed job that is tried again or parked; counts once because it names the attempt. What is only put off (not
 -- counted) keeps what is known of its own failure.
@@ -42,7 +49,7 @@ SELECT seq, stream, ?2, ?3, ?4, ?5 FROM job WHERE seq = ?1 AND stream IS NOT NUL
 ON CONFLICT DO UPDATE SET policy = excluded.policy, by = excluded.by, why = excluded.why WHERE excluded.by <> ''
 
 -- name: hold
-UPDATE job SET state = 2 WHERE seq = ?1 AND state = 0
+UPDATE job SET state = 2 WHERE seq IN (SELECT value FROM json_each(?1)) AND state = 0
 
 -- name: due
 SELECT seq, length(payload) FROM job WHERE state = 1 AND due_at <= ?1 AND type NOT IN (SELECT value FROM json_each(?3)) ORDER BY due_at LIMIT ?2
@@ -52,14 +59,14 @@ SELECT seq, length(payload) FROM job WHERE state = 1 AND due_at <= ?1 AND type N
 SELECT seq FROM job WHERE state = 1 AND due_at <= ?1 AND type = ?2 ORDER BY due_at LIMIT 1
 
 -- name: make_ready
-UPDATE job SET state = 0 WHERE seq = ?1
+UPDATE job SET state = 0 WHERE seq IN (SELECT value FROM json_each(?1))
 
 -- name: next_due
 SELECT due_at FROM job WHERE state = 1 AND type NOT IN (SELECT value FROM json_each(?1)) ORDER BY due_at LIMIT 1
 
 -- name: claim
--- Ready jobs after a sequence.
-SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stages, origin FROM job
+-- Ready jobs after a sequence; the columns are the fields of work/job.py's Job, as in `one` and `backlog`.
+SELECT seq, type, payload, stream, destination, 0, attempt + 1, strikes, crashes, stages, origin FROM job
  WHERE seq > ?1 AND state = 0 ORDER BY seq LIMIT ?2
 
 -- name: last
@@ -67,10 +74,10 @@ SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stage
 SELECT seq FROM sqlite_sequence WHERE name = 'job'
 
 -- name: one
-SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stages, origin FROM job WHERE seq = ?1
+SELECT seq, type, payload, stream, destination, 0, attempt + 1, strikes, crashes, stages, origin FROM job WHERE seq = ?1
 
 -- name: backlog
-SELECT seq, type, payload, stream, destination, attempt, strikes, crashes, stages, origin FROM job
+SELECT seq, type, payload, stream, destination, 0, attempt + 1, strikes, crashes, stages, origin FROM job
  WHERE stream = ?1 AND seq > ?2 AND state = 2 ORDER BY seq LIMIT ?3
 
 -- name: seat
