@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidCheck
+from holdfast.limits import limiter as limiting
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Taken
 from holdfast.limits.counters.memory import MemoryCounters
@@ -462,6 +463,100 @@ def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_
             await asyncio.sleep(0.1)
             limits.check_soon("acme", "send", "warm")
         assert limits.healthy
+
+    virtual.run(main())
+
+
+def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_with_him() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(10))
+        tasks = len(asyncio.all_tasks())
+        begun = []
+        for _ in range(4):
+            begun.append(limits.begin_check("acme", "send", "ann"))
+            limits.check_soon("acme", "send", "ann")
+            limits.check_soon("acme", "send", "ann")
+        assert len(asyncio.all_tasks()) == tasks
+        decisions = await asyncio.gather(*[each for each in begun if isinstance(each, asyncio.Future)])
+        assert [d.allowed for d in decisions] == [True] * 2 + [False] * 2, "the eight were allowed already"
+        assert [call[0][0].times for call in counters.calls] == [12]
+
+    virtual.run(main())
+
+
+def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobody_counts_it() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.mood = "away"
+        limits = limiter(counters, rule(10))
+        for _ in range(8):
+            limits.check_soon("acme", "send", "ann")
+        assert allowed(await ask(limits, 4)) == 2
+
+    virtual.run(main())
+
+
+def test_checks_whose_askers_do_not_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limiting, "COUNTED_LATER_MAX", 5)
+
+    async def main() -> None:
+        limits = limiter(Shared(), rule(100))
+        for _ in range(2):  # what was counted makes room
+            decided = [limits.check_soon("acme", "send", "ann").decided_by for _ in range(7)]
+            assert decided == ["counted_later"] * 5 + ["local_share"] * 2
+            await asyncio.sleep(1)
+
+    virtual.run(main())
+
+
+def test_a_check_can_be_begun_without_a_coroutine_and_its_future_never_fails() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(1), rule(1, "off", mode="off"))
+        assert limits.begin_check("acme", "off", "ann") == await limits.check("acme", "off", "ann")
+        begun = [limits.begin_check("acme", "send", "ann") for _ in range(2)]
+        assert counters.calls == [], "it is asked at the end of the turn"
+        futures = [each for each in begun if isinstance(each, asyncio.Future)]
+        assert [d.allowed for d in await asyncio.gather(*futures)] == [True, False]
+        denied = limits.begin_check("acme", "send", "ann")
+        assert isinstance(denied, Decision) and denied.decided_by == "denial_cache"
+        counters.mood = "away"
+        unknown = limits.begin_check("acme", "send", "bob")
+        assert isinstance(unknown, asyncio.Future)
+        assert (await unknown).decided_by == "local_share"
+
+    virtual.run(main())
+
+
+def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(1000, precision="leased"))
+        begun = limits.begin_check("acme", "send", "ann")
+        assert isinstance(begun, asyncio.Future)
+        begun.cancel()
+        await asyncio.sleep(0.01)
+        assert limits.lease_stock == 4
+
+    virtual.run(main())
+
+
+def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(10))
+        learn = limits._learn
+
+        def learn_but_of_bob(plan: Any, ask: Ask, *rest: Any) -> Any:
+            if ask.key[1] == "bob":
+                raise ZeroDivisionError
+            return learn(plan, ask, *rest)
+
+        monkeypatch.setattr(limits, "_learn", learn_but_of_bob)
+        checks = [limits.check("acme", "send", who) for who in ("ann", "bob", "cid")]
+        with capture_logs() as logs:
+            ann, bob, cid = await asyncio.gather(*checks, return_exceptions=True)
+        assert isinstance(ann, Decision) and isinstance(bob, ZeroDivisionError) and isinstance(cid, Decision)
+        assert len(logs) == 1
 
     virtual.run(main())
 

@@ -13,8 +13,8 @@ from holdfast.api.deps import Deps
 from holdfast.errors import InvalidRule, NotFound, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.form import name_of, render
-from holdfast.limits.limiter import SUBJECT_LENGTH_MAX
 from holdfast.limits.plane import LimitsPlane
+from holdfast.limits.plans import SUBJECT_LENGTH_MAX
 from holdfast.limits.rules import Check, Decision, RuleName
 
 RuleBody = Mapping[str, Any]

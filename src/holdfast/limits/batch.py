@@ -2,15 +2,16 @@
 
 Equal costs on one key are merged and asked for at once; the counters admit as many as fit, and they go to the
 askers in the order in which they asked. A group of several rules stays one entry of its own. While all calls are
-under way the next ones gather. Whoever has no answer within the deadline is told so (None): the call may have
-been counted, is not cancelled and never made again; its late answer only frees its place.
+under way the next ones gather. An entry that has no answer within the deadline is told so: the call may have been
+counted, is not cancelled and never made again; its late answer only frees its place.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import Struct
 
@@ -18,7 +19,8 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.algorithms import Reading
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Counters, Key, Taken
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Counters, Key
+from holdfast.limits.plans import Plan
 from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
 
@@ -52,19 +54,23 @@ TURNS_OF_GRACE = 4
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """The readings of an entry. ``place`` is the asker's place among those who asked for the same."""
+    """The readings of an entry; when it was sent by our clock, and counted by that of the counters."""
 
     readings: tuple[Reading, ...]
-    place: int
     sent_at: float
     counted_at: float
 
 
-class _Waiting(Struct):
-    """One entry that waits for a call, and who waits for it."""
+class Entry(Struct):
+    """What is asked together by the same rules. ``waiters`` asked last: who does not wait has the first places."""
 
+    plans: tuple[Plan, ...]
     asks: tuple[Ask, ...]
-    waiters: list[asyncio.Future[Answer | None]]
+    waiters: list[asyncio.Future[Any]]
+
+
+Tell = Callable[[Entry, Answer | None], None]
+"""Answers those who wait for an entry; None: the counters did not."""
 
 
 class _Batch:
@@ -72,60 +78,58 @@ class _Batch:
 
     __slots__ = ("entries", "gone", "sent_at")
 
-    def __init__(self, entries: list[_Waiting], sent_at: float) -> None:
+    def __init__(self, entries: list[Entry], sent_at: float) -> None:
         self.entries = entries
         self.sent_at = sent_at
         self.gone = False
 
-    def answer(self, taken: Taken) -> None:
-        sent_at, counted_at = self.sent_at, taken.now
-        for waiting, readings in zip(self.entries, taken.readings, strict=True):
-            for place, waiter in enumerate(waiting.waiters):
-                if not waiter.done():
-                    waiter.set_result(Answer(readings, place, sent_at, counted_at))
-
-    def give_up(self) -> None:
-        self.gone = True
-        _give_up(self.entries)
-
 
 class Batcher:
-    """See the module. ``on_success`` is called after every answered call."""
+    """See the module. ``tell`` is called once for each entry; ``on_success`` after every answered call."""
 
     def __init__(
-        self, counters: Counters, clock: Clock, settings: BatchSettings, on_success: Callable[[], None]
+        self, counters: Counters, clock: Clock, settings: BatchSettings, tell: Tell, on_success: Callable[[], None]
     ) -> None:
         self._counters = counters
         self._monotonic = clock.monotonic
         self._settings = settings
+        self._tell = tell
         self._on_success = on_success
         self.breaker = Breaker(settings.breaker)
-        self._merged: dict[Key, _Waiting] = {}
-        self._waiting: list[_Waiting] = []
+        self._merged: dict[Key, Entry] = {}
+        self._waiting: list[Entry] = []
         self._waiting_max = settings.waiting_max
         self._keys_waiting = 0
         self._expiry: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._calls: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.keys_per_call = 0
 
-    def ask(self, ask: Ask) -> asyncio.Future[Answer | None] | None:
-        """Ask for one key; None if the counters are not to be asked now."""
-        waiting = self._merged.get(ask.key)
-        if waiting is not None and _alike(waiting.asks[0], ask):
-            waiting.asks[0].times += 1
-        else:
-            waiting = self._enqueue((ask,))
-            if waiting is None:
-                return None
-            self._merged[ask.key] = waiting
-        return self._join(waiting)
+    def ask(self, plan: Plan, ask: Ask) -> Entry | None:
+        """Ask for one key; who waits joins the entry. None if the counters are not to be asked now."""
+        entry = self._merged.get(ask.key)
+        if entry is not None and _alike(entry.asks[0], ask):
+            entry.asks[0].times += 1
+            return entry
+        entry = self.ask_all((plan,), (ask,))
+        if entry is not None:
+            self._merged[ask.key] = entry
+        return entry
 
-    def ask_all(self, asks: Sequence[Ask]) -> asyncio.Future[Answer | None] | None:
+    def ask_all(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> Entry | None:
         """Ask for several keys, all or none."""
-        waiting = self._enqueue(tuple(asks))
-        return self._join(waiting) if waiting is not None else None
+        keys_waiting = self._keys_waiting + len(asks)
+        if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
+            return None
+        entry = Entry(plans, asks, [])
+        self._waiting.append(entry)
+        self._keys_waiting = keys_waiting
+        return entry
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked, and nothing waits to be."""
+        return not self._waiting and not self._calls
 
     @property
     def healthy(self) -> bool:
@@ -138,26 +142,11 @@ class Batcher:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _join(self, waiting: _Waiting) -> asyncio.Future[Answer | None]:
-        assert self._loop is not None
-        future: asyncio.Future[Answer | None] = self._loop.create_future()
-        waiting.waiters.append(future)
-        return future
-
-    def _enqueue(self, asks: tuple[Ask, ...]) -> _Waiting | None:
-        keys_waiting = self._keys_waiting + len(asks)
-        if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
-            return None
-        waiting = _Waiting(asks, [])
-        self._waiting.append(waiting)
-        self._keys_waiting = keys_waiting
-        return waiting
-
     def _begin_turn(self) -> bool:
         """The first ask of an event-loop turn: False if the counters are not to be asked now."""
         if self.breaker.state(self._monotonic()) is BreakerState.OPEN:
             return False
-        self._loop = loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self._flush_due = True
         loop.call_soon(self._flush)
         if self._expiry is None:
@@ -190,10 +179,10 @@ class Batcher:
     def _next_batch(self) -> _Batch:
         self._merged.clear()
         keys = count = 0
-        for waiting in self._waiting:
-            if count and keys + len(waiting.asks) > self._settings.keys_per_call:
+        for entry in self._waiting:
+            if count and keys + len(entry.asks) > self._settings.keys_per_call:
                 break
-            keys += len(waiting.asks)
+            keys += len(entry.asks)
             count += 1
         entries, self._waiting = self._waiting[:count], self._waiting[count:]
         self._keys_waiting -= keys
@@ -207,12 +196,13 @@ class Batcher:
             self._expiry = None
         waiting, self._waiting, self._keys_waiting = self._waiting, [], 0
         self._merged.clear()
-        _give_up(waiting)
+        for entry in waiting:
+            self._answer(entry, None)
 
     async def _call(self, batch: _Batch) -> None:
         timer = asyncio.get_running_loop().call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
         try:
-            taken = await self._counters.take([waiting.asks for waiting in batch.entries])
+            taken = await self._counters.take([entry.asks for entry in batch.entries])
         except HoldfastError:
             self._overdue(batch)
             return
@@ -222,14 +212,15 @@ class Batcher:
             return
         except BaseException:
             self.breaker.neither()
-            batch.give_up()
+            self._give_up(batch)
             raise
         finally:
             timer.cancel()
         if not batch.gone:
             batch.gone = True
             self.breaker.success(self._monotonic())
-            batch.answer(taken)
+            for entry, readings in zip(batch.entries, taken.readings, strict=True):
+                self._answer(entry, Answer(readings, batch.sent_at, taken.now))
             self._on_success()
 
     def _due(self, batch: _Batch, turns: int) -> None:
@@ -242,14 +233,22 @@ class Batcher:
     def _overdue(self, batch: _Batch) -> None:
         if not batch.gone:
             self.breaker.failure(self._monotonic())
-            batch.give_up()
+            self._give_up(batch)
 
+    def _give_up(self, batch: _Batch) -> None:
+        batch.gone = True
+        for entry in batch.entries:
+            self._answer(entry, None)
 
-def _give_up(entries: list[_Waiting]) -> None:
-    for waiting in entries:
-        for waiter in waiting.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    def _answer(self, entry: Entry, answer: Answer | None) -> None:
+        """A defect in one answer is its askers' and nobody else's."""
+        try:
+            self._tell(entry, answer)
+        except Exception as error:
+            telemetry.defect("limits", error)
+            for waiter in entry.waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
 
 
 def _alike(one: Ask, other: Ask) -> bool:

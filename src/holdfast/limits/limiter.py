@@ -16,26 +16,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError, InvalidCheck
-from holdfast.limits.algorithms import Reading, Terms, terms_of
-from holdfast.limits.batch import Answer, Batcher, BatchSettings
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key, key_prefix
-from holdfast.limits.form import LIMIT_MAX
+from holdfast.limits.algorithms import Reading
+from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
 from holdfast.limits.leases import Leases
-from holdfast.limits.rules import Check, DecidedBy, Decision, Rule, RuleSet
+from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
+from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
 from holdfast.limits.share import LocalShare
 from holdfast.limits.shortcuts import Bounded, Denial, Known
 
-SUBJECT_LENGTH_MAX = 1024
 PLANS_MAX = 65_536
 COUNTED_LATER_MAX = 10_000
-"""Checks on their way to the counters whose askers did not wait; above it the local share decides."""
+"""Checks on their way to the counters whose askers do not wait; above it the local share decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +69,6 @@ class Place(NamedTuple):
     region: str = "local"
 
 
-class _Plan(Struct, frozen=True, gc=False):
-    """A rule made ready for the hot path, for one tenant and resource."""
-
-    rule: Rule
-    terms: Terms
-    prefix: str
-    label: str
-    lease: int
-    holds: bool
-    shadow: bool
-
-
 class Limiter:
     """Checks for one node. ``async with`` runs its heartbeat; a check works with or without it.
 
@@ -108,12 +95,13 @@ class Limiter:
         self.place = place or Place()
         self._region = self.place.region
         self._rules = rules or RuleSet()
-        self._plans: dict[tuple[str, str], _Plan | None] = {}
-        self._batcher = Batcher(counters, clock, self.settings.batch, self._recovered)
+        self._plans: dict[tuple[str, str], Plan | None] = {}
+        self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._recovered)
         self._known: Bounded[Known] = Bounded(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
         self._share = LocalShare(self.settings.keys_max)
         self._tally: dict[str, list[int]] = {by: [0, 0] for by in get_args(DecidedBy)}
+        self._counted_later = 0
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -141,17 +129,22 @@ class Limiter:
 
     async def check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
         """May ``subject`` use ``cost`` of ``resource`` now? Cancelled: it may have been counted."""
+        begun = self.begin_check(tenant, resource, subject, cost)
+        return begun if isinstance(begun, Decision) else await begun
+
+    def begin_check(
+        self, tenant: str, resource: str, subject: str, cost: int = 1
+    ) -> Decision | asyncio.Future[Decision]:
+        """``check`` for who has no coroutine to wait in: the decision if it needs no I/O, else a future that gets it.
+
+        The future never fails, and is answered within the deadline. Cancelled: it may have been counted.
+        """
         found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
         plan = self._plans[tenant, resource]
         assert plan is not None
-        ask = self._question(plan, (plan.prefix, subject), cost)
-        waiting = self._batcher.ask(ask)
-        answer = await waiting if waiting is not None else None
-        if answer is None:
-            return self._local([plan], [ask])[0]
-        return self._counted(plan, ask, answer)
+        return self._begin(plan, subject, cost)
 
     def try_check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision | None:
         """``check`` as far as it needs no I/O: a decision, counted and final, or None, and then nothing has happened.
@@ -164,7 +157,7 @@ class Limiter:
         except KeyError:
             plan = self._plan(tenant, resource)
         if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
-            _validate(plan, subject, cost)
+            validate(plan, subject, cost)
         if plan is None:
             self._tally["no_rule"][True] += 1
             return _FREE
@@ -185,13 +178,15 @@ class Limiter:
         found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
-        plan = self._plan(tenant, resource)
+        plan = self._plans[tenant, resource]
         assert plan is not None
-        if not self._batcher.healthy or len(self._background) >= COUNTED_LATER_MAX:
-            if len(self._background) <= 1:
-                self._in_background(self._count(tenant, resource, subject, cost))  # the probe that ends an open breaker
-            return self._local([plan], [self._question(plan, (plan.prefix, subject), cost)])[0]
-        self._in_background(self._count(tenant, resource, subject, cost))
+        ask = self._question(plan, subject, cost)
+        crowded = not self._batcher.healthy or self._counted_later >= COUNTED_LATER_MAX
+        if (crowded and not self._batcher.idle) or self._batcher.ask(plan, ask) is None:
+            return self._local((plan,), (ask,))[0]
+        self._counted_later += 1
+        if crowded:  # and idle: this one is the probe that ends an open breaker
+            return self._local((plan,), (ask,))[0]
         limit, stamp = plan.rule.limit, plan.terms.stamp
         return self._decision(plan, Reading(1, limit, 0.0, 0.0, 0, limit, stamp), True, "counted_later")
 
@@ -212,9 +207,6 @@ class Limiter:
             return count, None
         return 0, self._denied(plan, denial, now)
 
-    async def _count(self, tenant: str, resource: str, subject: str, cost: int) -> None:
-        await self.check(tenant, resource, subject, cost)
-
     async def check_many(self, checks: Sequence[Check]) -> list[Decision]:
         """Several checks at once: all are admitted and counted, or none; each refusing rule says so itself.
 
@@ -223,12 +215,12 @@ class Limiter:
         if len(checks) > KEYS_PER_CALL_MAX:
             raise InvalidCheck(f"at most {KEYS_PER_CALL_MAX} checks at once", field="checks")
         plans = [self._plan(check.tenant, check.resource) for check in checks]
-        merged: dict[Key, tuple[_Plan, int]] = {}
+        merged: dict[Key, tuple[Plan, int]] = {}
         for plan, check in zip(plans, checks, strict=True):
-            _validate(plan, check.subject, check.cost)
+            validate(plan, check.subject, check.cost)
             if plan is not None and not plan.shadow:
                 cost = check.cost + merged.get((plan.prefix, check.subject), (plan, 0))[1]
-                _validate(plan, check.subject, cost)
+                validate(plan, check.subject, cost)
                 merged[plan.prefix, check.subject] = (plan, cost)
         group = await self._check_group(merged)
         decisions = []
@@ -254,26 +246,18 @@ class Limiter:
         await self._adjust([Adjustment(key, plan.terms, released=hold)])
         return True
 
-    def _plan(self, tenant: str, resource: str) -> _Plan | None:
+    def _plan(self, tenant: str, resource: str) -> Plan | None:
         try:
             return self._plans[tenant, resource]
         except KeyError:
             pass
-        rule = self._rules.lookup(tenant, resource)
-        plan = None
-        if rule is not None and rule.mode != "off":
-            holds = rule.algorithm == "concurrency"
-            leased = rule.precision == "leased" and not holds
-            lease = int(rule.capacity * self.settings.lease_percent / 100) if leased else 0
-            plan = _Plan(
-                rule, terms_of(rule), key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow"
-            )
+        plan = plan_of(tenant, self._rules.lookup(tenant, resource), self.settings.lease_percent)
         if len(self._plans) >= PLANS_MAX:
             self._plans.clear()
         self._plans[tenant, resource] = plan
         return plan
 
-    def _from_memory(self, plan: _Plan, known: Known, cost: int) -> Decision | None:
+    def _from_memory(self, plan: Plan, known: Known, cost: int) -> Decision | None:
         denial, lease, terms = known.denial, known.lease, plan.terms
         now = self._monotonic()
         if denial is not None and cost >= denial.cost and denial.reading.stamp >= terms.stamp:
@@ -292,67 +276,109 @@ class Limiter:
             terms.stamp.version, "lease", False, False, plan.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def _denied(self, plan: _Plan, denial: Denial, now: float) -> Decision:
+    def _denied(self, plan: Plan, denial: Denial, now: float) -> Decision:
         reading = structs.replace(denial.reading, wait_ms=(denial.until - now) * 1000)
         return self._decision(plan, reading, False, "denial_cache")
 
-    def _question(self, plan: _Plan, key: Key, cost: int) -> Ask:
+    def _question(self, plan: Plan, subject: str, cost: int) -> Ask:
+        key = (plan.prefix, subject)
         want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
         return Ask(key, plan.terms, cost, 1, want, self._ids.new("hld_") if plan.holds else "")
 
-    def _counted(self, plan: _Plan, ask: Ask, answer: Answer) -> Decision:
-        """Remember what the counters said, once for all who asked together, and answer this one."""
-        reading, place = answer.readings[0], answer.place
-        allowed = place < reading.admitted
-        if place == 0 or place == reading.admitted:
-            known = self._learn(plan, ask, reading, answer.sent_at)
-            if place == 0 and reading.leased and ask.terms.stamp == reading.stamp:
-                self._leases.begin(ask.key, known, ask.terms, answer.counted_at, self._monotonic())
-        return self._decision(plan, reading, allowed, "counters", ask.hold)
+    def _begin(self, plan: Plan, subject: str, cost: int) -> Decision | asyncio.Future[Decision]:
+        ask = self._question(plan, subject, cost)
+        entry = self._batcher.ask(plan, ask)
+        if entry is None:
+            return self._local((plan,), (ask,))[0]
+        waiter: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        return waiter
 
-    def _learn(self, plan: _Plan, ask: Ask, reading: Reading, sent_at: float) -> Known:
+    def _told(self, entry: Entry, answer: Answer | None) -> None:
+        """Remember what the counters said, once for all who asked together, and answer each."""
+        if answer is None:
+            self._told_nothing(entry)
+        elif len(entry.asks) > 1:
+            for plan, ask, reading in zip(entry.plans, entry.asks, answer.readings, strict=True):
+                self._learn(plan, ask, reading, answer.sent_at)
+            decisions = self._group_decisions(entry.plans, entry.asks, answer.readings, "counters")
+            for waiter in entry.waiters:
+                if not waiter.done():
+                    waiter.set_result(decisions)
+        else:
+            self._told_one(entry.plans[0], entry.asks[0], entry.waiters, answer)
+
+    def _told_one(self, plan: Plan, ask: Ask, waiters: list[asyncio.Future[Decision]], answer: Answer) -> None:
+        reading = answer.readings[0]
+        known = self._learn(plan, ask, reading, answer.sent_at)
+        if reading.leased and ask.terms.stamp == reading.stamp:
+            self._leases.begin(ask.key, known, ask.terms, answer.counted_at, self._monotonic())
+        place = ask.times - len(waiters)
+        self._counted_later -= place
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(self._decision(plan, reading, place < reading.admitted, "counters", ask.hold))
+            place += 1
+
+    def _told_nothing(self, entry: Entry) -> None:
+        """Everybody has his part of the local share; of who does not wait it is only charged."""
+        plans, asks = entry.plans, entry.asks
+        if len(asks) == 1:
+            gone = asks[0].times - len(entry.waiters)
+            self._counted_later -= gone
+            for _ in range(gone):
+                self._shared(plans, asks)
+        for waiter in entry.waiters:
+            if not waiter.done():
+                decisions = self._local(plans, asks)
+                waiter.set_result(decisions if len(asks) > 1 else decisions[0])
+
+    def _learn(self, plan: Plan, ask: Ask, reading: Reading, sent_at: float) -> Known:
         known = self._known.get(ask.key)
         if known is None:
             known = Known(reading, sent_at)
+            self._known.put(ask.key, known)
         else:
             known.reading, known.at = reading, sent_at
-        self._known.put_last(ask.key, known)
+            self._known.renew(ask.key)
         if reading.wait_ms > 0 and not plan.holds:
             known.denial = Denial(ask.cost, sent_at + reading.wait_ms / 1000, reading)
         if reading.stamp is not plan.terms.stamp and reading.stamp > plan.terms.stamp:
             self._on_behind()
         return known
 
-    async def _check_group(self, merged: dict[Key, tuple[_Plan, int]]) -> dict[Key, Decision]:
+    async def _check_group(self, merged: dict[Key, tuple[Plan, int]]) -> dict[Key, Decision]:
         if not merged:
             return {}
-        plans = [plan for plan, _ in merged.values()]
-        asks = [
+        plans = tuple(plan for plan, _ in merged.values())
+        asks = tuple(
             Ask(key, plan.terms, cost, 1, 0, self._ids.new("hld_") if plan.holds else "")
             for key, (plan, cost) in merged.items()
-        ]
+        )
+        return dict(zip(merged, await self._decisions(plans, asks), strict=True))
+
+    async def _decisions(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
         if self._immediate:
             taken = await self._counters.take([asks])
-            return dict(zip(merged, self._group_decisions(plans, asks, taken.readings[0], "counters"), strict=True))
-        waiting = self._batcher.ask_all(asks)
-        answer = await waiting if waiting is not None else None
-        if answer is None:
-            decisions = self._local(plans, asks)
-        else:
-            for plan, ask, reading in zip(plans, asks, answer.readings, strict=True):
-                self._learn(plan, ask, reading, answer.sent_at)
-            decisions = self._group_decisions(plans, asks, answer.readings, "counters")
-        return dict(zip(merged, decisions, strict=True))
+            return self._group_decisions(plans, asks, taken.readings[0], "counters")
+        entry = self._batcher.ask_all(plans, asks) if len(asks) > 1 else self._batcher.ask(plans[0], asks[0])
+        if entry is None:
+            return self._local(plans, asks)
+        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        decided = await waiter
+        return [decided] if isinstance(decided, Decision) else decided
 
-    def _local(self, plans: list[_Plan], asks: list[Ask]) -> list[Decision]:
+    def _local(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
         """Decide by this node's share; the counters did not answer or are not to be asked."""
+        return self._group_decisions(plans, asks, self._shared(plans, asks), None)
+
+    def _shared(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> tuple[Reading, ...]:
         known = [self._known.get(ask.key) for ask in asks]
-        rules = [plan.rule for plan in plans]
-        readings = self._share.decide(rules, asks, known, self._monotonic() * 1000)
-        return self._group_decisions(plans, asks, readings, None)
+        return self._share.decide([plan.rule for plan in plans], asks, known, self._monotonic() * 1000)
 
     def _group_decisions(
-        self, plans: list[_Plan], asks: list[Ask], readings: Sequence[Reading], by: DecidedBy | None
+        self, plans: Sequence[Plan], asks: Sequence[Ask], readings: Sequence[Reading], by: DecidedBy | None
     ) -> list[Decision]:
         allowed = all(reading.admitted for reading in readings)
         return [
@@ -360,7 +386,7 @@ class Limiter:
             for plan, ask, reading in zip(plans, asks, readings, strict=True)
         ]
 
-    def _decision(self, plan: _Plan, reading: Reading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
+    def _decision(self, plan: Plan, reading: Reading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
         """``hold`` is what was asked for, and given only with a yes."""
         self._tally[by][allowed] += 1
         reset, version, window = reading.reset_ms / 1000, reading.stamp.version, plan.rule.window_seconds
@@ -442,14 +468,3 @@ class Limiter:
 
 _FREE = Decision(True)
 _DEGRADED = frozenset(("local_share", "open", "closed"))
-
-
-def _validate(plan: _Plan | None, subject: str, cost: int) -> None:
-    """InvalidCheck for what no rule, or not this one, can ever answer."""
-    most, whose = (LIMIT_MAX, "any rule") if plan is None else (plan.terms.capacity, plan.label)
-    if not 1 <= cost <= most:
-        raise InvalidCheck(f"cost must be between 1 and {most}, the capacity of {whose}", field="cost")
-    if plan is not None and plan.holds and cost != 1:
-        raise InvalidCheck("cost must be 1 for a concurrency rule", field="cost")
-    if not subject or len(subject) > SUBJECT_LENGTH_MAX:
-        raise InvalidCheck(f"subject must have 1 to {SUBJECT_LENGTH_MAX} characters", field="subject")

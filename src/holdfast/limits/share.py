@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from holdfast.limits.algorithms import Reading, Terms, terms_of
 from holdfast.limits.counters.contract import Adjustment, Ask, Key
 from holdfast.limits.counters.table import CounterTable
@@ -23,6 +21,8 @@ from holdfast.limits.shortcuts import Bounded, Known
 
 OPEN_FACTOR = 10
 CLOSED_RETRY_MS = 1000.0
+TERMS_MAX = 1024
+"""Rules whose share is remembered; when full they are forgotten and worked out again."""
 
 
 class LocalShare:
@@ -32,7 +32,20 @@ class LocalShare:
         self._table = CounterTable(keys_max)
         self._spent: Bounded[tuple[Terms, int]] = Bounded(keys_max)
         self._seeded: Bounded[float] = Bounded(keys_max)
-        self.nodes = 1
+        self._terms: dict[int, tuple[Rule, Terms]] = {}
+        """By the identity of a rule, which is therefore kept."""
+        self._nodes = 1
+
+    @property
+    def nodes(self) -> int:
+        """Live nodes as last known: among so many the limit is shared."""
+        return self._nodes
+
+    @nodes.setter
+    def nodes(self, nodes: int) -> None:
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._terms.clear()
 
     def decide(
         self, rules: Sequence[Rule], asks: Sequence[Ask], known: Sequence[Known | None], now: float
@@ -41,11 +54,11 @@ class LocalShare:
 
         Everybody asks for himself here, also who asked the counters together with others.
         """
-        if any(rule.on_store_failure == "closed" for rule in rules):
-            return tuple(_closed(rule) for rule in rules)
+        for rule in rules:
+            if rule.on_store_failure == "closed":
+                return tuple(_closed(rule) for rule in rules)
         scaled = [
-            structs.replace(ask, terms=terms_of(self._scaled(rule)), times=1, want=0)
-            for rule, ask in zip(rules, asks, strict=True)
+            Ask(ask.key, self._scaled(rule), ask.cost, hold=ask.hold) for rule, ask in zip(rules, asks, strict=True)
         ]
         for rule, ask, last in zip(rules, scaled, known, strict=True):
             if last is not None and rule.on_store_failure == "local_share" and not ask.hold:
@@ -75,15 +88,23 @@ class LocalShare:
     def release(self, key: Key, terms: Terms, hold: str, now: float) -> None:
         self._table.adjust(Adjustment(key, terms, released=hold), now)
 
-    def _scaled(self, rule: Rule) -> Rule:
-        return rule.scaled(OPEN_FACTOR, 1) if rule.on_store_failure == "open" else rule.scaled(1, self.nodes)
+    def _scaled(self, rule: Rule) -> Terms:
+        remembered = self._terms.get(id(rule))
+        if remembered is not None:
+            return remembered[1]
+        scaled = rule.scaled(OPEN_FACTOR, 1) if rule.on_store_failure == "open" else rule.scaled(1, self._nodes)
+        if len(self._terms) >= TERMS_MAX:
+            self._terms.clear()
+        terms = terms_of(scaled)
+        self._terms[id(rule)] = (rule, terms)
+        return terms
 
     def _seed(self, ask: Ask, last: Known, now: float) -> None:
         """Begin with our part of what was left, once per word of the counters, unless all has drained since."""
         if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
             return
         self._seeded.put(ask.key, last.at)
-        used = ask.terms.capacity - last.reading.remaining // self.nodes - int(self._table.used(ask.key, now))
+        used = ask.terms.capacity - last.reading.remaining // self._nodes - int(self._table.used(ask.key, now))
         if used > 0:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 

@@ -21,12 +21,14 @@ T = TypeVar("T")
 class Bounded(Generic[T]):
     """At most ``size_max`` values by key; a new key pushes out the one that was new longest ago."""
 
-    __slots__ = ("_size_max", "_values", "get")
+    __slots__ = ("_size_max", "_values", "get", "renew")
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
         self._values: OrderedDict[Key, T] = OrderedDict()  # a dict looks for its first past all that was removed
         self.get = self._values.get
+        self.renew = self._values.move_to_end
+        """A key that is known is new again."""
 
     def put(self, key: Key, value: T) -> None:
         values = self._values
@@ -36,8 +38,8 @@ class Bounded(Generic[T]):
 
     def put_last(self, key: Key, value: T) -> None:
         """``put``, and new again if the key was known."""
-        self._values.pop(key, None)
         self.put(key, value)
+        self.renew(key)
 
     def drop(self, key: Key) -> None:
         self._values.pop(key, None)

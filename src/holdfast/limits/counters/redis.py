@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -104,7 +105,8 @@ class RedisCounters:
     async def _decide(self, request: _Request, entries: list[Any], adjustments: list[Any]) -> list[Any]:
         assert len(request.keys) <= KEYS_PER_CALL_MAX
         blob = msgspec.msgpack.encode((request.terms, entries, adjustments))
-        answer = await self._run(DECIDE, [self._name(key) for key in request.keys], blob)
+        known = self._names.get
+        answer = await self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], blob)
         try:
             return _answer.decode(answer)
         except msgspec.MsgspecError as error:
@@ -112,12 +114,10 @@ class RedisCounters:
 
     def _name(self, key: Key) -> bytes:
         """Subjects are hashed: of any length, and no address or user id is to be read in Redis."""
-        name = self._names.get(key)
-        if name is None:
-            subject = hashlib.blake2b(key[1].encode(), digest_size=12).hexdigest()
-            if len(self._names) >= NAMES_MAX:
-                self._names.clear()
-            name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode()
+        subject = hashlib.blake2b(key[1].encode(), digest_size=12).hexdigest()
+        if len(self._names) >= NAMES_MAX:
+            self._names.clear()
+        name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode()
         return name
 
     async def _run(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
@@ -202,14 +202,12 @@ class _Request:
 
 def _readings(answer: list[Any], entries: Sequence[Sequence[Ask]]) -> list[tuple[Reading, ...]]:
     newer = [(limit, Stamp(epoch, version)) for limit, epoch, version in answer[1]]
-    readings = []
-    at = 2
-    for entry in entries:
-        told = []
-        for ask in entry:
-            admitted, remaining, reset_ms, wait_ms, leased, by = answer[at : at + _NUMBERS_PER_READING]
-            limit, stamp = newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp)
-            told.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp))
-            at += _NUMBERS_PER_READING
-        readings.append(tuple(told))
-    return readings
+    columns = [answer[at::_NUMBERS_PER_READING] for at in range(2, 2 + _NUMBERS_PER_READING)]
+    told = []
+    for ask, admitted, remaining, reset_ms, wait_ms, leased, by in zip(chain(*entries), *columns, strict=True):
+        limit, stamp = newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp)
+        told.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp))
+    if len(told) == len(entries):
+        return [(reading,) for reading in told]
+    readings = iter(told)
+    return [tuple(islice(readings, len(entry))) for entry in entries]
