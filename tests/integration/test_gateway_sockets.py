@@ -63,7 +63,8 @@ class Raw:
             mask = b"\x01\x02\x03\x04"
             length = bytes([length[0] | 0x80]) + length[1:]
             payload = mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
-        self._writer.write(bytes([first]) + length + payload)
+        if not self._writer.is_closing():  # a write to a peer that is gone is lost, here as on any network
+            self._writer.write(bytes([first]) + length + payload)
 
     async def rest(self) -> bytes:
         """Everything until the server closes."""
