@@ -3,8 +3,8 @@
 One module per engine, each with ``start(folder) -> Server``. ``fixtures`` hands them to pytest;
 ``python -m engines`` (``make dev-engines``) leaves them running for a developer.
 
-A server has its own data directory in a temporary folder and a free loopback port, and is stopped by its pid.
-Nothing here uses a server that happens to run.
+A server has its own data directory in a temporary folder and a free loopback port, and is stopped by its pid; one
+whose run was killed is stopped by ``warden``. Nothing here uses a server that happens to run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from engines import warden
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 20.0
@@ -41,6 +43,9 @@ class Server:
     folder: Path
     process: subprocess.Popen[bytes]
     stop_signal: signal.Signals = signal.SIGTERM
+
+    def __post_init__(self) -> None:
+        warden.watch(self.pid, self.stop_signal, self.folder)
 
     @property
     def pid(self) -> int:
@@ -66,6 +71,7 @@ class Server:
             KEPT_LOGS.mkdir(parents=True, exist_ok=True)
             kept = Path(shutil.copyfile(self.log, KEPT_LOGS / f"{self.name}-{self.pid}.log"))
         shutil.rmtree(self.folder, ignore_errors=True)
+        warden.release(self.pid)
         return kept
 
 
