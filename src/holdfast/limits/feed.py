@@ -6,8 +6,8 @@ not depend on order (see ``rules.RuleSet``); for the same reason a ring that com
 buffer of its own: it is merged into nothing, and the snapshot is merged into that.
 
 Start: listen, then read a snapshot, then ready. If the database is away, start from the last good snapshot on disk and
-say so. Then a sync every ten seconds, or at once when a ring or the counters say that we are behind: by delta, or by a
-full snapshot when the epoch is new or the digests differ.
+say so. Then a sync every eight seconds, or at once when a ring or the counters say that we are behind: by delta, or by
+a full snapshot when the epoch is new or the digests differ.
 
 Staleness is how long ago this node knew that it had everything. A replica tells how far it may lag behind.
 """
@@ -32,7 +32,7 @@ from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head,
 class FeedSettings:
     """How a node follows the rules."""
 
-    sync_seconds: float = 10.0
+    sync_seconds: float = 8.0
     """How often the log is read without being rung for; a lost ring costs at most this."""
     retry_seconds: float = 1.0
     """Between attempts while the database or a doorbell is away."""
@@ -46,6 +46,10 @@ class FeedSettings:
     def __post_init__(self) -> None:
         if min(self.sync_seconds, self.retry_seconds, self.nudge_seconds, self.listen_seconds, self.stale_seconds) <= 0:
             raise ValueError("the feed's times must be greater than 0")
+        if self.stale_seconds <= self.sync_seconds + self.retry_seconds:
+            raise ValueError(
+                "stale_seconds must be greater than sync_seconds + retry_seconds, or one sync that fails is an alarm"
+            )
 
 
 class Feed:
