@@ -278,6 +278,30 @@ def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> Non
     play(engines_, scenario)
 
 
+@pytest.mark.parametrize("swallowed", ["commit", "first answer"])
+def test_a_change_that_is_given_up_waits_for_nobody_however_dead_the_wire(engines_: Engines, swallowed: str) -> None:
+    async def scenario(w: World) -> None:
+        await w.node()
+        async with Proxy("127.0.0.1", engines_.primary.port) as proxy:
+            url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
+            async with PostgresRuleStore(PostgresSettings(url, timeout_seconds=20)) as store:
+                name = RuleName("acme", "search")
+                assert await store.get(name) is not None, "it has a connection"
+                if swallowed == "commit":
+                    _swallow_commit_answers(store, proxy)
+                else:
+                    proxy.set(blackhole=True)
+                change = Change("update", name, "olga", "2026-01-01T00:00:00.000Z", {"limit": 500}, 1, "", "k")
+                start = time.monotonic()
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(store.change(change), 1)
+                assert time.monotonic() - start < 5, "a second, on a machine that has the time"
+        told = await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
+        assert (told.repeated, told.rule.version) == (swallowed == "commit", 2)
+
+    play(engines_, scenario)
+
+
 def _swallow_commit_answers(store: PostgresRuleStore, proxy: Proxy) -> list[bool]:
     """From the moment COMMIT goes out nothing comes back."""
     done: list[bool] = []

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from rest import Rest, error_of, serving
+from structlog.testing import capture_logs
 
+from holdfast.api import ApiSettings
 from holdfast.cli.operate import alarms
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
@@ -30,11 +32,16 @@ SEEDS_PUT: dict[str, Any] = {**RULE, "limit": 500, "expectedVersion": 7}
 ONE = "/admin/rules?tenantID=acme&resource=/api/search"
 
 
-def limited(folder: Path, scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]]) -> None:
+def limited(
+    folder: Path,
+    scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]],
+    request_seconds_max: float = 5,
+) -> None:
     """Run a scenario against a server with embedded limits."""
 
     async def main() -> None:
         clock = SystemClock()
+        api = ApiSettings(request_seconds_max=request_seconds_max)
         async with SqliteRuleStore(folder / "limits.db", clock) as store:
             limiter = Limiter(MemoryCounters(clock), clock)
 
@@ -45,7 +52,7 @@ def limited(folder: Path, scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore
             control = Control(store, clock, lambda: feed.rules, "postgres")
             async with feed:
                 plane = LimitsPlane(limiter, control, feed, Entrances(limiter))
-                async with serving(limits=plane) as rest:
+                async with serving(limits=plane, settings=api) as rest:
                     await scenario(rest, plane, store)
 
     asyncio.run(main())
@@ -307,6 +314,44 @@ def test_status_names_what_somebody_should_look_at() -> None:
     stale, down = alarms({"limits": {"counters": "down", "stale": True, "staleness_seconds": 12.3}})
     assert "12 s" in stale and "rules-stale.md" in stale
     assert "counters" in down
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "outcome"),
+    [
+        ("POST", "/admin/rules", RULE, "unknown"),
+        ("PUT", "/admin/rules", {**RULE, "expectedVersion": 1}, "unknown"),
+        ("DELETE", ONE + "&expectedVersion=1", None, "unknown"),
+        ("POST", "/admin/rules/rollback", {"tenantID": "acme", "resource": "a", "version": 1}, "unknown"),
+        ("GET", ONE, None, None),
+        ("GET", "/admin/rules", None, None),
+        ("GET", "/admin/rules/history?tenantID=acme&resource=a", None, None),
+        ("GET", "/admin/rules/changes", None, None),
+    ],
+)
+def test_a_database_that_never_answers_costs_an_operator_the_promised_time_and_no_more(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    outcome: str | None,
+) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        async def hang(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        key = rest.admin_key()
+        for verb in ("change", "get", "page", "history", "changes_after"):
+            monkeypatch.setattr(store, verb, hang)
+        with capture_logs() as logs:
+            answer = await asyncio.wait_for(rest.ask(method, path, key, body), 5)
+        assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
+        assert answer.json()["error"].get("outcome") == outcome
+        assert "no answer in time" in answer.json()["error"]["message"]
+        assert "no_answer_in_time" in [entry.get("error") for entry in logs]
+
+    limited(tmp_path, scenario, request_seconds_max=0.01)
 
 
 def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primary(

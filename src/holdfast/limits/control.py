@@ -217,5 +217,10 @@ async def _told(operation: str) -> AsyncIterator[None]:
             telemetry.log.warning("limits.admin_call", operation=operation, error=word)
             span.tell("holdfast.outcome", word)
             raise
+        except asyncio.CancelledError:
+            telemetry.admin_error(operation, "no_answer_in_time")
+            telemetry.log.warning("limits.admin_call", operation=operation, error="no_answer_in_time")
+            span.tell("holdfast.outcome", "no_answer_in_time")
+            raise
         telemetry.log.debug("limits.admin_call", operation=operation)
         span.tell("holdfast.outcome", "ok")

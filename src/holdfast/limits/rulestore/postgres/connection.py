@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -54,13 +55,13 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, what: str) -> AsyncIterator[Any]:
-        """A connection; whatever asyncpg raises inside becomes Unavailable."""
+        """A connection; whatever asyncpg raises inside becomes Unavailable. Cancelled: it ends at once."""
         try:
             pool = await self._pooled()
             async with pool.acquire(timeout=self.settings.timeout_seconds) as connection:
                 try:
                     yield connection
-                except (OSError, asyncpg.InterfaceError, TimeoutError):
+                except (OSError, asyncpg.InterfaceError, TimeoutError, asyncio.CancelledError):
                     connection.terminate()  # giving it back would wait for it
                     raise
         except FOREIGN as error:
@@ -68,12 +69,18 @@ class Database:
 
     @asynccontextmanager
     async def committing(self, what: str) -> AsyncIterator[Any]:
-        """A transaction: an error before COMMIT means that nothing happened, one at COMMIT that nobody knows."""
+        """A transaction: an error before COMMIT means that nothing happened, one at COMMIT that nobody knows.
+
+        Nor does anybody when it is cancelled.
+        """
         async with self.connection(what) as connection:
             transaction = connection.transaction()
             await transaction.start()
             try:
                 yield connection
+            except asyncio.CancelledError:
+                connection.terminate()  # a rollback would have to be answered; without a client there is one, too
+                raise
             except BaseException:
                 if not connection.is_closed():
                     await transaction.rollback()
