@@ -1,8 +1,8 @@
 """The servers that `messaging.py` measures, each in a process of its own: `python bench/children.py node|websockets`.
 
 A child prints one line of JSON when it serves, then obeys one order per line: `used` (processor seconds, resident
-memory, sends and groups so far), `send` (so many messages at once to everybody in a chat), and for a node `mint`,
-`create`, `own_chats`, `elsewhere` and `store` (tokens, a chat, one each, other chats, messages in a chat).
+memory), `send` (so many messages at once to everybody in a chat), and for a node `groups` (sends and groups so far),
+`mint`, `create`, `own_chats`, `elsewhere` and `store` (tokens, a chat, one each, other chats, messages in a chat).
 """
 
 from __future__ import annotations
@@ -121,15 +121,18 @@ async def node(settings: dict[str, Any]) -> None:
                     await parts._store.append([draft(order["chat_id"]) for _ in range(min(left, 500))])
                     left -= 500
 
-            async def used_by_node(order: dict[str, Any]) -> dict[str, float]:
-                sums = (REGISTRY.get_sample_value(f"holdfast_ingest_group_sends_{key}") for key in ("sum", "count"))
-                return {**await used(order), **dict(zip(("sends", "groups"), sums, strict=True))}
+            async def groups(order: dict[str, Any]) -> dict[str, float | None]:
+                kinds = {"sends": "sum", "groups": "count"}
+                return {
+                    name: REGISTRY.get_sample_value(f"holdfast_ingest_group_sends_{kind}")
+                    for name, kind in kinds.items()
+                }
 
             async def mint(order: dict[str, Any]) -> dict[str, Any]:
                 users = [User("default", f"u{n}") for n in range(order["count"])]
                 return {"tokens": [parts.tokens.mint(user, 86_400) for user in users]}
 
-            orders = {"used": used_by_node, "create": create, "send": send, "mint": mint}
+            orders = {"used": used, "groups": groups, "create": create, "send": send, "mint": mint}
             orders |= {"own_chats": own_chats, "elsewhere": elsewhere, "store": store}
             await obey(orders, {"url": parts.url.replace("http", "ws") + "/v1/ws"})
 

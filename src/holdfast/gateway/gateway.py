@@ -141,14 +141,15 @@ class Gateway:
         """The hot path: nothing is done per connection that can be done per run.
 
         A run that comes alone is written past the lanes where nothing waits in them; of several, the lanes make one
-        write per connection.
+        write per connection. First everybody's place is checked and then everybody is written to: system calls in
+        between would each time push out of the caches what the checks need.
         """
         connections = self._roster.in_chat(run.chat_id)
-        data = run.data
+        writes: list[Callable[[bytes], None]] = []
         for connection in connections:
             try:
                 if alone and not connection.paused and connection.deliveries.pass_through(run):
-                    connection.write(data)
+                    writes.append(connection.write)
                     continue
                 steps = connection.deliveries.deliver(run, now)
                 if steps is WAKE:
@@ -157,6 +158,12 @@ class Gateway:
                     connection.do(steps)
             except Exception as error:
                 _give_up(connection, error)
+        data = run.data
+        for write in writes:
+            try:
+                write(data)
+            except Exception as error:
+                _give_up(next(connection for connection in connections if connection.write is write), error)
         return len(connections) * run.count
 
     def _meet(self, stretch: Stretch, now: float) -> None:

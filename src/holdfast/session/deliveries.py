@@ -73,16 +73,19 @@ class Deliveries:
         self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
 
     def establish(self, memberships: Mapping[str, Cursor]) -> None:
-        """The chats as the store had them, and what happened to them since; each starts behind."""
+        """The chats as the store had them, and what happened to them since; each starts behind.
+
+        All connections share the ids of their chats, with the runs, too: less memory, and found without comparing.
+        """
         early, self._early = self._early, None
-        self.places = {chat_id: Place(head) for chat_id, head in memberships.items()}
+        self.places = {sys.intern(chat_id): Place(head) for chat_id, head in memberships.items()}
         if early is None:
             return
         for chat_id, head in early.members.items():
             if head is None:
                 self.places.pop(chat_id, None)
             elif chat_id not in self.places:
-                self.places[chat_id] = Place(head)
+                self.places[sys.intern(chat_id)] = Place(head)
         for chat_id, sequence in early.heard.items():
             if chat_id in self.places:
                 self.places[chat_id].hear(sequence)
@@ -201,7 +204,7 @@ class Deliveries:
         elif chat_id in self.places:
             self.places[chat_id].meet(head)
         else:
-            place = self.places[chat_id] = Place(head)
+            place = self.places[sys.intern(chat_id)] = Place(head)
             self.owe(chat_id, place, effects)
 
     def ephemeral(self, key: Hashable, frame: bytes, effects: list[Effect]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from holdfast.message import Message
@@ -15,7 +16,7 @@ class Run:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
-        self.chat_id = messages[0].chat_id
+        self.chat_id = sys.intern(messages[0].chat_id)
         self.first = messages[0].sequence
         self.last = messages[-1].sequence
         self.next = self.last + 1
