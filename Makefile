@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Tests on all cores, but not on more than have an engine each to spare; `make test ARGS=-n0` runs them one by one.
+PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint format docs bench results dev-engines lock clean
@@ -25,7 +27,7 @@ run: $(VENV)/.run ## Install and serve with embedded storage on 127.0.0.1:8080 (
 	@$(BIN)/holdfast serve $(ARGS)
 
 test: $(VENV)/.dev lint ## Install what the tests need and run them all
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q $(PARALLEL) $(ARGS)
 
 lint: $(VENV)/.dev ## Check style and types
 	$(BIN)/ruff check .
@@ -49,7 +51,7 @@ dev-engines: $(VENV)/.dev ## Start the engines the tests use and leave them runn
 
 results: $(VENV)/.dev ## Run the proofs of the short tier and write RESULTS.md
 	rm -rf .results
-	$(BIN)/python -m pytest -q tests/simulation tests/integration $(ARGS)
+	$(BIN)/python -m pytest -q $(PARALLEL) tests/simulation tests/integration $(ARGS)
 	$(BIN)/python -m holdfast.verify.results .results > RESULTS.md
 
 lock: ## Resolve the dependencies anew (needs uv)

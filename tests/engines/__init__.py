@@ -9,8 +9,11 @@ whose run was killed is stopped by ``warden``. Nothing here uses a server that h
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -18,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,10 @@ from engines import warden
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 20.0
+INSTALL_LOCK = Path(tempfile.gettempdir()) / "holdfast-install-engines.lock"
+PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to outgoing connections: one of them could take a port before its server does."""
+PORT_PARTS = 8
 KEPT_LOGS = Path(__file__).resolve().parents[2] / ".engines" / "logs"
 
 
@@ -80,11 +87,22 @@ def program(name: str, package: str, folders: Sequence[str | Path] = ()) -> Path
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     found = shutil.which(name, path=path)
     if found is None:
-        _install(package, f"{name} is not on this machine")
-        found = shutil.which(name, path=path)
+        with _installing():
+            found = shutil.which(name, path=path)  # another test process may have been first
+            if found is None:
+                _install(package, f"{name} is not on this machine")
+                found = shutil.which(name, path=path)
     if found is None:
         raise Missing(f"{package} was installed but has no {name}")
     return Path(found)
+
+
+@contextlib.contextmanager
+def _installing() -> Iterator[None]:
+    """One at a time: apt refuses a second one."""
+    with INSTALL_LOCK.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _install(package: str, reason: str) -> None:
@@ -101,10 +119,14 @@ def _install(package: str, reason: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nothing listens on, from the part of ``PORTS`` that is this test process's own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    mine = PORTS[worker % PORT_PARTS :: PORT_PARTS]
+    while True:
+        port = random.SystemRandom().choice(mine)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def own_folder(name: str, owner: str | None) -> Path:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import jwt
 import pytest
-from program import Program, Ran, free_port, patched_environment
+from program import Program, Ran, patched_environment
 from typer.testing import CliRunner
 
+from engines import free_port
 from holdfast.cli.app import app
 
 COMMANDS = [

@@ -80,6 +80,7 @@ def test_a_client_whose_server_dies_during_the_handshake_tries_again(tmp_path: P
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     began = time.perf_counter()
     lanes = asyncio.run(_all_lanes(tmp_path))

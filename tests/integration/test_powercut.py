@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import apsw
+import pytest
 from tally import tally
 
 from holdfast.verify.powercut import Disk, power_cuts
@@ -16,6 +17,7 @@ CUTS = 200
 CONTROL_CUTS = 40
 
 
+@pytest.mark.long
 def test_200_power_cuts_lose_no_acknowledged_message(tmp_path: Path) -> None:
     began = time.monotonic()
     reports = power_cuts(tmp_path, range(CUTS))

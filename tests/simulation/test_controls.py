@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from tally import tally
 
 from holdfast.verify.checkers import CHECKERS
@@ -12,6 +13,7 @@ from holdfast.verify.controls.jobs import JOB_CONTROLS
 from holdfast.verify.results import Row
 
 
+@pytest.mark.long
 def test_each_control_turns_its_own_checkers_red_and_no_other() -> None:
     began = time.perf_counter()
     found = {control.name: turned_red(control) for control in CONTROLS}

@@ -70,6 +70,7 @@ def play_many(seeds: Sequence[int]) -> Played:
     return played
 
 
+@pytest.mark.long
 def test_every_promise_holds_in_a_thousand_stories_and_every_rare_moment_was_met(tmp_path: Path) -> None:
     if (only := os.environ.get("HOLDFAST_SEED")) is not None:
         history = play(int(only))

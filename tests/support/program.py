@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,16 +16,11 @@ from urllib.request import urlopen
 
 from typer.testing import CliRunner
 
+from engines import free_port
 from holdfast.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 40.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:

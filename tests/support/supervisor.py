@@ -20,8 +20,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from program import ROOT, free_port
+from program import ROOT
 
+from engines import free_port
 from holdfast.access import Tokens, TokenSettings, open_secrets, shared_secret
 from holdfast.client import ChatGone, ChatReset, ClientSettings, Message
 from holdfast.clock import SystemClock, timestamp
