@@ -90,4 +90,4 @@ class Ids:
 
 def timestamp(now: float) -> str:
     """A wall-clock moment as it is stored and sent: RFC 3339, UTC, milliseconds."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(now * 1000) % 1000:03d}Z"
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -43,3 +43,9 @@ def test_an_id_is_a_prefix_and_a_ulid() -> None:
 
 def test_timestamps_are_utc_with_milliseconds() -> None:
     assert timestamp(1_700_000_000.25) == "2023-11-14T22:13:20.250Z"
+
+
+def test_the_last_instant_of_a_second_is_not_stamped_a_second_late() -> None:
+    instants = [1_699_999_999.9996, 1_699_999_999.9999998, 1_700_000_000.0]
+    assert list(map(timestamp, instants)) == sorted(map(timestamp, instants))
+    assert timestamp(instants[1]) == "2023-11-14T22:13:20.000Z"
