@@ -112,13 +112,13 @@ def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, An
 
 def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> None:
     async def scenario(control: Control) -> None:
-        await control.ensure_defaults()
-        await control.ensure_defaults()
+        await control.ensure(DEFAULT_RULES)
+        await control.ensure(DEFAULT_RULES)
         rules = await control.page("*", None, 100)
         assert {rule.resource for rule in rules} == {rule.resource for rule in DEFAULT_RULES}
         assert {rule.version for rule in rules} == {1}
         await control.delete({"tenantID": "*", "resource": "rest:user", "expectedVersion": 1}, "olga")
-        await control.ensure_defaults()
+        await control.ensure(DEFAULT_RULES)
         assert "rest:user" not in {rule.resource for rule in await control.page("*", None, 100)}
 
     with_control(tmp_path, scenario)

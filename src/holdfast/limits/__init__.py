@@ -9,5 +9,6 @@
 - ``rulestore/``  the durable rules and their change log: SQLite, or PostgreSQL with a replica
 - ``feed``        how a change reaches this node: the log by a cursor, doorbells as hints
 - ``control``     what an operator can do
+- ``opening``     all of it running, for a node and for any other program
 - ``entrances``   the one question Holdfast's own doors ask, and the rules they start with
 """

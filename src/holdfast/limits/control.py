@@ -25,7 +25,7 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.limits.changes import Action, Change, Changed, RuleChange, decide, missing, rollback_body
-from holdfast.limits.entrances import ADMIN, ADMIN_TENANT, DEFAULT_RULES
+from holdfast.limits.entrances import ADMIN, ADMIN_TENANT
 from holdfast.limits.form import name_of, settable
 from holdfast.limits.rules import Rule, RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RuleStore
@@ -140,11 +140,11 @@ class Control:
         status = "healthy" if primary == "reachable" else "unhealthy"
         return {"status": status, f"{self._database}_primary": primary, "rate_limiting": "healthy"}
 
-    async def ensure_defaults(self, actor: str = "holdfast") -> None:
-        """Create the rules of our own entrances where there never were any; a deleted one stays deleted."""
-        for rule in DEFAULT_RULES:
+    async def ensure(self, rules: Sequence[Rule], actor: str = "holdfast") -> None:
+        """Create these rules where there never were any of that name; a deleted one stays deleted."""
+        for rule in rules:
             if await self._store.get(rule.name) is None:
-                body = {**settable(rule), "reason": "the rule this entrance starts with"}
+                body = {**settable(rule), "reason": "the rule this resource starts with"}
                 try:
                     await self.create(body, actor)
                 except VersionConflict:

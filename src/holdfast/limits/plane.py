@@ -1,4 +1,4 @@
-"""The parts of limits as the rest of Holdfast holds them, put together by the node."""
+"""The parts of limits as the rest of Holdfast holds them, put together by ``opening``."""
 
 from __future__ import annotations
 

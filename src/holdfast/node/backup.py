@@ -19,8 +19,8 @@ from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.errors import ServerBusy, StateCorrupted, Unavailable
+from holdfast.limits.opening import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
-from holdfast.node.limits import RULES_NAME
 from holdfast.node.work import WEBHOOKS_NAME, WORK_NAME
 from holdfast.sqlite.backup import Contents, Manifest, take
 from holdfast.sqlite.copies import Part, Progress, Restored, quiet

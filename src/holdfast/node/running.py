@@ -16,9 +16,10 @@ from holdfast.access import open_secrets
 from holdfast.api.app import make_app
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
+from holdfast.limits.entrances import DEFAULT_RULES
+from holdfast.limits.opening import opened
 from holdfast.node.backup import Backups, require_whole
 from holdfast.node.http import bound, serving
-from holdfast.node.limits import limiting
 from holdfast.node.node import Node
 from holdfast.node.posture import posture
 from holdfast.node.work import working
@@ -81,7 +82,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
             SqliteStore(state / CHATS_NAME, durability.sqlite, durability.chats, clock)
         )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
-        limits = await stack.enter_async_context(limiting(settings.limits, node_id, state, clock))
+        limits = await stack.enter_async_context(opened(settings.limits, state, node_id, DEFAULT_RULES, clock))
         node = Node(settings, store, clock, secrets, keys, limits)
         await stack.enter_async_context(node.roles())
         work = await stack.enter_async_context(working(settings.work, node_id, state, clock, node.log, node.history))

@@ -11,8 +11,8 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import NotFound
 from holdfast.eventlog.contract import EventLog
+from holdfast.extras import extra
 from holdfast.message import Message
-from holdfast.node.extras import extra
 from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.store.history import History
 from holdfast.webhooks.delivery import Deliveries, Find, with_webhooks

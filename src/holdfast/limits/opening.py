@@ -1,15 +1,23 @@
-"""The limits of a node: adapters chosen by URL."""
+"""Running limits, with adapters chosen by URL: for a node of Holdfast and for any other program.
+
+This is the one place that puts the parts together::
+
+    async with opened(LimitsSettings(), Path("state")) as limits:
+        decision = await limits.limiter.check("acme", "/api/search", "user-7")
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import telemetry
-from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.clock import Clock, Ids, SystemClock
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.extras import extra
 from holdfast.limits.control import Control
 from holdfast.limits.counters.contract import Counters
 from holdfast.limits.counters.memory import MemoryCounters
@@ -17,29 +25,54 @@ from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter, Place
 from holdfast.limits.plane import LimitsPlane, LimitsSettings
+from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.contract import Doorbell, RuleReader, RuleStore
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
-from holdfast.node.extras import extra
 
 if TYPE_CHECKING:
     from holdfast.limits.rulestore.redis import RedisBell
+
+__all__ = ["RULES_NAME", "LimitsPlane", "LimitsSettings", "opened"]
 
 RULES_NAME = "rules.json"
 
 
 @asynccontextmanager
-async def limiting(chosen: LimitsSettings, node_id: str, state: Path, clock: Clock) -> AsyncIterator[LimitsPlane]:
-    """Running limits. They start, and go on, while every engine but the embedded ones is away."""
+async def opened(
+    chosen: LimitsSettings, state: Path, node_id: str = "", starts_with: Sequence[Rule] = (), clock: Clock | None = None
+) -> AsyncIterator[LimitsPlane]:
+    """Running limits. They start, and go on, while every engine but the embedded ones is away.
+
+    ``state`` is a directory that no other process uses: the last rules known are kept in it, and the rules themselves
+    if they are embedded. ``node_id`` tells those who share counters apart; empty, it is made up. The rules of
+    ``starts_with`` are created where there never were any of that name.
+    """
+    clock = clock or SystemClock()
+    state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
     async with AsyncExitStack() as stack:
         counters, bell = _counters_of(chosen, clock, stack)
-        place = Place(node_id, chosen.region)
+        place = Place(node_id or Ids(clock).new("node_"), chosen.region)
         limiter = Limiter(counters, clock, chosen.limiter, place=place, on_behind=lambda: feed.nudge())
         rules = await _rules_of(chosen, state, clock, bell, stack)
         feed = Feed(rules.reader, rules.bells, limiter.use, clock, state / RULES_NAME, chosen.feed)
         control = Control(rules.store, clock, lambda: feed.rules, rules.database)
+
+        async def settle() -> None:
+            """What is done once for all nodes, before they follow: the tables and the rules to start with."""
+            if rules.prepare is not None:
+                await rules.prepare()
+            await control.ensure(starts_with)
+
+        try:
+            await settle()
+        except (Unavailable, OutcomeUnknown) as error:
+            if rules.follower is None:
+                raise  # nobody would make up for it later
+            telemetry.log.warning("limits.primary_away_at_start", reason=error.message)
         await stack.enter_async_context(limiter)
         await stack.enter_async_context(feed)
-        await _lead(rules, control, chosen, bell, stack)
+        if rules.follower is not None:
+            await stack.enter_async_context(rules.follower(settle))
         yield LimitsPlane(limiter, control, feed, Entrances(limiter))
 
 
@@ -51,6 +84,8 @@ class _Rules(NamedTuple):
     bells: list[Doorbell]
     database: str
     prepare: Callable[[], Awaitable[None]] | None = None
+    follower: Callable[[Callable[[], Awaitable[None]]], AbstractAsyncContextManager[object]] | None = None
+    """Rings for each change, one for all nodes; given what to do when it becomes the one."""
 
 
 def _counters_of(chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack) -> tuple[Counters, RedisBell | None]:
@@ -77,10 +112,6 @@ async def _rules_of(
         from holdfast.limits.rulestore import postgres
     primary = postgres.PostgresSettings(chosen.rules_url)
     store = await stack.enter_async_context(postgres.PostgresRuleStore(primary, chosen.retention))
-    try:
-        await store.prepare()
-    except Unavailable as error:
-        telemetry.log.warning("limits.primary_away_at_start", reason=error.message)
     bells: list[Doorbell] = [bell] if bell else []
     reader: RuleReader = store
     if chosen.replica_url:
@@ -88,27 +119,5 @@ async def _rules_of(
         reader = await stack.enter_async_context(postgres.PostgresRuleReader(replica))
     else:
         bells.append(postgres.PostgresBell(primary))
-    return _Rules(store, reader, bells, "postgres", store.prepare)
-
-
-async def _lead(
-    rules: _Rules, control: Control, chosen: LimitsSettings, bell: RedisBell | None, stack: AsyncExitStack
-) -> None:
-    """What is done once for all nodes: the tables, the default rules, and ringing for each change."""
-    if rules.prepare is None:
-        await control.ensure_defaults()
-        return
-    from holdfast.limits.rulestore import postgres
-
-    prepare = rules.prepare
-
-    async def settle() -> None:
-        await prepare()
-        await control.ensure_defaults()
-
-    try:
-        await settle()
-    except HoldfastError as error:
-        telemetry.log.warning("limits.defaults_not_written", reason=error.message)
-    primary = postgres.PostgresSettings(chosen.rules_url)
-    await stack.enter_async_context(postgres.LogFollower(primary, bell.publish if bell else None, settle))
+    follower = partial(postgres.LogFollower, primary, bell.publish if bell else None)
+    return _Rules(store, reader, bells, "postgres", store.prepare, follower)

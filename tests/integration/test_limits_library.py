@@ -1,0 +1,70 @@
+"""Limits in another program: the same call a node opens its limits by, and the guide's own words for it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from program import ROOT
+
+from holdfast.errors import StateCorrupted
+from holdfast.limits.opening import LimitsSettings, opened
+from holdfast.limits.rules import Rule
+
+SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 3600.0)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_a_program_has_the_rules_it_starts_with_and_no_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(), tmp_path / "new", starts_with=[SEARCH]) as limits:
+            decisions = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(3)]
+            assert [d.allowed for d in decisions] == [True, True, False]
+            assert [rule.label for rule in limits.limiter.rules.live()] == ["acme//api/search"]
+            change = {"tenantID": "acme", "resource": "/api/search", "limit": 5, "expectedVersion": 1}
+            await limits.control.update(change, "olga")
+        async with opened(LimitsSettings(), tmp_path / "new", starts_with=[SEARCH]) as limits:
+            assert limits.limiter.rules.live()[0].limit == 5, "it stays what an operator made of it"
+
+    asyncio.run(main())
+
+
+def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_server: Any) -> None:
+    async def main() -> None:
+        settings = LimitsSettings(redis_server.url)
+        async with opened(settings, tmp_path / "a") as one, opened(settings, tmp_path / "b") as two:
+            assert one.limiter.place.node != two.limiter.place.node
+            assert two.limiter.nodes >= 2
+
+    asyncio.run(main())
+
+
+def test_rules_of_a_newer_version_are_not_touched(tmp_path: Path, postgres_server: Any) -> None:
+    async def main() -> None:
+        settings = LimitsSettings(rules_url=postgres_server.url)
+        async with opened(settings, tmp_path):
+            pass
+        connection = await asyncpg.connect(postgres_server.url)
+        await connection.execute("INSERT INTO holdfast_limits_schema VALUES (99)")
+        try:
+            with pytest.raises(StateCorrupted, match="newer"):
+                async with opened(settings, tmp_path):
+                    pass
+        finally:
+            await connection.execute("DELETE FROM holdfast_limits_schema WHERE version = 99")
+            await connection.close()
+
+    asyncio.run(main())
+
+
+def test_the_guide_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = BLOCK.findall((ROOT / "docs" / "guides" / "limits.md").read_text())[0]
+    code = compile(block, "docs/guides/limits.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    asyncio.run(eval(code, {}))
+    assert capsys.readouterr().out == "True 99\n"
