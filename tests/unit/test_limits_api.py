@@ -33,15 +33,12 @@ ONE = "/admin/rules?tenantID=acme&resource=/api/search"
 
 
 def limited(
-    folder: Path,
-    scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]],
-    request_seconds_max: float = 5,
+    folder: Path, scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]], **api: Any
 ) -> None:
     """Run a scenario against a server with embedded limits."""
 
     async def main() -> None:
         clock = SystemClock()
-        api = ApiSettings(request_seconds_max=request_seconds_max)
         async with SqliteRuleStore(folder / "limits.db", clock) as store:
             limiter = Limiter(MemoryCounters(clock), clock)
 
@@ -52,7 +49,7 @@ def limited(
             control = Control(store, clock, lambda: feed.rules, "postgres")
             async with feed:
                 plane = LimitsPlane(limiter, control, feed, Entrances(limiter))
-                async with serving(limits=plane, settings=api) as rest:
+                async with serving(limits=plane, settings=ApiSettings(**api)) as rest:
                     await scenario(rest, plane, store)
 
     asyncio.run(main())
@@ -253,6 +250,23 @@ def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> 
         assert (await rest.ask("GET", "/v1/chats", rest.token("bob"))).status_code == 200
 
     limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_the_old_headers_come_only_where_they_are_asked_for(tmp_path: Path, legacy: bool) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        rule = {**RULE, "tenantID": "*", "resource": "rest:user", "algorithm": "fixed_window", "limit": 1}
+        await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
+        await applied(plane, store)
+        answers = [await rest.ask("GET", "/v1/chats", rest.token("alice")) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        for answer in answers:
+            assert "RateLimit" in answer.headers
+            old = [answer.headers.get(f"X-RateLimit-{word}") for word in ("Limit", "Remaining")]
+            assert old == (["1", "0"] if legacy else [None, None])
+            assert ("X-RateLimit-Reset" in answer.headers) is legacy
+
+    limited(tmp_path, scenario, legacy_rate_limit_headers=legacy)
 
 
 def test_headers_name_every_rule_and_escape_it() -> None:

@@ -134,6 +134,8 @@ class ApiSettings:
     """Per address; beyond it a bad credential is answered 429 instead of 401."""
     metrics_without_key: bool = False
     """Serve /metrics to anybody who can reach the port."""
+    legacy_rate_limit_headers: bool = False
+    """Send X-RateLimit-Limit, -Remaining and -Reset, too, beside RateLimit-Policy and RateLimit."""
 
     def __post_init__(self) -> None:
         positive(self, *(name for name in self.__slots__ if not isinstance(getattr(self, name), bool)))

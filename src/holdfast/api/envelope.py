@@ -37,7 +37,7 @@ class Envelope:
             return
         began = self._deps.clock.monotonic()
         request_id = self._deps.ids.new("req_")
-        status = 500
+        status, settings = 500, self._deps.settings
 
         async def send_enveloped(message: Message) -> None:
             nonlocal status
@@ -47,7 +47,8 @@ class Envelope:
                 headers["X-Request-ID"] = request_id
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-                for name, value in rate_limit_headers(scope.get("holdfast.decisions", ())):
+                decisions = scope.get("holdfast.decisions", ())
+                for name, value in rate_limit_headers(decisions, legacy=settings.legacy_rate_limit_headers):
                     headers[name] = value
             await send(message)
 
