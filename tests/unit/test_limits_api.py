@@ -236,6 +236,63 @@ def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field", "reason"),
+    [
+        ("check", {"resource": "a"}, "subject", "is missing"),
+        ("check", {"resource": "a", "subject": 7}, "subject", "must be text"),
+        ("check", {"resource": "a", "subject": "ann", "cost": "1"}, "cost", "must be a whole number"),
+        ("check", {"resource": "a", "subject": "ann", "colour": 1}, "colour", "there is no field"),
+        ("check", {"resource": "", "subject": "ann"}, "resource", "must not be empty"),
+        ("check-many", {"checks": []}, "checks", "must not be empty"),
+        ("check-many", {"checks": [{"resource": "a", "subject": "ann", "cost": 1.5}]}, "cost", "whole number"),
+        ("release", {"resource": "a", "subject": "ann"}, "hold", "is missing"),
+    ],
+)
+def test_a_check_of_the_wrong_shape_is_refused_by_field(
+    tmp_path: Path, path: str, body: dict[str, Any], field: str, reason: str
+) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        answer = await rest.ask("POST", f"/v1/limits/{path}", rest.tenant_key(), body)
+        assert error_of(answer) == (422, "INVALID_CHECK")
+        assert answer.json()["error"]["details"]["field"].endswith(field)
+        assert reason in answer.json()["error"]["message"]
+
+    limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "field"),
+    [
+        ("DELETE", "?tenantID=acme&resource=a&expectedVersion=soon", "expectedVersion"),
+        ("DELETE", "?tenantID=acme&resource=a", "expectedVersion"),
+        ("GET", "?limit=501", "limit"),
+        ("GET", "?colour=red", "colour"),
+        ("GET", "/history?tenantID=acme", "resource"),
+        ("GET", "/changes?after=-1", "after"),
+    ],
+)
+def test_a_question_about_rules_of_the_wrong_shape_is_refused_by_field(
+    tmp_path: Path, method: str, query: str, field: str
+) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        answer = await rest.ask(method, f"/admin/rules{query}", rest.admin_key())
+        assert error_of(answer) == (422, "INVALID_RULE")
+        assert field in answer.json()["error"]["details"]["fields"]
+
+    limited(tmp_path, scenario)
+
+
+def test_what_is_no_json_is_no_question(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        headers = {"Authorization": f"Bearer {rest.tenant_key()}", "Content-Type": "application/json"}
+        for body in (b"", b"{", b"[]"):
+            answer = await rest.client.post("/v1/limits/check", content=body, headers=headers)
+            assert error_of(answer) == (400, "INVALID_MESSAGE")
+
+    limited(tmp_path, scenario)
+
+
 def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
         rule = {**RULE, "tenantID": "*", "resource": "rest:user", "algorithm": "fixed_window", "limit": 2}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from holdfast.access import Principal, Scope
 from holdfast.api.deps import Deps
+from holdfast.errors import InvalidMessage, Refused
 
 Caller = Literal["anybody", "user", "tenant", "operator"]
 """user: a user token, or a tenant key that names a user. tenant: a tenant key. operator: an admin key."""
@@ -48,6 +49,10 @@ class Answer:
 Run = Callable[[Deps, Call], Awaitable[Answer]]
 
 
+def _unchanged(wrong: InvalidMessage) -> Refused:
+    return wrong
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One line of the table."""
@@ -71,6 +76,8 @@ class Endpoint:
     media_type: str = "application/json"
     errors: frozenset[int] = frozenset()
     """Statuses of errors that only this endpoint has."""
+    misfit: Callable[[InvalidMessage], Refused] = _unchanged
+    """What a query or a body of another shape is called here."""
 
     @property
     def name(self) -> str:

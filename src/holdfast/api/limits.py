@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from holdfast.api.bodies import Body, ErrorDetail
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
-from holdfast.errors import InvalidRule, NotFound, VersionConflict
+from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.form import name_of, render
 from holdfast.limits.plane import LimitsPlane
@@ -113,6 +113,17 @@ class ChangesPage(Struct, frozen=True):
 
     changes: Sequence[HistoryEntry]
     head: int
+
+
+def invalid_check(wrong: InvalidMessage) -> Refused:
+    """A field of another shape is bad input like any other: 422. What has no fields at all stays what it is."""
+    return InvalidCheck(wrong.message, **wrong.details) if "field" in wrong.details else wrong
+
+
+def invalid_rule(wrong: InvalidMessage) -> Refused:
+    """The same for rules, whose errors tell of several fields."""
+    field = wrong.details.get("field")
+    return InvalidRule(wrong.message, fields={field: wrong.message.removeprefix(f"{field} ")}) if field else wrong
 
 
 def plane(deps: Deps) -> LimitsPlane:

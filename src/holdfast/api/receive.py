@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -110,9 +110,9 @@ async def receive(deps: Deps, allowance: Allowance, endpoint: Endpoint, request:
     request.scope["holdfast.principal"] = principal
     await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
-    query = _query(endpoint.query, request)
+    query = _fitting(endpoint, _query, endpoint.query, request)
     key = _key(endpoint, request)
-    body = _body(endpoint.body, await _read(endpoint, request, deps.settings))
+    body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
     fingerprint = _fingerprint(endpoint, path, body) if key else ""
     return Call(principal, path, query, body, key, fingerprint, deps.deadline())
 
@@ -180,6 +180,13 @@ def _integers(shape: type[Struct]) -> frozenset[str]:
     assert isinstance(description, inspect.StructType)
     choices = {f.name: getattr(f.type, "types", (f.type,)) for f in description.fields}
     return frozenset(name for name, types in choices.items() if any(isinstance(t, inspect.IntType) for t in types))
+
+
+def _fitting(endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | None, given: Request | bytes) -> Any:
+    try:
+        return read(shape, given)
+    except InvalidMessage as wrong:
+        raise endpoint.misfit(wrong) from None
 
 
 def _query(shape: type[Struct] | None, request: Request) -> Any:

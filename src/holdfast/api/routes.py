@@ -176,38 +176,43 @@ ADMIN: Sequence[Endpoint] = (
 )  # fmt: skip
 
 _OF_A_RULE = frozenset({404, 409, 422})
+_OF_A_CHECK = frozenset({404, 422})
 
 RULES: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/admin/rules", limits.read_rules, "Read one rule, or list rules in pages", "operator", "rules:read",
-        query=limits.RulesQuery, answer=limits.RuleBody, errors=_OF_A_RULE,
+        query=limits.RulesQuery, answer=limits.RuleBody, errors=_OF_A_RULE, misfit=limits.invalid_rule,
         note="With `tenantID` and `resource` the rule itself; otherwise `{rules, next}`.",
     ),
     Endpoint(
         "POST", "/admin/rules", limits.create_rule, "Create a rule", "operator", "rules:write",
         body=limits.RuleBody, answer=limits.RuleBody, status=201, key="optional", errors=_OF_A_RULE,
+        misfit=limits.invalid_rule,
         note="`tenantID`, `resource`, `algorithm`, `limit`, `window`; see the guide to limits. 409 if it exists.",
     ),
     Endpoint(
         "PUT", "/admin/rules", limits.update_rule, "Change fields of a rule", "operator", "rules:write",
-        body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE, misfit=limits.invalid_rule,
         note="`expectedVersion` is the version you saw; 409 with `currentVersion` and the rule if it is not the last.",
     ),
     Endpoint(
         "DELETE", "/admin/rules", limits.delete_rule, "Delete a rule", "operator", "rules:write",
-        query=limits.DeleteQuery, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        query=limits.DeleteQuery, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE, misfit=limits.invalid_rule,
     ),
     Endpoint(
         "GET", "/admin/rules/history", limits.read_rule_history, "A rule's changes, newest first", "operator",
         "rules:read", query=limits.HistoryQuery, answer=limits.HistoryPage, errors=_OF_A_RULE,
+        misfit=limits.invalid_rule,
     ),
     Endpoint(
         "GET", "/admin/rules/changes", limits.read_rule_changes, "The log of all changes, oldest first", "operator",
-        "rules:read", query=limits.ChangesQuery, answer=limits.ChangesPage,
+        "rules:read", query=limits.ChangesQuery, answer=limits.ChangesPage, errors=_OF_A_RULE,
+        misfit=limits.invalid_rule,
     ),
     Endpoint(
         "POST", "/admin/rules/rollback", limits.roll_back_rule, "Make a rule what it was in `version`", "operator",
         "rules:write", body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        misfit=limits.invalid_rule,
         note="As a new version; a deleted rule comes back.",
     ),
     Endpoint(
@@ -216,16 +221,18 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/v1/limits/check", limits.check_limit, "May a subject of this tenant go on?", "tenant",
-        "limits:check", body=limits.CheckBody, answer=Decision, errors=frozenset({404, 422}),
+        "limits:check", body=limits.CheckBody, answer=Decision, errors=_OF_A_CHECK, misfit=limits.invalid_check,
         note="200 with the decision, allowed or not.",
     ),
     Endpoint(
         "POST", "/v1/limits/check-many", limits.check_limits, "Several checks: all are counted, or none", "tenant",
-        "limits:check", body=limits.CheckManyBody, answer=limits.Decisions, errors=frozenset({404, 422}),
+        "limits:check", body=limits.CheckManyBody, answer=limits.Decisions, errors=_OF_A_CHECK,
+        misfit=limits.invalid_check,
     ),
     Endpoint(
         "POST", "/v1/limits/release", limits.release_limit, "Give back what a concurrency rule granted", "tenant",
-        "limits:check", body=limits.ReleaseBody, answer=limits.Released, errors=frozenset({404}),
+        "limits:check", body=limits.ReleaseBody, answer=limits.Released, errors=_OF_A_CHECK,
+        misfit=limits.invalid_check,
     ),
 )  # fmt: skip
 
