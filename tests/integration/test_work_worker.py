@@ -20,6 +20,7 @@ from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Action, Draft, OnFailure, Policies, Reason, Stage, State
+from holdfast.work.outbox import enqueue
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
 SOON = Policies.preset("seed").with_type("Order", base_seconds=0.02)
@@ -614,3 +615,48 @@ def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: An
             await asyncio.wait_for(over.wait(), 20)
 
     check(opened, body)
+
+
+def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_the_poll(
+    postgres_server: Server,
+) -> None:
+    """Its writer looked whom to wake before this worker said that it sleeps, and looks no more."""
+
+    async def body(o: Opened) -> None:
+        handlers, found, looks = Handlers(), asyncio.Event(), 0
+        join = o.store.join
+
+        async def counted(name: str) -> Any:
+            seat: Any = await join(name)
+            process = seat.process
+
+            async def looking(report: Report, want: Want) -> Claimed:
+                nonlocal looks
+                looks += 1
+                return await process(report, want)  # type: ignore[no-any-return]
+
+            seat.process = looking
+            return seat
+
+        o.store.join = counted  # type: ignore[method-assign]
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            found.set()
+
+        lazy = WorkerSettings(concurrency=2, poll_min_seconds=50, poll_max_seconds=50, balance_seconds=50)
+        connection = await asyncpg.connect(postgres_server.url)
+        try:
+            async with connection.transaction():
+                await enqueue(connection, handlers.draft(Order("late")))
+                worker = Worker(o.store, handlers, settings=lazy)
+                running = asyncio.create_task(worker.run())
+                await until(lambda: looks >= 6)
+                assert not found.is_set()
+            await asyncio.wait_for(found.wait(), 20)
+            worker.stop()
+            await running
+        finally:
+            await connection.close()
+
+    check(lambda: postgres_work(postgres_server.url), body)

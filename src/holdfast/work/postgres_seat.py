@@ -25,7 +25,7 @@ from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
 from holdfast.work.outbox import arguments
 from holdfast.work.postgres_errors import CUT_OFF, FOREIGN, translate, translated
 from holdfast.work.statements import statements
-from holdfast.work.sweep import Sweep
+from holdfast.work.sweep import Doze, Sweep
 
 _SEAT = statements("postgres/seat.sql")
 _PEOPLE = statements("postgres/people.sql")
@@ -36,8 +36,6 @@ _SEEN_BATCH = 1000
 _SEEN_BATCHES_MAX = 20
 """At each look at the roster: 4,000 ids a second, more than an inbox takes in for long."""
 _BACKLOG = 1
-_SOON_SECONDS = 0.002
-"""When to look for what was being committed when this worker fell asleep: its writer did not know that yet."""
 _LOST = "this worker was declared dead; its jobs belong to others now"
 
 
@@ -84,7 +82,7 @@ class PostgresSeat:
         self._name, self._url, self._pools, self._settings = name, url, pools, settings
         self._clock: Clock = SystemClock()
         self._rng = random.Random()
-        self._sweep = Sweep()
+        self._sweep, self._doze = Sweep(), Doze()
         self._partitions: dict[int, int] = {}
         self._stack = AsyncExitStack()
         self._connection: Any = None
@@ -131,8 +129,12 @@ class PostgresSeat:
         elif row["snapshot"] is not None and sweep is self._sweep:
             sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
             _unpack(row, claimed)
-            if sweep.expecting and want.sleeping:
-                claimed.next_due_seconds = min(claimed.next_due_seconds or _SOON_SECONDS, _SOON_SECONDS)
+        if want.sleeping and row["snapshot"] is not None and row["seqs"] is None:
+            self._doze.found_nothing(int(row["xid"]), row["snapshot"])
+            due = (claimed.next_due_seconds, self._doze.look_again_seconds)
+            claimed.next_due_seconds = min((seconds for seconds in due if seconds is not None), default=None)
+        else:
+            self._doze.found_something()
         return claimed
 
     async def rewind(self) -> Rewound:

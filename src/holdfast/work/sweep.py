@@ -40,28 +40,19 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Sweep:
-    """Where one worker stands in the table. A new one reads everything.
-
-    ``unfinished`` are the transactions that were open, with an id below the call's own, when it read; ``expecting``:
-    some of them for the first time. What they enqueued may come with their commit and without any other sign.
-    """
+    """Where one worker stands in the table. A new one reads everything."""
 
     settled: int = 0
     through: int = 0
     snapshot: str | None = None
     xid: int = 0
     late: set[int] = field(default_factory=set)
-    expecting: bool = False
-    unfinished: frozenset[int] = frozenset()
     _checkpoint: int | None = None
     _bound: int | None = None
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
         """After a call that took ``xid``, then read in this snapshot up to ``through``."""
         snapshot = Snapshot.parse(snapshot_text)
-        unfinished = snapshot.running.union(range(snapshot.xmax, xid))
-        self.expecting = not unfinished <= self.unfinished
-        self.unfinished = unfinished
         self.late = {late for late in self.late if not snapshot.ended(late)}
         if self._checkpoint is not None and self._bound is None:
             self._bound = xid
@@ -74,3 +65,39 @@ class Sweep:
         self.xid = xid  # that call saw its own rows, though its snapshot does not list them
         if self._checkpoint is None and self.through > self.settled:
             self._checkpoint = self.through
+
+
+_SOON_SECONDS = 0.002
+_LATER_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Doze:
+    """Who may enqueue without waking a worker that sleeps.
+
+    A writer takes its id, enqueues, and then asks who sleeps. The first call that finds nothing tells the store so with
+    its commit; whoever has an id above the *second* such call's asks after that, and wakes the worker. Those that
+    were open at the second call may have asked before: they are ``unaware``, and until they end the worker looks
+    again, twice as long after each look, so that a short commit is found at once and a long transaction costs little.
+    """
+
+    calls: int = 0
+    unaware: frozenset[int] = frozenset()
+
+    def found_something(self) -> None:
+        """Or did not ask to be woken: the store knows that this worker is awake."""
+        self.calls, self.unaware = 0, frozenset()
+
+    def found_nothing(self, xid: int, snapshot_text: str) -> None:
+        """After a call that took ``xid``, then read in this snapshot, and asked to be woken."""
+        snapshot = Snapshot.parse(snapshot_text)
+        self.calls += 1
+        if self.calls <= 2:
+            self.unaware = snapshot.running.union(range(snapshot.xmax, xid))
+        else:
+            self.unaware = frozenset(writer for writer in self.unaware if not snapshot.ended(writer))
+
+    @property
+    def look_again_seconds(self) -> float | None:
+        """When to look whether one of them has committed; None: who commits now wakes the worker."""
+        return min(_SOON_SECONDS * 2.0 ** min(self.calls - 1, 30), _LATER_SECONDS) if self.unaware else None
