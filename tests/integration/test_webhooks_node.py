@@ -17,6 +17,8 @@ from work_stores import postgres_work
 
 from engines import Server as Engine
 from holdfast.cli.app import app
+from holdfast.cli.jobs import jobs
+from holdfast.cli.webhooks import webhooks
 from holdfast.errors import BadSetting
 from holdfast.message import User
 from holdfast.node.node import Node
@@ -38,9 +40,10 @@ async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
 
 
 class Command:
-    """The command line against a running node, in a thread of its own."""
+    """The command line against a running node, in a thread of its own. What succeeds prints JSON and nothing else."""
 
     def __init__(self, node: Node) -> None:
+        self.used: set[tuple[str, str]] = set()
         self._env = {"HOLDFAST_URL": node.url, "HOLDFAST_TOKEN": node.secrets.admin_key}
 
     async def __call__(self, *words: str, code: int = 0) -> Any:
@@ -48,7 +51,10 @@ class Command:
         assert result.exit_code == code, result.output
         # The server logs in this process too; its lines begin with a date.
         said = "\n".join(line for line in result.stdout.splitlines() if not line[:4].isdigit())
-        return json.loads(said) if said.startswith(("[", "{")) else said
+        if code:
+            return said
+        self.used.add((words[0], words[1]))
+        return json.loads(said)
 
 
 def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgres_server: Engine) -> None:
@@ -148,7 +154,7 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             await until(nothing_left)
             log = await command("webhooks", "log", made["endpoint_id"])
             assert {entry["status"] for entry in log} == {200, 500}
-            await command("webhooks", "test", made["endpoint_id"])
+            assert await command("webhooks", "test", made["endpoint_id"]) == {"count": 1}
             await until(lambda: len(calls) == 3)
 
             status = 500
@@ -163,7 +169,11 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "doomed")
             await command("jobs", "release", "nowhere", "--through", "9", code=1)
             assert (await command("webhooks", "ls"))[0]["endpoint_id"] == made["endpoint_id"]
-            await command("webhooks", "rm", made["endpoint_id"])
+            assert (await command("webhooks", "enable", made["endpoint_id"]))["disabled"] == ""
+            assert (await command("webhooks", "rm", made["endpoint_id"]))["url"] == hook
+            groups = {"jobs": jobs, "webhooks": webhooks}
+            known = {(name, each.name) for name, group in groups.items() for each in group.registered_commands}
+            assert command.used == known, "every one of them was seen to print JSON"
             metrics = await client.get("/metrics", headers={"Authorization": f"Bearer {node.secrets.admin_key}"})
             assert "holdfast_work_jobs_completed_total" in metrics.text
             assert "holdfast_work_next_due_timestamp_seconds 0.0" in metrics.text

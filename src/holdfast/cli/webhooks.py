@@ -85,8 +85,11 @@ def check_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED
     \b
       holdfast webhooks test ep_01J9ZK
     """
-    reach.as_operator().post("/admin/webhooks", endpoint, "test", body={"reason": reason})
-    show.line(f"a test is on its way; see holdfast webhooks log {endpoint}")
+    answer = reach.as_operator().post("/admin/webhooks", endpoint, "test", body={"reason": reason})
+    if reach.as_json:
+        show.as_json(answer)
+    else:
+        show.line(f"a test is on its way; see holdfast webhooks log {endpoint}")
 
 
 @webhooks.command("enable")
@@ -99,8 +102,11 @@ def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKE
     \b
       holdfast webhooks enable ep_01J9ZK
     """
-    reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
-    show.line(f"{endpoint} is enabled")
+    enabled = reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
+    if reach.as_json:
+        show.as_json(enabled)
+    else:
+        show.line(f"{endpoint} is enabled")
 
 
 @webhooks.command("log")
