@@ -21,12 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from engines import warden
 
+T = TypeVar("T")
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 20.0
 INSTALL_LOCK = Path(tempfile.gettempdir()) / "holdfast-install-engines.lock"
@@ -85,24 +87,24 @@ class Server:
 def program(name: str, package: str, folders: Sequence[str | Path] = ()) -> Path:
     """The program's path; installs ``package`` with apt when this machine lacks it and allows that."""
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-    found = shutil.which(name, path=path)
-    if found is None:
-        with _installing():
-            found = shutil.which(name, path=path)  # another test process may have been first
-            if found is None:
+    return Path(_found(name, package, lambda: shutil.which(name, path=path)))
+
+
+def library(pattern: str, package: str) -> Path:
+    """The shared library whose path below /usr/lib fits; installed like a program."""
+    return _found(pattern, package, lambda: next(Path("/usr/lib").glob(pattern), None))
+
+
+def _found(name: str, package: str, look: Callable[[], T | None]) -> T:
+    if (found := look()) is None:
+        with INSTALL_LOCK.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # apt refuses a second one; who waited may find what the first installed
+            if (found := look()) is None:
                 _install(package, f"{name} is not on this machine")
-                found = shutil.which(name, path=path)
+                found = look()
     if found is None:
         raise Missing(f"{package} was installed but has no {name}")
-    return Path(found)
-
-
-@contextlib.contextmanager
-def _installing() -> Iterator[None]:
-    """One at a time: apt refuses a second one."""
-    with INSTALL_LOCK.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return found
 
 
 def _install(package: str, reason: str) -> None:

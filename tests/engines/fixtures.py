@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from engines import Missing, Server, postgres, redis
+from engines.faketime import WallClock
+
+T = TypeVar("T")
 
 
-def served(name: str, start: Callable[[], Server], session: pytest.Session) -> Iterator[Server]:
-    """The body of an engine's fixture."""
+def had(name: str, get: Callable[[], T]) -> T:
+    """What this machine has or can get; otherwise the test is skipped, or fails if it is required."""
     try:
-        server = start()
+        return get()
     except Missing as error:
         required = os.environ.get("HOLDFAST_REQUIRE_ENGINES", "").split(",")
         if "all" in required or name in required:
             pytest.fail(f"{name} is required: {error}", pytrace=False)
         pytest.skip(f"no {name}: {error}")
+
+
+def served(name: str, start: Callable[[], Server], session: pytest.Session) -> Iterator[Server]:
+    """The body of an engine's fixture."""
+    server = had(name, start)
     yield server
     kept = server.stop(keep_log=bool(session.testsfailed))
     if kept is not None:
@@ -38,3 +48,9 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A Redis of this test session; who needs it empty flushes it."""
     yield from served("redis", redis.start, request.session)
+
+
+@pytest.fixture
+def wall_clock(tmp_path: Path) -> WallClock:
+    """A wall clock for processes of this test."""
+    return had("faketime", lambda: WallClock(tmp_path))

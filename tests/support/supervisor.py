@@ -100,11 +100,14 @@ class Life:
         return await self.ended
 
 
-async def executed(settings: Settings, kill_at: str, directory: Path) -> Life:
+async def executed(
+    settings: Settings, kill_at: str, directory: Path, environment: Mapping[str, str] | None = None
+) -> Life:
     """Start a server as a user does: a new interpreter and the command line."""
     arguments = ["serve", *(f"--set={path}={value}" for path, value in settings.items())]
     environment = {
         **_environment(),
+        **(environment or {}),
         "HOLDFAST_TEST_KILL_AT": kill_at,
         "HOLDFAST_TEST_MARKS": str(directory / MARKS),
     }
