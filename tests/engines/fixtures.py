@@ -14,6 +14,7 @@ import pytest
 
 from engines import Missing, Server, postgres, redis
 from engines.faketime import WallClock
+from engines.strace import Strace
 
 T = TypeVar("T")
 
@@ -54,3 +55,9 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def wall_clock(tmp_path: Path) -> WallClock:
     """A wall clock for processes of this test."""
     return had("faketime", lambda: WallClock(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def strace() -> Strace:
+    """Faults in the system calls of processes of this test session."""
+    return had("strace", Strace)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from supervisor import Again, Forks, Person, Supervisor, executed, percentile
+from supervisor import Again, Forks, Person, Supervisor, all_have_all, executed, percentile, talk
 from tally import tally
 
 from holdfast.verify.checkers import CHECKERS, check, red
@@ -164,14 +164,14 @@ async def _lane(directory: Path, seed: int, kills: int) -> Lane:
         for person in people:
             await stack.enter_async_context(person.online())
         rng = random.Random(seed)
-        talking = [asyncio.create_task(_talk(person, chat_id, rng, people_talk)) for person in people]
+        talking = [asyncio.create_task(talk(person, chat_id, rng, people_talk)) for person in people]
         while supervisor.kills < kills:
             await _one_life(supervisor)
         await supervisor.spawn()
         assert await supervisor.serving()
         people_talk.clear()
         await asyncio.gather(*talking)
-        await _finish(supervisor, people, chat_id)
+        await all_have_all(supervisor, people, chat_id)
         await supervisor.stop()
         await supervisor.note_state()
     return Lane(supervisor.record, supervisor.kills, supervisor.named, supervisor.serving_again, supervisor.marks())
@@ -201,24 +201,3 @@ async def _one_life(supervisor: Supervisor) -> None:
         await supervisor.spawn()
         await asyncio.sleep(rng.uniform(0.0, 0.1))
     await supervisor.kill()
-
-
-async def _talk(person: Person, chat_id: str, rng: random.Random, go_on: asyncio.Event) -> None:
-    """Several sends are always on their way; whoever is interrupted retries by itself."""
-
-    async def say(name: int) -> None:
-        number = 0
-        while go_on.is_set():
-            number += 1
-            await person.say(chat_id, f"{person.user} says {name}.{number}")
-            await asyncio.sleep(rng.uniform(0.0, 0.02))
-
-    await asyncio.gather(*(say(name) for name in range(3)))
-
-
-async def _finish(supervisor: Supervisor, people: list[Person], chat_id: str) -> None:
-    """Then all have all."""
-    head = max(acked.sequence for _, _, acked in supervisor.record.history().acks())
-    await asyncio.gather(*(person.has(chat_id, head) for person in people))
-    for person in people:
-        person.note_copies(chat_id)

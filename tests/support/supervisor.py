@@ -181,6 +181,11 @@ class Supervisor:
         self.record.note(Fault(at=self._down_since, until=now, plane="process", name="no server"))
         return True
 
+    @property
+    def pid(self) -> int:
+        assert self._life is not None
+        return self._life.pid
+
     def died(self) -> bool:
         return self._life is None or self._life.ended.done()
 
@@ -299,6 +304,27 @@ class Person:
                     self.texts.pop(chat_id, None)
                 case _:
                     pass
+
+
+async def talk(person: Person, chat_id: str, rng: random.Random, go_on: asyncio.Event) -> None:
+    """Several sends are always on their way while ``go_on`` is set; whoever is interrupted retries by itself."""
+
+    async def say(name: int) -> None:
+        number = 0
+        while go_on.is_set():
+            number += 1
+            await person.say(chat_id, f"{person.user} says {name}.{number}")
+            await asyncio.sleep(rng.uniform(0.0, 0.02))
+
+    await asyncio.gather(*(say(name) for name in range(3)))
+
+
+async def all_have_all(supervisor: Supervisor, people: Sequence[Person], chat_id: str) -> None:
+    """Wait until everybody has what was acknowledged to anybody, and note their copies."""
+    head = max(acked.sequence for _, _, acked in supervisor.record.history().acks())
+    await asyncio.gather(*(person.has(chat_id, head) for person in people))
+    for person in people:
+        person.note_copies(chat_id)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

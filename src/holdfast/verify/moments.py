@@ -47,6 +47,16 @@ MUST_HAPPEN: Mapping[str, frozenset[str]] = {
             "sends were answered: deduplicated",
         }
     ),
+    "disk faults": frozenset(
+        {
+            "a breaker was: open",
+            "a breaker was: half_open",
+            "a database was opened again",
+            "a write ended after its deadline",
+            "sends were answered: unknown",
+            "sends were answered: deduplicated",
+        }
+    ),
     "simulation of jobs": frozenset(
         {
             "a worker lost its lease",

@@ -1,0 +1,54 @@
+"""strace as a fault injector: a running process whose system calls fail or take long, for as long as we want."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines import Missing, program
+
+PACKAGE = "strace"
+ATTACH_SECONDS_MAX = 20.0
+
+
+@dataclass(slots=True)
+class Injection:
+    """What was injected: ``met`` counts the calls that were disturbed, after the end."""
+
+    met: int = 0
+
+
+class Strace:
+    """Attaches to processes of this user; Missing where the system does not allow it."""
+
+    def __init__(self) -> None:
+        self._program = program("strace", PACKAGE)
+        tried = subprocess.run([self._program, "-qq", "-e", "trace=none", "true"], capture_output=True, text=True)
+        if tried.returncode:
+            raise Missing(f"strace may not trace here: {tried.stderr.strip()[-200:]}")
+
+    @asynccontextmanager
+    async def injecting(self, pid: int, calls: str, fault: str, output: Path) -> AsyncIterator[Injection]:
+        """While inside, these calls of all threads are disturbed: ``error=EIO``, ``delay_enter=MICROSECONDS``."""
+        command = ["-f", "-p", str(pid), "-o", str(output), "-e", f"trace={calls}", "-e", f"inject={calls}:{fault}"]
+        tracing = await asyncio.create_subprocess_exec(self._program, *command, stderr=asyncio.subprocess.PIPE)
+        assert tracing.stderr is not None
+        async with asyncio.timeout(ATTACH_SECONDS_MAX):
+            said = await tracing.stderr.readline()
+        assert b"attached" in said, said
+        injection = Injection()
+        try:
+            yield injection
+        finally:
+            tracing.terminate()
+            await tracing.wait()
+            injection.met = _disturbed(output)
+
+
+def _disturbed(output: Path) -> int:
+    text = output.read_text()
+    return text.count("(INJECTED)") + text.count("(DELAYED)")
