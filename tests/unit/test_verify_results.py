@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from holdfast.verify.planned import PLAN, uncovered
 from holdfast.verify.results import Row, main, read, render, summary, write
 
+ROOT = Path(__file__).resolve().parents[2]
 KILLS = Row(
     "kills", "kill -9", 100, 0, "0 lost", seed="1..100", commit="abc", seconds=88.04, figures={"restart p99": "1.2 s"}
 )
@@ -28,6 +31,30 @@ def test_the_page_has_the_machine_and_for_each_row_its_commit_and_bound() -> Non
 
 def test_a_failure_has_no_bound() -> None:
     assert "| 1 | – |" in render([Row("power cuts", "vfs", 200, 1, "0 lost")], "m")
+
+
+def test_what_was_planned_and_did_not_run_is_said() -> None:
+    nothing = list(uncovered({}))
+    assert [each.planned for each in nothing] == list(PLAN) and not any(each.ran for each in nothing)
+    ran = {each.planned.fault: each.ran for each in uncovered({"power cut": 1_950, "power cut of work.db": 40})}
+    assert ran["power cut"] == 1_990
+    assert "power cut" not in {each.planned.fault for each in uncovered({"power cut": 2_000})}
+    assert "clock jumps of an hour" in {each.planned.fault for each in uncovered({"clock jumps": 100})}, (
+        "never all of it"
+    )
+
+
+def test_a_proof_that_failed_covers_nothing() -> None:
+    assert "| disk slow, EIO, ENOSPC | 100 | 10 | – |" in render([Row("disk faults", "", 10, 0, "")], "m")
+    assert "| disk slow, EIO, ENOSPC | 100 | 0 | – |" in render([Row("disk faults", "", 10, 1, "")], "m")
+
+
+def test_every_proof_and_test_that_the_plan_names_exists() -> None:
+    """A row that is renamed would count for nothing, without a word."""
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    for planned in PLAN:
+        assert all(f'name="{row}"' in tests for row in planned.rows), planned.rows
+        assert all(next((ROOT / "tests").rglob(name), None) for name in re.findall(r"test_\w+\.py", planned.missing))
 
 
 def test_the_summary_is_one_line_a_row() -> None:

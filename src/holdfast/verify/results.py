@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from holdfast.verify.planned import uncovered
+
 
 class Row(Struct, frozen=True):
     """One kind of proof. ``failures`` counts broken promises, ``figures`` what else was measured, ``moments`` how often
@@ -70,7 +72,7 @@ def render(rows: Iterable[Row], machine: str) -> str:
         cells = [row.name, row.how, f"{row.runs:,}", f"{row.failures:,}", bound(row), row.requirement, row.seed]
         cells.append(f"`{row.commit or 'unknown'}`")
         lines.append("| " + " | ".join([*cells, f"{row.seconds:.1f}", figures]) + " |")
-    return "\n".join([*lines, *_moments(rows), ""])
+    return "\n".join([*lines, *_moments(rows), *_uncovered(rows), ""])
 
 
 def _moments(rows: Iterable[Row]) -> Iterator[str]:
@@ -81,6 +83,16 @@ def _moments(rows: Iterable[Row]) -> Iterator[str]:
         yield "A proof is green only if it met each of its own (`verify/moments.py`)."
         yield from ("", "| proof | moment | times |", "|---|---|---|")
         yield from (f"| {name} | {moment} | {times:,} |" for name, moment, times in met)
+
+
+def _uncovered(rows: Iterable[Row]) -> Iterator[str]:
+    """What the plan asks for and these rows do not show."""
+    yield from ("", "## Planned and not covered", "")
+    yield "Of the design's faults (`verify/planned.py`). A longer run counts more; the last column needs a new proof."
+    yield from ("", "| fault | planned | counted | covered by no count |", "|---|---|---|---|")
+    for open_ in uncovered({row.name: row.runs for row in rows if not row.failures}):
+        cells = (open_.planned.fault, f"{open_.planned.runs:,}", f"{open_.ran:,}", open_.planned.missing or "–")
+        yield "| " + " | ".join(cells) + " |"
 
 
 def summary(rows: Iterable[Row]) -> list[str]:

@@ -1,0 +1,73 @@
+"""The faults that the proof is planned to survive, each with how often, and what the rows of a run leave open.
+
+RESULTS.md is honest only if it also says what was not run: ``uncovered`` gives, for each planned fault, how many of its
+runs there were and what none of them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """``rows``: the proofs that count for it. ``missing``: what none of them does, however often it runs."""
+
+    fault: str
+    runs: int
+    rows: frozenset[str] = frozenset()
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """A planned fault that did not run in full."""
+
+    planned: Planned
+    ran: int
+
+
+_TESTED = "tested, not counted"
+PLAN = (
+    Planned(
+        "kill -9 of each role, half at named points", 1_000, frozenset({"kill -9"}),
+        "roles in processes of their own: one process has them all. Killed workers and a kill between publishing and "
+        f"its mark: {_TESTED} (`test_work_torture.py`, `test_kill_crash_rows.py`)",
+    ),
+    Planned("power cut", 2_000, frozenset({"power cut", "power cut of work.db", "power cut of limits.db"})),
+    Planned(
+        "SIGSTOP longer than leases", 300, frozenset(),
+        f"a worker and Redis: {_TESTED} (`test_work_torture.py`, `test_limits_failures.py`); gateway, PostgreSQL and "
+        "Kafka: nothing",
+    ),
+    Planned(
+        "partition, one-way, flapping", 200, frozenset(),
+        "of clients: only in the simulation; between nodes, Redis and PostgreSQL: "
+        f"{_TESTED} (`test_limits_failures.py`, by the proxy); network namespaces: nothing",
+    ),
+    Planned("disk slow, EIO, ENOSPC", 100, frozenset({"disk faults"})),
+    Planned("clock jumps of an hour", 100, frozenset({"clock jumps"}), "PostgreSQL and Redis keep the machine's clock"),
+    Planned(
+        "Redis flush, stop, kill, old RDB restored", 100, frozenset(),
+        f"stop and restart: {_TESTED} (`test_limits_failures.py`); an old RDB: nothing",
+    ),
+    Planned("Kafka broker down, leader change", 100, frozenset(), "the engine does not exist yet"),
+    Planned("DynamoDB throttle, conflict, 5xx, lost reply", 500, frozenset(), "the engine does not exist yet"),
+    Planned(
+        "PostgreSQL failover, synchronous standby", 50, frozenset(),
+        f"failover to a standby that lost a write: {_TESTED} (`test_limits_failures.py`); a synchronous one: nothing",
+    ),
+    Planned(
+        "overload ×10, 2,000 slow readers, reconnect storm", 20, frozenset(),
+        "slow readers one at a time and in the simulation; no load of this size",
+    ),
+)  # fmt: skip
+
+
+def uncovered(runs: Mapping[str, int]) -> Iterator[Uncovered]:
+    """What of the plan is open after these runs without a failure (by proof), in its order."""
+    for planned in PLAN:
+        ran = sum(runs.get(name, 0) for name in planned.rows)
+        if ran < planned.runs or planned.missing:
+            yield Uncovered(planned, ran)
