@@ -5,7 +5,8 @@ leased       the same with leases of 1 % of capacity on a zipf load
 latency      p99 at half of the exact rate: checks come every millisecond, whatever became of those before, and each
              is timed from the moment when it was due; the median of five turns
 admission    what 1 and 4 nodes admit with any lease, over what they may
-memory       the embedded counters; lookup among 10,000 rules; checks and bytes among a million subjects
+memory       the embedded counters; lookup among 10,000 rules; bytes of a subject among a million, checks of the same
+             1,000 of them, whose counters the cache holds, and of any of them, whose counters it does not
 propagation  how long a change takes to 20 nodes by the doorbell of PostgreSQL
 
 Redis has one core and whoever asks it the other, as if it ran elsewhere: otherwise the scheduler puts both on one core
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 import random
 import sys
@@ -275,11 +277,15 @@ async def _many_subjects(subjects: int, figures: dict[str, float]) -> None:
     for n in range(subjects):
         await limits.check("acme", "send", f"subject-{n}")
     figures["bytes_per_idle_subject"] = (psutil.Process().memory_info().rss - before) / subjects
-    names = [f"subject-{random.randrange(subjects)}" for _ in range(20_000)]
-    start = time.perf_counter()
-    for name in names:
-        await limits.check("acme", "send", name)
-    figures[f"check_ns_among_{subjects}_subjects"] = (time.perf_counter() - start) / len(names) * 1e9
+    few, any_of_them = random.sample(range(subjects), 1_000), random.choices(range(subjects), k=20_000)
+    for label, numbers in (("check_ns_of_1000", few), ("check_ns", any_of_them)):
+        names, best = [f"subject-{n}" for n in numbers], math.inf
+        for _ in range(5):
+            start = time.perf_counter()
+            for name in names:
+                await limits.check("acme", "send", name)
+            best = min(best, (time.perf_counter() - start) / len(names))
+        figures[f"{label}_among_{subjects}_subjects"] = best * 1e9
 
 
 async def propagation(url: str, changes: int) -> float:

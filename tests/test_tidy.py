@@ -77,6 +77,7 @@ PURE = [
     "work/breakers.py",
     "limits/rules.py",
     "limits/algorithms.py",
+    "limits/plans.py",
 ]
 IMPURE_IMPORTS = {
     "asyncio", "socket", "threading", "time", "os", "subprocess", "pathlib", "apsw", "sqlite3",

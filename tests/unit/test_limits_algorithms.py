@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,6 +135,13 @@ def test_a_peek_uses_nothing() -> None:
     assert peek(counter, rule, T0, 1)
     take(counter, rule, T0, 1)
     assert not peek(counter, rule, T0, 1)
+
+
+@pytest.mark.parametrize("algorithm", COUNTERS)
+def test_a_million_counters_are_no_work_for_the_garbage_collector(algorithm: Algorithm) -> None:
+    counter = fresh(algorithm)
+    counter.settle(1000.0)
+    assert not gc.is_tracked(counter)
 
 
 @settings(max_examples=200, deadline=None)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from holdfast.limits.rules import Algorithm, Rule, Stamp
 
@@ -61,13 +61,10 @@ class Reading(Struct, frozen=True, gc=False):
     stamp: Stamp
 
 
-class Counter:
-    """One subject's use of one rule."""
+class Counter(Struct, gc=False):
+    """One subject's use of one rule. There may be a million, none in a cycle: the garbage collector passes them by."""
 
-    __slots__ = ("terms",)
-
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    terms: Terms
 
     def agree(self, terms: Terms) -> None:
         """Count by these terms from now on, unless ours are newer."""
@@ -100,15 +97,11 @@ class Counter:
         raise NotImplementedError
 
 
-class TokenBucket(Counter):
+class TokenBucket(Counter, gc=False):
     """``capacity`` at once, drained at limit ÷ window."""
 
-    __slots__ = ("at", "used")
-
-    def __init__(self, terms: Terms) -> None:
-        super().__init__(terms)
-        self.used = 0.0
-        self.at = 0.0
+    used: float = 0.0
+    at: float = 0.0
 
     def settle(self, now: float) -> None:
         if now > self.at:
@@ -152,16 +145,12 @@ class TokenBucket(Counter):
         self.used = max(0.0, self.used - max(0.0, amount - drained))
 
 
-class FixedWindow(Counter):
+class FixedWindow(Counter, gc=False):
     """``limit`` in each window; a window that was begun is counted to its end, also under a new length."""
 
-    __slots__ = ("begins", "ends", "used")
-
-    def __init__(self, terms: Terms) -> None:
-        super().__init__(terms)
-        self.used = 0
-        self.begins = 0.0
-        self.ends = 0.0
+    used: int = 0
+    begins: float = 0.0
+    ends: float = 0.0
 
     def settle(self, now: float) -> None:
         if now >= self.ends:
@@ -186,17 +175,16 @@ class FixedWindow(Counter):
             self.used = max(0, self.used - amount)
 
 
-class SlidingWindow(Counter):
+class SlidingWindow(Counter, gc=False):
     """``limit`` in any window, estimated: the last window's use fades as the current one goes on."""
 
-    __slots__ = ("length", "previous", "start", "used")
+    start: float = 0.0
+    length: float = 0.0
+    used: float = 0.0
+    previous: float = 0.0
 
-    def __init__(self, terms: Terms) -> None:
-        super().__init__(terms)
-        self.start = 0.0
-        self.length = terms.window_ms
-        self.used = 0.0
-        self.previous = 0.0
+    def __post_init__(self) -> None:
+        self.length = self.terms.window_ms
 
     def settle(self, now: float) -> None:
         if self.length != self.terms.window_ms:
@@ -244,14 +232,10 @@ class SlidingWindow(Counter):
             self.used = max(0.0, self.used - amount)
 
 
-class Concurrency(Counter):
+class Concurrency(Counter, gc=False):
     """At most ``limit`` holders at a time; a holder that does not come back is forgotten after the window."""
 
-    __slots__ = ("holders",)
-
-    def __init__(self, terms: Terms) -> None:
-        super().__init__(terms)
-        self.holders: dict[str, float] = {}
+    holders: dict[str, float] = field(default_factory=dict)
 
     def settle(self, now: float) -> None:
         if self.holders:

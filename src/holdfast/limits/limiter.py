@@ -129,7 +129,10 @@ class Limiter:
 
     async def check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
         """May ``subject`` use ``cost`` of ``resource`` now? Cancelled: it may have been counted."""
-        begun = self.begin_check(tenant, resource, subject, cost)
+        found = self.try_check(tenant, resource, subject, cost)
+        if found is not None:
+            return found
+        begun = self._begin(tenant, resource, subject, cost)
         return begun if isinstance(begun, Decision) else await begun
 
     def begin_check(
@@ -140,11 +143,7 @@ class Limiter:
         The future never fails, and is answered within the deadline. Cancelled: it may have been counted.
         """
         found = self.try_check(tenant, resource, subject, cost)
-        if found is not None:
-            return found
-        plan = self._plans[tenant, resource]
-        assert plan is not None
-        return self._begin(plan, subject, cost)
+        return found if found is not None else self._begin(tenant, resource, subject, cost)
 
     def try_check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision | None:
         """``check`` as far as it needs no I/O: a decision, counted and final, or None, and then nothing has happened.
@@ -285,7 +284,10 @@ class Limiter:
         want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
         return Ask(key, plan.terms, cost, 1, want, self._ids.new("hld_") if plan.holds else "")
 
-    def _begin(self, plan: Plan, subject: str, cost: int) -> Decision | asyncio.Future[Decision]:
+    def _begin(self, tenant: str, resource: str, subject: str, cost: int) -> Decision | asyncio.Future[Decision]:
+        """Ask the counters what ``try_check`` could not answer."""
+        plan = self._plans[tenant, resource]
+        assert plan is not None
         ask = self._question(plan, subject, cost)
         entry = self._batcher.ask(plan, ask)
         if entry is None:
