@@ -9,7 +9,7 @@ import asyncpg
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
-from work_stores import Hand, draft, postgres_work, run
+from work_stores import Hand, draft, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting, InvalidMessage, StateCorrupted, Unavailable
@@ -18,6 +18,10 @@ from holdfast.work.inbox import received
 from holdfast.work.job import Draft
 from holdfast.work.outbox import enqueue, enqueue_sync
 from holdfast.work.postgres import PostgresWork, migrate
+
+
+async def _none_left(store: Any) -> bool:
+    return not await store.find(Query(), 1)
 
 
 async def stored(store: Any) -> list[bytes]:
@@ -183,13 +187,14 @@ def test_a_worker_outlives_the_loss_of_its_connections(postgres_server: Server) 
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
                 "WHERE pid <> pg_backend_pid() AND query LIKE '%holdfast_work.process%'"
             )
-            settings = WorkerSettings(concurrency=4, balance_seconds=0.2, poll_max_seconds=0.05)
+            settings, cut_off = WorkerSettings(concurrency=4, balance_seconds=0.2, poll_max_seconds=0.05), 0
             async with Worker(o.store, handlers, settings=settings).running():
                 seqs = await o.store.enqueue([draft() for _ in range(200)])
-                async with asyncio.timeout(30):
-                    while len(set(seen)) < 200:
-                        await connection.fetchval(cut)
-                        await asyncio.sleep(0.2)
+                for so_many in range(20, 201, 20):
+                    await until(lambda so_many=so_many: len(seen) >= so_many)
+                    cut_off += await connection.fetchval(cut)
+                await until(lambda: _none_left(o.store))
+            assert cut_off >= 5
             assert seen == seqs, "each once and in order: a lost answer is asked for again"
             await connection.close()
 
