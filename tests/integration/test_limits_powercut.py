@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
 from pathlib import Path
 from typing import Literal
 
-from tally import tally
+from powercuts import Cuts, Synchronous
 
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError
 from holdfast.limits.changes import Change, Changed
 from holdfast.limits.rules import RuleName, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.verify.powercut import Disk
-from holdfast.verify.results import Row
 
 CUTS = 40
 OPERATIONS_MAX = 300
@@ -31,7 +27,7 @@ def change(rng: random.Random, number: int, versions: dict[str, int]) -> Change:
     return Change(action, RuleName("acme", resource), "olga", at, body, versions.get(resource), key=f"key-{number}")
 
 
-async def cut(folder: Path, seed: int, synchronous: Literal["FULL", "NORMAL"]) -> tuple[int, int, int]:
+async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int, int]:
     """How many changes were answered, how many of them are lost, and how much is unsound after one cut."""
     rng = random.Random(seed)
     disk = Disk(f"rules-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
@@ -39,18 +35,13 @@ async def cut(folder: Path, seed: int, synchronous: Literal["FULL", "NORMAL"]) -
     answered: list[Changed] = []
     versions: dict[str, int] = {}
     open_call = change(rng, 0, versions)
-    try:
+    with disk.until_the_cut():
         async with SqliteRuleStore(folder / "limits.db", SystemClock(), settings, disk.name) as store:
             while True:
                 open_call = change(rng, len(answered), versions)
                 changed = await store.change(open_call)
                 answered.append(changed)
                 versions[changed.rule.resource] = changed.rule.version
-    except HoldfastError:
-        pass
-    finally:
-        disk.plug_in()
-        disk.unregister()
     async with SqliteRuleStore(folder / "limits.db", SystemClock(), settings) as store:
         log = {entry.seq: entry.rule for entry in await store.changes_after(0, 10_000)}
         lost = sum(log.get(each.seq) != each.rule for each in answered)
@@ -71,35 +62,15 @@ async def _unsound(store: SqliteRuleStore) -> int:
     return int(not replayed.digest == head.digest == RuleSet().merge_snapshot(snapshot).digest)
 
 
-def cuts(folder: Path, count: int, synchronous: Literal["FULL", "NORMAL"]) -> list[tuple[int, int, int]]:
-    reports = []
-    for seed in range(count):
-        place = folder / f"{synchronous}-{seed}"
-        place.mkdir()
-        reports.append(asyncio.run(cut(place, seed, synchronous)))
-    return reports
-
-
 def test_power_cuts_lose_no_answered_change_of_a_rule(tmp_path: Path) -> None:
-    began = time.monotonic()
-    reports = cuts(tmp_path, CUTS, "FULL")
-    broken = [report for report in reports if report[1] or report[2]]
-    answered = sum(report[0] for report in reports)
-    tally(
-        Row(
-            name="power cut of limits.db",
-            how="an SQLite VFS that loses, keeps or tears unsynced writes; FULL",
-            runs=len(reports),
-            failures=len(broken),
-            requirement="0 answered changes lost; log, rules and head agree; the same key tells",
-            seed=f"0..{CUTS - 1}",
-            seconds=time.monotonic() - began,
-            figures={"answered": answered},
-        )
-    )
-    assert not broken, broken
+    cuts = Cuts.made(cut, tmp_path, CUTS)
+    broken = [report for report in cuts.reports if report[1] or report[2]]
+    answered = sum(report[0] for report in cuts.reports)
+    how = "an SQLite VFS that loses, keeps or tears unsynced writes; FULL"
+    must = "0 answered changes lost; log, rules and head agree; the same key tells"
+    cuts.tally("power cut of limits.db", how, must, len(broken), answered=answered)
     assert answered > 5 * CUTS
 
 
 def test_control_without_a_sync_per_commit_power_cuts_do_lose_changes(tmp_path: Path) -> None:
-    assert sum(lost for _, lost, _ in cuts(tmp_path, 15, "NORMAL")) > 0
+    assert sum(lost for _, lost, _ in Cuts.made(cut, tmp_path, 15, "NORMAL").reports) > 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import apsw
 import pytest
-from tally import tally
+from powercuts import Cuts
 
-from holdfast.verify.powercut import Disk, power_cuts
-from holdfast.verify.results import Row
+from holdfast.verify.powercut import Disk, power_cut
 
 CUTS = 200
 CONTROL_CUTS = 40
@@ -19,42 +17,22 @@ CONTROL_CUTS = 40
 
 @pytest.mark.long
 def test_200_power_cuts_lose_no_acknowledged_message(tmp_path: Path) -> None:
-    began = time.monotonic()
-    reports = power_cuts(tmp_path, range(CUTS))
-    broken = [r for r in reports if r.lost or r.changed or r.unsound]
-    acked = sum(r.acked for r in reports)
-    row = Row(
-        name="power cut",
-        how="an SQLite VFS that loses, keeps or tears unsynced writes, in half of the runs after failed syncs; FULL",
-        runs=len(reports),
-        failures=len(broken),
-        requirement="0 acknowledged messages lost or changed",
-        seed=f"0..{CUTS - 1}",
-        seconds=time.monotonic() - began,
-        figures={"acked": acked},
-    )
-    tally(row)
+    cuts = Cuts.made(power_cut, tmp_path, CUTS)
+    broken = [r for r in cuts.reports if r.lost or r.changed or r.unsound]
+    acked = sum(r.acked for r in cuts.reports)
+    how = "an SQLite VFS that loses, keeps or tears unsynced writes, in half of the runs after failed syncs; FULL"
+    cuts.tally("power cut", how, "0 acknowledged messages lost or changed", len(broken), acked=acked)
     assert not broken, broken[:3]
     assert acked > 10 * CUTS, "the workload must have something to lose"
 
 
 def test_control_without_a_sync_per_commit_power_cuts_do_lose_messages(tmp_path: Path) -> None:
     """Proves that the cuts cut: the same workload with synchronous=NORMAL must lose acknowledged messages."""
-    began = time.monotonic()
-    reports = power_cuts(tmp_path, range(CONTROL_CUTS), "NORMAL")
-    lost = sum(r.lost for r in reports)
-    row = Row(
-        name="power cut control",
-        how="the same with synchronous=NORMAL, which must lose",
-        runs=len(reports),
-        failures=0 if lost else 1,
-        requirement="at least one acknowledged message lost",
-        seed=f"0..{CONTROL_CUTS - 1}",
-        seconds=time.monotonic() - began,
-        figures={"acked": sum(r.acked for r in reports), "lost": lost},
-    )
-    tally(row)
-    assert not any(r.unsound for r in reports), "NORMAL loses the newest commits, it does not damage the rest"
+    cuts = Cuts.made(power_cut, tmp_path, CONTROL_CUTS, "NORMAL")
+    acked, lost = sum(r.acked for r in cuts.reports), sum(r.lost for r in cuts.reports)
+    how, must = "the same with synchronous=NORMAL, which must lose", "at least one acknowledged message lost"
+    cuts.tally("power cut control", how, must, 0 if lost else 1, acked=acked, lost=lost)
+    assert not any(r.unsound for r in cuts.reports), "NORMAL loses the newest commits, it does not damage the rest"
 
 
 def test_a_cut_keeps_what_was_synced_and_may_take_what_was_not(tmp_path: Path) -> None:

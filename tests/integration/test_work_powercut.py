@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from tally import tally
+from powercuts import Cuts, Synchronous
 from work_stores import Hand, draft
 
-from holdfast.errors import HoldfastError
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.verify.powercut import Disk
-from holdfast.verify.results import Row
 from holdfast.webhooks.contract import Endpoint
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Mark, Query
@@ -25,7 +20,6 @@ from holdfast.work.sqlite import SqliteWork
 CUTS = 40
 OPERATIONS_MAX = 400
 READER = "log"
-Synchronous = Literal["FULL", "NORMAL"]
 
 
 @dataclass
@@ -62,17 +56,12 @@ async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, i
     rng, told = random.Random(seed), Told()
     disk = Disk(f"work-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
     settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
-    try:
+    with disk.until_the_cut():
         store = await SqliteWork.open(folder / "work.db", settings=settings, vfs=disk.name)
         try:
             await work_until_the_cut(store, rng, told)
         finally:
             await store.close()
-    except HoldfastError:
-        pass
-    finally:
-        disk.plug_in()
-        disk.unregister()
     store = await SqliteWork.open(folder / "work.db", settings=settings)
     try:
         return len(told.enqueued), await _broken(store, told)
@@ -92,46 +81,27 @@ async def _broken(store: SqliteWork, told: Told) -> int:
     return broken + len(again & told.completed)
 
 
-def cuts(folder: Path, count: int, synchronous: Synchronous) -> list[tuple[int, int]]:
-    reports = []
-    for seed in range(count):
-        place = folder / f"{synchronous}-{seed}"
-        place.mkdir()
-        reports.append(asyncio.run(cut(place, seed, synchronous)))
-    return reports
-
-
 def test_power_cuts_lose_no_job_and_repeat_none_that_was_completed(tmp_path: Path) -> None:
-    began = time.monotonic()
-    reports = cuts(tmp_path, CUTS, "FULL")
-    enqueued = sum(report[0] for report in reports)
-    tally(
-        Row(
-            name="power cut of work.db",
-            how="an SQLite VFS that loses, keeps or tears unsynced writes; FULL",
-            runs=len(reports),
-            failures=sum(report[1] > 0 for report in reports),
-            requirement="0 acknowledged enqueues lost, 0 completed jobs run again, failures and marks kept",
-            seed=f"0..{CUTS - 1}",
-            seconds=time.monotonic() - began,
-            figures={"enqueued": enqueued},
-        )
-    )
-    assert not [report for report in reports if report[1]], reports
+    cuts = Cuts.made(cut, tmp_path, CUTS)
+    enqueued = sum(enqueued for enqueued, _ in cuts.reports)
+    how = "an SQLite VFS that loses, keeps or tears unsynced writes; FULL"
+    must = "0 acknowledged enqueues lost, 0 completed jobs run again, failures and marks kept"
+    cuts.tally("power cut of work.db", how, must, sum(broken > 0 for _, broken in cuts.reports), enqueued=enqueued)
     assert enqueued > 20 * CUTS
 
 
 def test_control_without_a_sync_per_commit_power_cuts_do_lose_jobs(tmp_path: Path) -> None:
-    assert sum(broken for _, broken in cuts(tmp_path, 12, "NORMAL")) > 0
+    assert sum(broken for _, broken in Cuts.made(cut, tmp_path, 12, "NORMAL").reports) > 0
 
 
-async def endpoint_cut(folder: Path, seed: int) -> tuple[int, int]:
+async def endpoint_cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int]:
     """Endpoints added, disabled and removed before one cut, and how many of them are not as was answered."""
     rng, known = random.Random(seed), dict[str, Endpoint]()
-    disk = Disk(f"webhooks-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
+    disk = Disk(f"webhooks-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
+    settings = SqliteSettings(synchronous=synchronous, readers=1)
     asked, answered = "", 0
-    try:
-        endpoints = await SqliteEndpoints.open(folder / "webhooks.db", vfs=disk.name)
+    with disk.until_the_cut():
+        endpoints = await SqliteEndpoints.open(folder / "webhooks.db", settings=settings, vfs=disk.name)
         try:
             while True:
                 asked = f"ep_{answered}" if rng.random() < 0.6 or not known else rng.choice(sorted(known))
@@ -145,11 +115,6 @@ async def endpoint_cut(folder: Path, seed: int) -> tuple[int, int]:
                 answered, asked = answered + 1, ""
         finally:
             await endpoints.close()
-    except HoldfastError:
-        pass
-    finally:
-        disk.plug_in()
-        disk.unregister()
     endpoints = await SqliteEndpoints.open(folder / "webhooks.db")
     left = {endpoint.endpoint_id: endpoint for endpoint in await endpoints.all()}
     await endpoints.close()
@@ -158,9 +123,10 @@ async def endpoint_cut(folder: Path, seed: int) -> tuple[int, int]:
 
 
 def test_power_cuts_lose_no_endpoint_and_bring_none_back(tmp_path: Path) -> None:
-    reports = []
-    for seed in range(20):
-        (tmp_path / str(seed)).mkdir()
-        reports.append(asyncio.run(endpoint_cut(tmp_path / str(seed), seed)))
+    reports = Cuts.made(endpoint_cut, tmp_path, 20).reports
     assert not [report for report in reports if report[1]], reports
     assert sum(answered for answered, _ in reports) > 200
+
+
+def test_control_without_a_sync_per_commit_power_cuts_do_lose_endpoints(tmp_path: Path) -> None:
+    assert sum(differing for _, differing in Cuts.made(endpoint_cut, tmp_path, 12, "NORMAL").reports) > 0

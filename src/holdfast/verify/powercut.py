@@ -11,9 +11,9 @@ acknowledged and is not there. ``trouble`` makes the disk fail without a cut: fu
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -109,6 +109,17 @@ class Disk(apsw.VFS):
         if self.operations == self._cut_at:
             self.is_dead = True
             raise apsw.IOError("the power is gone")
+
+    @contextmanager
+    def until_the_cut(self) -> Iterator[None]:
+        """Work on the disk until it fails; after the block the files are what it would hold, for anybody to open."""
+        try:
+            yield
+        except HoldfastError:
+            pass
+        finally:
+            self.plug_in()
+            self.unregister()
 
     def plug_in(self) -> None:
         """Make the files what is left of them. Nothing may be open any more."""
@@ -246,15 +257,10 @@ async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NO
     path = directory / "chats.db"
     workload = _Workload(rng, disk)
     settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
-    try:
+    with disk.until_the_cut():
         async with SqliteStore(path, settings, vfs=disk.name) as store:
             disk.trouble = fail_some_syncs if seed % 2 and synchronous == "FULL" else None
             await workload.run(store)
-    except HoldfastError:
-        pass
-    finally:
-        disk.plug_in()
-        disk.unregister()
     async with SqliteStore(path, settings) as store:
         return await _look(store, workload, seed, operation)
 
@@ -288,13 +294,3 @@ async def _left(store: SqliteStore) -> tuple[dict[tuple[str, int], Message], int
         sound = not inspection.gaps and inspection.counter == inspection.highest == inspection.count
         unsound += not sound
     return left, unsound
-
-
-def power_cuts(directory: Path, seeds: range, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> list[CutReport]:
-    """One cut per seed, each in a directory of its own."""
-    reports = []
-    for seed in seeds:
-        place = directory / f"{synchronous.lower()}-{seed}"
-        place.mkdir()
-        reports.append(asyncio.run(power_cut(place, seed, synchronous)))
-    return reports

@@ -32,8 +32,8 @@ class SqliteEndpoints:
         self._version = 1
 
     @classmethod
-    async def open(cls, path: Path, vfs: str | None = None) -> SqliteEndpoints:
-        settings = SqliteSettings(readers=1, cache_bytes=4 << 20)
+    async def open(cls, path: Path, settings: SqliteSettings | None = None, vfs: str | None = None) -> SqliteEndpoints:
+        settings = settings or SqliteSettings(readers=1, cache_bytes=4 << 20)
         connection = await asyncio.to_thread(open_and_migrate, path, settings, MIGRATIONS, vfs)
         handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
