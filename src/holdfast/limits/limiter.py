@@ -182,10 +182,10 @@ class Limiter:
         ask = self._question(plan, subject, cost)
         crowded = not self._batcher.healthy or self._counted_later >= COUNTED_LATER_MAX
         if (crowded and not self._batcher.idle) or self._batcher.ask(plan, ask) is None:
-            return self._local((plan,), (ask,))[0]
+            return self._local(plan, ask)
         self._counted_later += 1
         if crowded:  # and idle: this one is the probe that ends an open breaker
-            return self._local((plan,), (ask,))[0]
+            return self._local(plan, ask)
         limit, stamp = plan.rule.limit, plan.terms.stamp
         return self._decision(plan, Reading(1, limit, 0.0, 0.0, 0, limit, stamp), True, "counted_later")
 
@@ -291,7 +291,7 @@ class Limiter:
         ask = self._question(plan, subject, cost)
         entry = self._batcher.ask(plan, ask)
         if entry is None:
-            return self._local((plan,), (ask,))[0]
+            return self._local(plan, ask)
         waiter: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         return waiter
@@ -324,16 +324,14 @@ class Limiter:
 
     def _told_nothing(self, entry: Entry) -> None:
         """Everybody has his part of the local share; of who does not wait it is only charged."""
-        plans, asks = entry.plans, entry.asks
-        if len(asks) == 1:
-            gone = asks[0].times - len(entry.waiters)
-            self._counted_later -= gone
-            for _ in range(gone):
-                self._shared(plans, asks)
+        plan, ask, together = entry.plans[0], entry.asks[0], len(entry.asks) > 1
+        gone = 0 if together else ask.times - len(entry.waiters)
+        self._counted_later -= gone
+        for _ in range(gone):
+            self._shared(plan, ask)
         for waiter in entry.waiters:
             if not waiter.done():
-                decisions = self._local(plans, asks)
-                waiter.set_result(decisions if len(asks) > 1 else decisions[0])
+                waiter.set_result(self._local_group(entry.plans, entry.asks) if together else self._local(plan, ask))
 
     def _learn(self, plan: Plan, ask: Ask, reading: Reading, sent_at: float) -> Known:
         known = self._known.get(ask.key)
@@ -365,19 +363,24 @@ class Limiter:
             return self._group_decisions(plans, asks, taken.readings[0], "counters")
         entry = self._batcher.ask_all(plans, asks) if len(asks) > 1 else self._batcher.ask(plans[0], asks[0])
         if entry is None:
-            return self._local(plans, asks)
+            return self._local_group(plans, asks)
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         decided = await waiter
         return [decided] if isinstance(decided, Decision) else decided
 
-    def _local(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
+    def _local(self, plan: Plan, ask: Ask) -> Decision:
         """Decide by this node's share; the counters did not answer or are not to be asked."""
-        return self._group_decisions(plans, asks, self._shared(plans, asks), None)
+        reading = self._shared(plan, ask)
+        return self._decision(plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold)
 
-    def _shared(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> tuple[Reading, ...]:
+    def _shared(self, plan: Plan, ask: Ask) -> Reading:
+        return self._share.decide_one(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
+
+    def _local_group(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
         known = [self._known.get(ask.key) for ask in asks]
-        return self._share.decide([plan.rule for plan in plans], asks, known, self._monotonic() * 1000)
+        readings = self._share.decide([plan.rule for plan in plans], asks, known, self._monotonic() * 1000)
+        return self._group_decisions(plans, asks, readings, None)
 
     def _group_decisions(
         self, plans: Sequence[Plan], asks: Sequence[Ask], readings: Sequence[Reading], by: DecidedBy | None

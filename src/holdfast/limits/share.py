@@ -47,6 +47,17 @@ class LocalShare:
             self._nodes = nodes
             self._terms.clear()
 
+    def decide_one(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> Reading:
+        """One ask; ``last`` is what the shared counters last said of its key."""
+        if rule.on_store_failure == "closed":
+            return _closed(rule)
+        own = Ask(ask.key, self._scaled(rule), ask.cost, hold=ask.hold)
+        self._seed(rule, own, last, now)
+        reading = self._table.take(own, now)
+        if reading.admitted and not ask.hold:
+            self._remember(ask)
+        return reading
+
     def decide(
         self, rules: Sequence[Rule], asks: Sequence[Ask], known: Sequence[Known | None], now: float
     ) -> tuple[Reading, ...]:
@@ -60,13 +71,12 @@ class LocalShare:
         scaled = [
             Ask(ask.key, self._scaled(rule), ask.cost, hold=ask.hold) for rule, ask in zip(rules, asks, strict=True)
         ]
-        for rule, ask, last in zip(rules, scaled, known, strict=True):
-            if last is not None and rule.on_store_failure == "local_share" and not ask.hold:
-                self._seed(ask, last, now)
+        for rule, own, last in zip(rules, scaled, known, strict=True):
+            self._seed(rule, own, last, now)
         readings = self._table.decide(scaled, now)
-        for ask, own, reading in zip(asks, scaled, readings, strict=True):
+        for ask, reading in zip(asks, readings, strict=True):
             if reading.admitted and not ask.hold:
-                self._remember(ask, own.cost * reading.admitted)
+                self._remember(ask)
         return readings
 
     def debts(self, now: float) -> list[Adjustment]:
@@ -99,8 +109,10 @@ class LocalShare:
         self._terms[id(rule)] = (rule, terms)
         return terms
 
-    def _seed(self, ask: Ask, last: Known, now: float) -> None:
+    def _seed(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
         """Begin with our part of what was left, once per word of the counters, unless all has drained since."""
+        if last is None or ask.hold or rule.on_store_failure != "local_share":
+            return
         if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
             return
         self._seeded.put(ask.key, last.at)
@@ -108,9 +120,9 @@ class LocalShare:
         if used > 0:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 
-    def _remember(self, ask: Ask, amount: int) -> None:
+    def _remember(self, ask: Ask) -> None:
         known = self._spent.get(ask.key)
-        self._spent.put(ask.key, (ask.terms, amount + (known[1] if known else 0)))
+        self._spent.put(ask.key, (ask.terms, ask.cost + (known[1] if known else 0)))
 
 
 def _closed(rule: Rule) -> Reading:

@@ -43,6 +43,8 @@ class CounterTable:
         if ask.hold:
             assert isinstance(counter, Concurrency)
             return hold(counter, ask.terms, now, ask.hold)
+        if ask.times == 1 and not ask.want:
+            return counter.admit(ask.terms, now, ask.cost)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want)
 
     def look(self, key: Key, terms: Terms, count: int, now: float) -> Reading | None:
