@@ -384,8 +384,9 @@ def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_comp
 
 async def closed(node: Node, user_id: str) -> None:
     """Wait until the server has closed the user's connection."""
-    while any(c.user.user_id == user_id and c.closing is None for c in node.gateway.open_connections):  # noqa: ASYNC110
-        await asyncio.sleep(0.1)  # a real socket against a real clock: there is nothing to be told by
+    async with asyncio.timeout(30):
+        while any(c.user.user_id == user_id and c.closing is None for c in node.gateway.open_connections):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # a real socket against a real clock: there is nothing to be told by
 
 
 def decode_all(data: bytes) -> list[dict[str, Any]]:

@@ -1,0 +1,189 @@
+"""The life of a chat as decided command by command: whoever asks for what, the rules of a chat hold after it.
+
+Every plan is applied to a model of the chat; what the model allows was decided here from the documented rules.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from holdfast.errors import ChatHalted, Forbidden, InvalidMessage, NotAMember, NotFound
+from holdfast.message import Chat, Member, Role, User
+from holdfast.store.changes import (
+    Act,
+    AddMember,
+    ChangeRole,
+    Command,
+    CreateChat,
+    HaltChat,
+    RaiseEpoch,
+    RecoverChat,
+    RemoveMember,
+    RenameChat,
+)
+from holdfast.store.decide import decide
+from holdfast.store.plan import ChatLimits, Plan, Seen, joining, target_of
+
+LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=1)
+USERS = st.sampled_from(["ann", "bob", "cyd", "dan", "eve"])
+ROLES = st.sampled_from(["owner", "admin", "member"])
+BY = st.tuples(USERS, st.booleans())
+"""Who asks, and whether as an operator."""
+
+
+class ChatLife(RuleBasedStateMachine):
+    """One group chat, five users who are in no other."""
+
+    @initialize()
+    def create(self) -> None:
+        self.members: dict[str, Role] = {}
+        self.chat: Chat | None = None
+        self.counter: int | None = None
+        self.highest = 0
+        self.acts = 0
+        self.ask(CreateChat(self.act("ann", False), "c", "group", "Team", ["bob"]))
+
+    def act(self, user: str, operator: bool) -> Act:
+        self.acts += 1
+        return Act(User("t", user), "now", f"m{self.acts}", operator=operator)
+
+    def ask(self, command: Command) -> Plan | type[Exception]:
+        """Decide as every store does, and apply the plan to the model."""
+        actor, target = command.act.actor.user_id, target_of(command)
+        seen = Seen(
+            self.chat,
+            actor=self.member(actor),
+            target=self.member(target) if target else None,
+            members=len(self.members),
+            owners=sum(role == "owner" for role in self.members.values()),
+            chats={user: int(user in self.members) for user in joining(command)},
+            counter=self.counter,
+            highest=self.highest,
+        )
+        try:
+            plan = decide(command, seen, LIMITS)
+        except (ChatHalted, Forbidden, InvalidMessage, NotAMember, NotFound) as refusal:
+            return type(refusal)
+        self.chat = plan.chat
+        self.members |= {member.user_id: member.role for member in plan.put}
+        for user in plan.drop:
+            del self.members[user]
+        if plan.counter is not None:
+            self.counter = plan.counter
+        if plan.event is not None:
+            assert self.counter is not None
+            self.counter = self.highest = self.counter + 1
+        return plan
+
+    def member(self, user: str) -> Member | None:
+        return Member(user, self.members[user], "now") if user in self.members else None
+
+    def outside(self, by: tuple[str, bool]) -> bool:
+        return by[0] not in self.members and not by[1]
+
+    def outranks(self, by: tuple[str, bool], role: Role) -> bool:
+        """Operators, owners, and admins over members."""
+        mine = self.members.get(by[0])
+        return by[1] or mine == "owner" or (mine == "admin" and role == "member")
+
+    @rule(by=BY, user=USERS, role=ROLES)
+    def add(self, by: tuple[str, bool], user: str, role: Role) -> None:
+        before, halted = dict(self.members), self.halted
+        said = self.ask(AddMember(self.act(*by), "c", user, role))
+        if isinstance(said, Plan):
+            assert by[1] or before[by[0]] in ("owner", "admin")
+            if user in before:
+                assert before[user] == role and said.event is None and self.members == before
+            else:
+                assert not halted and len(before) < LIMITS.members_max and self.members == {**before, user: role}
+                assert said.event is not None and (said.record is not None) is by[1]
+        else:
+            assert self.members == before
+            room = len(before) < LIMITS.members_max and user not in before and (before or role == "owner")
+            assert not (room and not halted and before.get(by[0]) == "owner"), f"an owner was refused: {said}"
+            if before.get(by[0]) == "member" and not by[1]:
+                assert said is Forbidden
+
+    @rule(by=BY, user=USERS)
+    def remove(self, by: tuple[str, bool], user: str) -> None:
+        before, halted = dict(self.members), self.halted
+        allowed = user == by[0] or (user in before and self.outranks(by, before[user]))
+        last_owner = before.get(user) == "owner" and [*before.values()].count("owner") == 1 and len(before) > 1
+        said = self.ask(RemoveMember(self.act(*by), "c", user))
+        if isinstance(said, Plan):
+            assert allowed and not last_owner and not halted
+            assert self.members == {name: role for name, role in before.items() if name != user}
+        else:
+            assert self.members == before
+            assert self.outside(by) or user not in before or not allowed or last_owner or halted, said
+
+    @rule(by=BY, user=USERS, role=ROLES)
+    def change_role(self, by: tuple[str, bool], user: str, role: Role) -> None:
+        before, halted = dict(self.members), self.halted
+        said = self.ask(ChangeRole(self.act(*by), "c", user, role))
+        if isinstance(said, Plan):
+            assert by[1] or before[by[0]] == "owner"
+            assert self.members == {**before, user: role}
+            assert (said.event is None) is (before[user] == role)
+        else:
+            assert self.members == before
+            owners = [*before.values()].count("owner")
+            losing = before.get(user) == "owner" and owners == 1
+            assert halted or losing or user not in before or not (by[1] or before.get(by[0]) == "owner"), said
+
+    @rule(by=BY, name=st.sampled_from(["Team", "Crew", "", "x" * 201, "a\nb"]))
+    def rename(self, by: tuple[str, bool], name: str) -> None:
+        before, halted = self.chat, self.halted
+        said = self.ask(RenameChat(self.act(*by), "c", name))
+        assert self.chat is not None and self.chat.name.isprintable() and 1 <= len(self.chat.name) <= 200
+        if isinstance(said, Plan):
+            assert self.outranks(by, "member") and self.chat.name == name
+            assert before is not None and (said.event is None) is (before.name == name)
+            assert said.event is None or not halted
+        else:
+            assert self.chat == before
+
+    @rule(by=BY)
+    def halt(self, by: tuple[str, bool]) -> None:
+        before = self.halted
+        said = self.ask(HaltChat(self.act(*by), "c"))
+        assert isinstance(said, Plan) is by[1] and self.halted is (before or by[1])
+
+    @rule(by=BY, lost=st.booleans())
+    def recover(self, by: tuple[str, bool], lost: bool) -> None:
+        """An operator finds the counter right, or lost; numbers go on above whatever is stored."""
+        assert self.chat is not None
+        before, epoch, kept = self.highest, self.chat.epoch, self.counter
+        self.counter = None if lost else kept
+        said = self.ask(RecoverChat(self.act(*by), "c"))
+        if not isinstance(said, Plan):
+            assert not by[1]
+            self.counter = kept
+            return
+        assert by[1] and not self.halted and self.chat.epoch == epoch + 1
+        assert self.counter is not None and self.counter >= before and self.chat.head == self.counter
+
+    @rule(behind=st.integers(0, 2))
+    def raise_epoch(self, behind: int) -> None:
+        """Many nodes may notice the same rollback; the epoch rises once."""
+        assert self.chat is not None
+        epoch = self.chat.epoch
+        said = self.ask(RaiseEpoch(self.act("ann", True), "c", epoch - behind))
+        assert isinstance(said, Plan) and self.chat.epoch == epoch + (behind == 0)
+
+    @property
+    def halted(self) -> bool:
+        return self.chat is not None and self.chat.halted is not None
+
+    @invariant()
+    def the_chat_stays_one(self) -> None:
+        if getattr(self, "chat", None) is not None:
+            assert len(self.members) <= LIMITS.members_max
+            assert not self.members or "owner" in self.members.values(), "nobody is left who could add anybody"
+            assert self.counter is not None and self.counter >= self.highest
+
+
+TestChatLife = ChatLife.TestCase
+TestChatLife.settings = settings(max_examples=40, deadline=None)
