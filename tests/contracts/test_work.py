@@ -457,6 +457,41 @@ def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Open) -> No
     check(opened, body)
 
 
+@pytest.mark.parametrize(
+    ("query", "meant"),
+    [
+        (Query(type="mail"), [1, 3]),
+        (Query(stream="a"), [0, 1]),
+        (Query(reason=Reason.VALIDATION_FAILURE), [0, 3]),
+        (Query(type="mail", stream="b"), [3]),
+        (Query(type="mail", stream="b", reason=Reason.SERIALIZATION_ERROR), []),
+        (Query(fingerprint="print"), [0, 1, 2, 3]),
+        (Query(fingerprint="another"), []),
+    ],
+)
+def test_a_filter_means_the_same_to_everybody(opened: Open, query: Query, meant: list[int]) -> None:
+    async def body(o: Opened) -> None:
+        kinds = [("a", "order"), ("a", "mail"), ("b", "order"), ("b", "mail")]
+        seqs = await o.store.enqueue([draft(stream, type) for stream, type in kinds])
+        asked = [seqs[place] for place in meant]
+        hand = await Hand.sit(o.store, policies=Policies())
+        await hand.turn()
+        invalid, unreadable = Reason.VALIDATION_FAILURE, Reason.SERIALIZATION_ERROR
+        reasons = [invalid, unreadable, unreadable, invalid]
+        await hand.turn(failed=[hand.failure(seq, reason) for seq, reason in zip(seqs, reasons, strict=True)])
+        assert [entry.seq for entry in await o.store.dead(query)] == asked[::-1]
+        if asked:
+            assert await o.store.replay(query, limit=10, by="ann", why="fixed") == len(asked)
+        else:
+            with pytest.raises(NotFound):
+                await o.store.replay(query, limit=10, by="ann", why="fixed")
+        assert [hand.jobs[seq].origin for seq in await hand.turn()] == asked
+        left = sorted(entry.seq for entry in await o.store.dead(Query()))
+        assert left == sorted(set(seqs) - set(asked))
+
+    check(opened, body)
+
+
 def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Open) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])

@@ -7,9 +7,11 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import Hand, draft, postgres_work, run
+from work_stores import Hand, draft, postgres_work, run, until
 
 from engines import Server
+from holdfast.clock import SystemClock
+from holdfast.work.balance import place_of
 from holdfast.work.contract import Report, Want
 from holdfast.work.job import PARTITIONS, Draft
 from holdfast.work.outbox import enqueue
@@ -241,5 +243,115 @@ def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
             for _ in range(3):
                 assert await hand.turn() == []
             assert await rows_read() - before < 50
+
+    run(main())
+
+
+def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(postgres_server: Server) -> None:
+    """A row that is never updated has the version its INSERT made: ``ctid`` tells."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            head, held, free = await o.store.enqueue([draft("a"), draft("a"), draft("b")])
+            connection = await asyncpg.connect(postgres_server.url)
+
+            async def versions() -> dict[int, str]:
+                rows = await connection.fetch("SELECT seq, ctid::text AS version FROM holdfast_work.job")
+                return {row["seq"]: row["version"] for row in rows}
+
+            inserted = await versions()
+            hand = await Hand.sit(o.store)
+            assert await hand.turn(starting=3) == [head, held, free]
+            await hand.turn(running=[head, free])
+            await hand.rewind()
+            await hand.turn(running=[head, free])
+            assert await versions() == inserted
+            await hand.turn(failed=[hand.failure(head)], held=[held])
+            marked = await versions()
+            assert marked[held] != inserted[held] and marked[free] == inserted[free]
+            await hand.turn(held=[held])
+            assert (await versions())[held] == marked[held], "and once only"
+            await connection.close()
+
+    run(main())
+
+
+def test_lanes_are_locked_from_the_lowest_whatever_the_order_of_the_jobs(postgres_server: Server) -> None:
+    """In the order of their jobs two producers would wait for each other."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            streams = sorted((f"s{number}" for number in range(20)), key=lambda stream: place_of(stream)[1] or 0)
+            holder, looker = [await asyncpg.connect(postgres_server.url) for _ in range(2)]
+            advisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = $1"
+            async with holder.transaction():
+                await enqueue(holder, draft(streams[0]))
+                others = asyncio.create_task(o.store.enqueue([draft(stream) for stream in reversed(streams)]))
+                await until(lambda: looker.fetchval(advisory, False))
+                assert await looker.fetchval(advisory, True) == 1, "who waits for the lowest holds no higher one"
+            assert len(await others) == 20
+            await holder.close()
+            await looker.close()
+
+    run(main())
+
+
+def test_a_transaction_may_enqueue_for_more_streams_than_the_server_has_locks(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            seqs = await o.store.enqueue([draft(f"s{number}") for number in range(20_000)])
+            assert len(set(seqs)) == 20_000
+
+    run(main())
+
+
+def test_sequences_are_drawn_one_by_one_after_the_transactions_id(postgres_server: Server) -> None:
+    """What the sweep's theory rests upon: see work/sweep.py."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url):
+            connection = await asyncpg.connect(postgres_server.url)
+            cached = (
+                "SELECT cache_size FROM pg_sequences WHERE schemaname = 'holdfast_work' AND sequencename = 'job_seq'"
+            )
+            assert await connection.fetchval(cached) == 1
+            columns = await connection.fetch(
+                "SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast_work.job'::regclass AND attnum > 0 "
+                "ORDER BY attnum"
+            )
+            names = [row["attname"] for row in columns]
+            assert names.index("xid") < names.index("seq"), "defaults are computed in the order of the columns"
+            await connection.close()
+
+    run(main())
+
+
+def test_a_retry_is_due_by_the_databases_clock(postgres_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            (seq,) = await o.store.enqueue([draft()])
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            monkeypatch.setattr(SystemClock, "now", staticmethod(lambda: 0.0))
+            await hand.turn(failed=[hand.failure(seq)])
+            connection = await asyncpg.connect(postgres_server.url)
+            left = "SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM holdfast_work.job"
+            assert 50 < await connection.fetchval(left) <= 60
+            await connection.close()
+
+    run(main())
+
+
+def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Server) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            owner = await Hand.sit(o.store, "owner")
+            (seq,) = await o.store.enqueue([draft()])
+            other = await o.store.join("other")
+            await other.roster()
+            assert await other.take(range(PARTITIONS)) == {}
+            assert await owner.turn() == [seq]
+            await owner.seat.give([owner.jobs[seq].partition])
+            assert list(await other.take(range(PARTITIONS))) == [owner.jobs[seq].partition], "with its consent it is"
 
     run(main())

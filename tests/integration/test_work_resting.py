@@ -1,0 +1,104 @@
+"""A worker that has nothing to do, or is not sure of its lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from work_stores import until
+
+from holdfast.clock import SystemClock
+from holdfast.verify.virtual import LoopClock
+from holdfast.verify.virtual import run as run_virtual
+from holdfast.work.contract import Claimed, Report, Want
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.embedded_store import EmbeddedSeat
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.memory import MemoryWork
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+class Uncertain(EmbeddedSeat):
+    """A seat whose last beat may be too old."""
+
+    certain = True
+    waits: list[float]
+    handed: Callable[[Claimed], None] = staticmethod(lambda claimed: None)
+
+    @property
+    def may_start(self) -> bool:  # type: ignore[override]
+        return self.certain
+
+    async def process(self, report: Report, want: Want) -> Claimed:
+        claimed = await super().process(report, want)
+        self.handed(claimed)
+        return claimed
+
+    async def wait(self, timeout_seconds: float) -> bool:
+        self.waits.append(timeout_seconds)
+        return await super().wait(timeout_seconds)
+
+
+class Store(MemoryWork):
+    """Gives out one seat of that kind."""
+
+    seat: Uncertain
+
+    async def join(self, name: str) -> Any:
+        self.seat = await super().join(name)  # type: ignore[assignment]
+        self.seat.__class__ = Uncertain
+        self.seat.waits = []
+        return self.seat
+
+
+def test_no_job_starts_while_the_lease_is_not_certain() -> None:
+    async def main() -> None:
+        store, handlers, ran = Store(SystemClock()), Handlers(), list[int]()
+        handed = asyncio.Event()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            ran.append(order.number)
+
+        settings = WorkerSettings(poll_min_seconds=0.01, poll_max_seconds=0.01)
+        async with asyncio.timeout(20), Worker(store, handlers, settings=settings).running():
+            await until(lambda: hasattr(store, "seat") and store.seat.waits)
+            store.seat.certain = False
+            store.seat.handed = lambda claimed: handed.set() if claimed.jobs else None
+            await store.enqueue([handlers.draft(Order(n)) for n in range(3)])
+            await handed.wait()
+            looks = len(store.seat.waits)
+            await until(lambda: len(store.seat.waits) > looks + 5)
+            assert ran == [], "it holds them, and starts none"
+            store.seat.certain = True
+            await until(lambda: len(ran) == 3)
+
+    asyncio.run(main())
+
+
+def test_an_idle_worker_polls_ever_more_rarely_and_at_once_after_news() -> None:
+    async def main() -> None:
+        clock = LoopClock()
+        store, handlers, ran = Store(clock), Handlers(), asyncio.Event()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            ran.set()
+
+        async with Worker(store, handlers, clock=clock).running():
+            await asyncio.sleep(20)
+            waits = list(store.seat.waits)
+            assert waits[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64] and set(waits[6:]) == {1.0}
+            assert len(waits) < 30, "twenty seconds of nothing cost few calls"
+            store.seat.waits.clear()
+            await store.enqueue([handlers.draft(Order(1))])
+            await ran.wait()
+            await asyncio.sleep(1)
+            assert 0.02 in store.seat.waits, "who was just busy looks again soon"
+
+    run_virtual(main())

@@ -1,0 +1,91 @@
+"""What is kept of a failure: bounded, and equal for equal failures. And the numbers that the design names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.work.coordinator import WorkerSettings
+from holdfast.work.failures import JobFailed, classify
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import (
+    CRASHES_MAX,
+    ERROR_BYTES_MAX,
+    LANES,
+    PARTITIONS,
+    TRACE_BYTES_MAX,
+    Failure,
+    Job,
+    Policy,
+    Reason,
+)
+from holdfast.work.postgres_seat import SeatSettings
+
+
+def kept(raises: Callable[[], None]) -> Failure:
+    try:
+        raises()
+    except Exception as error:
+        return classify(error)
+    raise AssertionError("it did not fail")
+
+
+def deep(depth: int) -> None:
+    if not depth:
+        raise ValueError("€" * 6_000 + " the cause")
+    deep(depth - 1)
+
+
+def test_an_error_and_its_trace_are_bounded_and_end_with_the_cause() -> None:
+    failure = kept(lambda: deep(300))
+    assert ERROR_BYTES_MAX - 8 <= len(failure.error.encode()) <= ERROR_BYTES_MAX == 4 << 10
+    assert TRACE_BYTES_MAX - 8 <= len(failure.trace.encode()) <= TRACE_BYTES_MAX == 16 << 10
+    assert failure.error.startswith("…") and failure.error.endswith("the cause")
+    assert failure.trace.rstrip().endswith("the cause") and failure.error_type == "ValueError"
+
+
+def test_what_no_database_can_keep_is_replaced() -> None:
+    def raises() -> None:
+        raise ValueError("a\x00b\ud800c")
+
+    failure = kept(raises)
+    assert "\x00" not in failure.error + failure.trace and failure.error.encode()
+    assert failure.error.startswith("a") and failure.error.endswith("c")
+
+
+def test_equal_failures_have_one_fingerprint_and_others_another() -> None:
+    def of(order: str) -> None:
+        raise ValueError(f"no stock for {order}")
+
+    def elsewhere() -> None:
+        raise ValueError("no stock for a")
+
+    same = {kept(lambda: of("a")).fingerprint, kept(lambda: of("b")).fingerprint}
+    assert len(same) == 1, "the text may name what it is about"
+    assert kept(elsewhere).fingerprint not in same
+    assert kept(lambda: deep(1)).fingerprint not in same
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_a_handler_that_knows_why_it_failed_is_believed(reason: Reason) -> None:
+    def raises() -> None:
+        raise JobFailed(reason, "so it is", retry_after_seconds=3)
+
+    failure = kept(raises)
+    assert failure.reason is reason and failure.retry_after_seconds == 3
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    seat, worker, policy, handlers = SeatSettings(), WorkerSettings(), Policy(), Handlers()
+    assert (seat.beat_seconds, seat.dead_after_seconds) == (5, 20)
+    assert (seat.no_start_after_seconds, seat.stuck_after_seconds, seat.inbox_seconds) == (15, 30, 7 * 86400)
+    assert (worker.poll_min_seconds, worker.poll_max_seconds) == (0.02, 1.0)
+    assert (policy.base_seconds, policy.factor, policy.cap_seconds, policy.jitter) == (30, 2, 3600, 0.1)
+    assert (policy.strikes_max, CRASHES_MAX, PARTITIONS, LANES) == (10, 3, 256, 1024)
+
+    @handlers.handle(dict, type="order")
+    async def handle(ctx: Context, payload: dict[str, str]) -> None: ...
+
+    handling = handlers.find(Job(1, "order", b"{}"))
+    assert handling is not None and handling.deadline_seconds == 300, "no run outlives its lease of five minutes"
