@@ -13,6 +13,7 @@ import pytest
 from chats import PAGE, acked, create, send
 
 from holdfast.errors import StateCorrupted
+from holdfast.sqlite.database import open_and_migrate
 from holdfast.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 
@@ -98,3 +99,22 @@ def test_without_full_syncs_many_transactions_may_be_torn_and_none_is_called_dam
     place = crashed(tmp_path)
     spoil(place, frames(place) - 8)
     assert count(place, SqliteSettings(synchronous="NORMAL")) < 6
+
+
+def test_the_name_of_a_new_database_is_durable_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Synced contents are of no use if a power cut takes the file out of its directory."""
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def seen(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    path = tmp_path / "new.db"
+    open_and_migrate(path, SqliteSettings(), ["CREATE TABLE t (x)"]).close()
+    assert synced == [tmp_path]
+    open_and_migrate(path, SqliteSettings(), ["CREATE TABLE t (x)"]).close()
+    assert synced == [tmp_path], "it is there already"

@@ -67,8 +67,15 @@ class Raw:
             self._writer.write(bytes([first]) + length + payload)
 
     async def rest(self) -> bytes:
-        """Everything until the server closes."""
-        return await asyncio.wait_for(self._reader.read(-1), 10)
+        """Everything until the server closes; also if it had closed before our last bytes came, and reset."""
+        data = b""
+        async with asyncio.timeout(10):
+            try:
+                while more := await self._reader.read(65_536):
+                    data += more
+            except ConnectionError:
+                data += bytes(self._reader._buffer)  # type: ignore[attr-defined]
+        return data
 
     async def frame(self) -> dict[str, Any]:
         """The next text frame."""

@@ -187,3 +187,11 @@ class ChatLife(RuleBasedStateMachine):
 
 TestChatLife = ChatLife.TestCase
 TestChatLife.settings = settings(max_examples=40, deadline=None)
+
+
+def test_a_chat_whose_messages_were_all_retained_away_recovers_above_them() -> None:
+    """With its counter lost and nothing stored, only the first sequence still tells which numbers were given."""
+    chat = Chat("c", "t", "group", "Team", 1, 7, 8, "lost", "ann", "now")
+    act = Act(User("t", "ann"), "now", "m", operator=True)
+    plan = decide(RecoverChat(act, "c"), Seen(chat, counter=None, highest=0), LIMITS)
+    assert plan.counter == 7 and plan.chat.head == 7 and plan.chat.epoch == 2

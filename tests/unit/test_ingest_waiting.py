@@ -180,3 +180,11 @@ def test_every_send_leaves_once_in_order_and_the_counts_agree(steps: list[tuple]
         for chat, count in Counter(s.body.chat_id for s in inside.values()).items():
             assert waiting.in_chat(chat) == count <= settings.max_waiting_per_chat
     assert {s.body.client_message_id for s in waiting.clear()} == set(inside)
+
+
+def test_a_group_stays_within_its_bytes_and_one_send_above_them_goes_alone() -> None:
+    waiting = Waiting(IntakeSettings(max_group_bytes=100))
+    for key, size in (("a", 60), ("b", 40), ("c", 1), ("d", 100), ("e", 500), ("f", 1)):
+        waiting.admit(Send(body(key, content="x" * size), ANNA, "conn", 0.0, 5.0, lambda _: None))
+    groups = [keys(waiting.take(0.0)[0]) for _ in range(5)]
+    assert groups == [["a", "b"], ["c"], ["d"], ["e"], ["f"]]

@@ -13,7 +13,7 @@ from holdfast.errors import ChatHalted, KeyReused, NotAMember, NotFound
 from holdfast.fanout.gaps import Gaps
 from holdfast.fanout.receipts import Receipts
 from holdfast.ingest.hot import HotChats
-from holdfast.message import Acked, Draft, Entry, Message, User, Watermark
+from holdfast.message import SEQUENCE_MAX, Acked, Draft, Entry, Message, User, Watermark
 from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket
 from holdfast.store.numbering import ChatState, Known, number
 
@@ -229,3 +229,12 @@ def test_a_sender_hears_of_each_step_once_and_never_of_going_back(marks: list[tu
     assert told == sorted(set(told))
     for earlier, later in pairwise(told):
         assert later[0] > earlier[0] or (later[1] >= earlier[1] and later[2] >= earlier[2])
+
+
+def test_the_last_number_is_given_and_none_beyond_it() -> None:
+    """Beyond it a client in JavaScript could not tell two sequences apart."""
+    known = Known({"a": ChatState("t", None, SEQUENCE_MAX - 1)}, {("a", "ann")}, {})
+    group = [Draft(ANN, "a", f"k{n}", "x", "text/plain", f"m{n}", "now") for n in (1, 2)]
+    last, beyond = number(group, known).outcomes
+    assert isinstance(last, Acked) and last.message.sequence == SEQUENCE_MAX
+    assert isinstance(beyond, ChatHalted)

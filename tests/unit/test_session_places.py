@@ -7,6 +7,7 @@ from talk import Talk, message, page, run, sync
 from holdfast.errors import NotAMember, Unavailable
 from holdfast.message import Cursor, Message, Page, ResumeRead
 from holdfast.session.effects import Delivered, Fetch, FetchResume, Observed, Sign, Wake, WasRead
+from holdfast.session.places import Place
 from holdfast.wire.frames import (
     Ack,
     AckBody,
@@ -386,3 +387,20 @@ def test_messages_arrive_as_they_were_stored() -> None:
     talk = Talk().live(0)
     talk.deliver(run(1))
     assert talk.read() == [message(1)]
+
+
+def test_who_asks_for_one_less_than_was_queued_lacks_it_and_is_pushed_nothing_until_then() -> None:
+    place = Place(Cursor(1, 10))
+    place.settle(page(0, 10))
+    place.pull(Cursor(1, 10))
+    assert place.live, "it has all"
+    place.pull(Cursor(1, 9))
+    assert not place.live and place.heard == 10
+
+
+def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is_more() -> None:
+    place = Place(Cursor(1, 10))
+    place.hear(11)
+    sent = place.settle(page(0, 10))
+    assert sent.has_more and sent.head == 11
+    assert not place.live, "the next push would be behind a hole"

@@ -9,6 +9,7 @@ from talk import Talk, page, run, send, sync
 
 from holdfast.message import Cursor, Message
 from holdfast.session.effects import Close, Effect, Fetch, Observed, ReadOn, Sign, StopReading, Wake
+from holdfast.session.lanes import Lanes
 from holdfast.session.limits import Backpressure, Inbound, Outbound, SessionLimits
 from holdfast.session.slow import MOVES, Action, Flow, IllegalMove, Seen, SlowConsumer
 from holdfast.wire.closing import Closing
@@ -354,3 +355,14 @@ def test_nothing_waits_after_a_close_but_the_last_words() -> None:
     assert (words.reconnect_delay_ms, words.sync_from_sequence) == (1500, {"chat_1": 0})
     assert talk.tick(60) == []
     assert Wake() not in talk.do(talk.session.taken(talk.now))
+
+
+def test_what_is_ephemeral_waits_for_the_last_delivery() -> None:
+    lanes = Lanes()
+    for waiting in (run(1), run(2)):
+        lanes.runs.append(waiting)
+        lanes.messages += waiting.count
+        lanes.bytes += waiting.size
+    lanes.whisper("typing", b"bob types", 10)
+    assert lanes.take(1, list) == [run(1).data]
+    assert lanes.take(1_000, list) == [run(2).data, b"bob types"]
