@@ -218,7 +218,7 @@ class Runs:
 
 
 async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
-    rounds, peer_rounds, jobs = (5, 2, 12_000) if quick else (7, 5, 60_000)
+    rounds, peer_rounds, jobs = (5, 2, 12_000) if quick else (5, 3, 60_000)
     runs = Runs()
     own: dict[str, Callable[[], Awaitable[float]]] = {"holdfast": lambda: holdfast(url, jobs)}
     if "blocked" in parts:
