@@ -109,6 +109,71 @@ def test_a_client_that_makes_proofs_up_raises_an_epoch_once_a_minute() -> None:
     on_virtual_time(test)
 
 
+def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_are_answered() -> None:
+    """After a rollback everybody reconnects; one who gives up meanwhile takes nobody along."""
+
+    async def test(bench: Bench) -> None:
+        head, begun, may_end = await bench.fill(5), asyncio.Event(), asyncio.Event()
+
+        async def slowly(user: User, chat_id: str, epoch: int, deadline: float) -> None:
+            begun.set()
+            await may_end.wait()
+            await bench.raise_epoch(user, chat_id, epoch, deadline)
+
+        history, beyond = History(bench.store, slowly, LoopClock()), Cursor(head.epoch, 9)
+        first = asyncio.create_task(history.resume(ANNA, {CHAT: beyond}))
+        await begun.wait()
+        others = [asyncio.create_task(history.resume(BELA, {CHAT: beyond})) for _ in range(3)]
+        stale = asyncio.create_task(history._rolled_back(ANNA, CHAT, beyond, head, 5.0))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        may_end.set()
+        for read in await asyncio.gather(*others):
+            assert [(page.epoch, page.reset) for page in read.pages] == [(head.epoch + 1, True)]
+        assert (await stale).epoch == head.epoch + 1
+        late = await history._rolled_back(BELA, CHAT, beyond, head, 5.0)
+        assert late.epoch == head.epoch + 1, "its head was read before the raise was committed"
+        assert bench.raised == [(CHAT, head.epoch)]
+
+    on_virtual_time(test)
+
+
+def test_a_raise_that_did_not_last_is_done_again() -> None:
+    async def test(bench: Bench) -> None:
+        head, lost = await bench.fill(5), [True]
+
+        async def raise_epoch(user: User, chat_id: str, epoch: int, deadline: float) -> None:
+            if lost:
+                lost.pop()
+            else:
+                await bench.raise_epoch(user, chat_id, epoch, deadline)
+
+        history = History(bench.store, raise_epoch, LoopClock())
+        with pytest.raises(Unavailable):
+            await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+        assert (await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)).epoch == head.epoch + 1
+
+    on_virtual_time(test)
+
+
+def test_who_joins_a_raise_waits_no_longer_than_its_own_time() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+
+        async def hanging(user: User, chat_id: str, epoch: int, deadline: float) -> None:
+            await asyncio.sleep(60)
+
+        history, beyond = History(bench.store, hanging, LoopClock()), Cursor(head.epoch, 9)
+        asking = [asyncio.create_task(history.sync(ANNA, CHAT, beyond, 100, asked_at)) for asked_at in (0.0, -3.0)]
+        with pytest.raises(Unavailable):
+            await asking[1]
+        assert LoopClock().monotonic() == pytest.approx(2) and not asking[0].done()
+        with pytest.raises(Unavailable):
+            await asking[0]
+
+    on_virtual_time(test)
+
+
 def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_takes() -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(5)

@@ -80,6 +80,14 @@ class _Wanted(NamedTuple):
     deadline: float
 
 
+class _Raise(NamedTuple):
+    """An epoch that is being raised, or was a moment ago."""
+
+    epoch: int
+    at: float
+    done: asyncio.Future[None]
+
+
 class History:
     """The reading side of a store, as clients may use it."""
 
@@ -98,7 +106,7 @@ class History:
         self._page_bytes_max = page_bytes_max
         refusal = "messages cannot be read now; try again later"
         self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
-        self._raised_at: dict[str, float] = {}
+        self._raised: dict[str, _Raise] = {}
         self._reads = _Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
         self._resumes = _Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
 
@@ -207,28 +215,47 @@ class History:
         return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, reader=user), deadline)
 
     async def _rolled_back(self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float) -> Cursor:
-        """Raise the epoch and return the chat's new place; nothing is answered in the old one."""
-        self._may_raise(chat_id)
-        telemetry.rollback_proven(chat_id, cursor.epoch, cursor.sequence, head.sequence)
+        """Raise the epoch and return the chat's new place; nothing is answered in the old one.
+
+        All who prove the same rollback share one raise: one who is cancelled, or out of time, leaves it to the others.
+        """
+        raised = self._raised.get(chat_id)
+        if raised is None or cursor.epoch > raised.epoch:
+            raised = self._begin_raise(user, chat_id, cursor, head)
+        repaired = "the chat is being repaired; try again"
         try:
-            await self._raise_epoch(user, chat_id, cursor.epoch, deadline)
-        except BaseException:
-            self._raised_at.pop(chat_id, None)
-            raise
+            async with asyncio.timeout(deadline - self._clock.monotonic()):
+                await asyncio.shield(raised.done)
+        except TimeoutError:
+            raise Unavailable(repaired, retry_after_seconds=1) from None
         now = (await self.heads([chat_id], deadline)).get(chat_id)
         if now is None or now.epoch == cursor.epoch:
-            raise Unavailable("the chat is being repaired; try again", retry_after_seconds=1)
+            self._forget_raise(chat_id, raised)  # it did not last: the next proof raises it again
+            raise Unavailable(repaired, retry_after_seconds=1)
         return now
 
-    def _may_raise(self, chat_id: str) -> None:
-        """Unavailable if the chat's epoch was raised a moment ago; remembers that it is now."""
+    def _begin_raise(self, user: User, chat_id: str, cursor: Cursor, head: Cursor) -> _Raise:
+        """Unavailable if an earlier epoch of the chat was raised a moment ago; a raise that fails is forgotten."""
         now = self._clock.monotonic()
         interval = self._settings.raise_interval_seconds
-        self._raised_at = {chat: at for chat, at in self._raised_at.items() if now - at < interval}
-        if chat_id in self._raised_at:
-            wait = self._raised_at[chat_id] + interval - now
+        self._raised = {c: r for c, r in self._raised.items() if now - r.at < interval or not r.done.done()}
+        if chat_id in self._raised:
+            wait = max(self._raised[chat_id].at + interval - now, 1)
             raise Unavailable("the chat was repaired a moment ago; try again", retry_after_seconds=round(wait, 1))
-        self._raised_at[chat_id] = now
+        telemetry.rollback_proven(chat_id, cursor.epoch, cursor.sequence, head.sequence)
+        raising = self._raise_epoch(user, chat_id, cursor.epoch, now + self._settings.request_timeout_seconds)
+        begun = self._raised[chat_id] = _Raise(cursor.epoch, now, asyncio.ensure_future(raising))
+
+        def ended(done: asyncio.Future[None]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                self._forget_raise(chat_id, begun)
+
+        begun.done.add_done_callback(ended)
+        return begun
+
+    def _forget_raise(self, chat_id: str, raised: _Raise) -> None:
+        if self._raised.get(chat_id) is raised:
+            del self._raised[chat_id]
 
     async def _judged(self, read: Callable[[Store], Awaitable[T]], deadline: float) -> T:
         """Carry out an admitted read and tell the breaker how it ended."""
