@@ -58,7 +58,8 @@ error as its body: 400, 401, 403 (origin), 404, 426, 429 and 503 (both with Retr
    it. A gap, a `resync`, or a head in a `heartbeat` above its cursor: `sync_request` from the cursor.
 3. A page is authoritative: what it does not hold up to `through` does not exist; the cursor moves to `through`.
    `reset: true`: drop the copy of the chat and start at 0.
-4. Retry a send whose `outcome` is `unknown`, or that got no answer, with the same `client_message_id`; it is stored once.
+4. Retry a send whose error is `retryable`, or that got no answer, with the same `client_message_id`; it is stored once.
+   `retryable: false` ends it, also where the `outcome` is `unknown` (INTERNAL_ERROR: a defect, which a retry would meet).
 5. Answer every `heartbeat`; keep within `limits`; honour `reconnect_delay_ms` and `retry_after_seconds`.
 6. Reconnect after close codes 4000–4499 and after every loss, waiting a random time between 0 and a bound that doubles
    from 1 to 16 s, for ever; not after 4500–4999.

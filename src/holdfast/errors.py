@@ -19,7 +19,7 @@
     │   ├── ChatHalted            CHAT_HALTED             after an operator's ``holdfast chat recover``
     │   └── Unavailable           SERVICE_UNAVAILABLE     a dependency is away or its breaker is open
     ├── OutcomeUnknown        SERVICE_UNAVAILABLE     nobody knows whether it happened: retry with the same key
-    ├── InternalError         INTERNAL_ERROR          a defect; logged with its cause, shown without
+    ├── InternalError         INTERNAL_ERROR          a defect, which a retry would meet again; the log has its cause
     ├── UnreadableEvent       an entry of the event log makes no sense: to the dead letters, and on
     └── OperatorError         the operator's: the message says what to do
         ├── BadSetting
@@ -190,7 +190,8 @@ def error_of(
     details: Mapping[str, Any] | None = None,
 ) -> HoldfastError:
     """What a server told, as an error of this tree; a code of a newer server is an InternalError that names it."""
-    kind = OutcomeUnknown if outcome == "unknown" else _BY_CODE.get(code)
+    unknown = outcome == OutcomeUnknown.outcome and code == OutcomeUnknown.code
+    kind = OutcomeUnknown if unknown else _BY_CODE.get(code)
     error = kind(message) if kind is not None else InternalError(f"{code}: {message}")
     error.retry_after_seconds = retry_after_seconds
     error.details = dict(details or {})

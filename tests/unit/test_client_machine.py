@@ -9,7 +9,7 @@ from holdfast.client import ChatGone, ChatJoined, ChatReset, ClientSettings, Eve
 from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
-from holdfast.errors import NotAMember
+from holdfast.errors import InternalError, NotAMember
 from holdfast.message import Cursor, Message, Page
 from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
@@ -607,12 +607,15 @@ def test_a_rate_limit_holds_back_every_chat() -> None:
     assert len(written(bench.pass_time(1.5))) == 2
 
 
-def test_an_unknown_outcome_is_tried_again_even_where_the_error_is_not_retryable() -> None:
-    bench = Bench(entries=[entry(1)])
+def test_a_send_that_meets_a_defect_is_settled_and_does_not_hold_up_its_chat() -> None:
+    bench = Bench(entries=[entry(1), entry(2)])
     bench.resume()
     [first] = bench.frames(SendMessage)
-    bench.get(Error("INTERNAL_ERROR", "", False, "unknown"), first.request_id)
-    assert [type(frame) for frame in written(bench.pass_time(20))][:1] == [SendMessage]
+    [second] = bench.get(Error("INTERNAL_ERROR", "it is logged", False, "unknown"), first.request_id)
+    [settled] = [action for action in bench.actions if isinstance(action, Settled)]
+    assert settled.entry == entry(1) and isinstance(settled.outcome, InternalError)
+    assert settled.outcome.outcome == "unknown" and "may be stored" in str(settled.outcome)
+    assert isinstance(second, SendMessage) and second.payload.client_message_id == "k2"
 
 
 def test_a_final_refusal_is_told_and_the_next_send_leaves() -> None:

@@ -16,12 +16,13 @@ def test_what_one_side_raises_the_other_side_raises_too(kind: type[HoldfastError
     heard = error_of(
         told.code,
         told.message,
-        outcome="unknown" if kind is OutcomeUnknown else None,
+        outcome=told.outcome,
         retry_after_seconds=told.retry_after_seconds,
         details=told.details,
     )
     assert type(heard) is kind
     assert (heard.code, heard.retryable, heard.message) == (told.code, told.retryable, told.message)
+    assert heard.outcome == told.outcome
     assert (heard.retry_after_seconds, heard.details) == (told.retry_after_seconds, dict(told.details or {}))
 
 

@@ -121,7 +121,8 @@ class Client:
 
         It is in the outbox, on disk, before the first byte leaves, and is repeated under the same id over any
         number of reconnects and restarts. A chat's messages keep the order of the calls. Raises a ``Refused``
-        if the server refuses it for good. Cancelling stops the waiting, not the sending.
+        if the server refuses it for good, an ``InternalError`` if it met a defect and nobody knows whether the
+        message is stored. Cancelling stops the waiting, not the sending.
         """
         unsettled = self._accept(chat_id, content, content_type, client_message_id)
         return await unsettled.sent.wait()

@@ -296,7 +296,7 @@ class Machine:
             self.inbox.tell(Warned(error.code, error.message))
 
     def _send_failed(self, entry: Entry, error: Error, now: float) -> None:
-        if error.retryable or error.outcome == "unknown":
+        if error.retryable:
             everywhere = error.code == "RATE_LIMITED"
             self.outbox.defer(entry.chat_id, now, error.retry_after_seconds, everywhere)
         else:

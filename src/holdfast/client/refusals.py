@@ -51,8 +51,10 @@ _MOVED = frozenset({301, 308})
 
 
 def refusal(error: Error) -> HoldfastError:
-    """A send's: never retried."""
+    """A send's: never retried. One of unknown outcome says so."""
     what_next = _NEXT.get(error.code, _NEXT[InternalError.code])
+    if error.outcome == "unknown":
+        what_next = f"the message may be stored all the same: look before you send it anew, and {what_next}"
     return error_of(error.code, f"{error.message}; {what_next}", details=error.details)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.client import ClientSettings
-from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.message import Cursor, Message, User
 from holdfast.verify.history import (
     ChatAtEnd,
@@ -258,7 +258,7 @@ class Trial:
 
     def _failed(self, op: int, error: HoldfastError) -> None:
         at = time.monotonic()
-        if isinstance(error, OutcomeUnknown):
+        if error.outcome == "unknown":
             self.record.note(Unknown(at=at, op=op, reason="answered", code=error.code))
         else:
             self.record.note(Fail(at=at, op=op, code=error.code))

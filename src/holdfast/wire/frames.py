@@ -248,7 +248,7 @@ class Receipt(Payload, frozen=True):
 
 
 class Error(Payload, frozen=True):
-    """A request failed, or a warning. ``outcome`` of a send: rejected, or unknown: retry with the same key."""
+    """A request failed, or a warning. ``outcome`` of a send: rejected, or unknown: it may be stored."""
 
     type = "error"
     code: str
