@@ -1,0 +1,111 @@
+"""What a node remembers and admits by itself, against models too simple to be wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from holdfast.limits.algorithms import terms_of
+from holdfast.limits.counters.contract import Ask, Key
+from holdfast.limits.rules import Algorithm, OnStoreFailure, Rule
+from holdfast.limits.share import OPEN_FACTOR, LocalShare
+from holdfast.limits.shortcuts import Bounded
+
+SIZE_MAX = 3
+KEYS = st.sampled_from([("r", name) for name in "abcde"])
+
+
+class Memory(RuleBasedStateMachine):
+    """A bounded memory beside a list of pairs, oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounded: Bounded[int] = Bounded(SIZE_MAX)
+        self.pairs: list[tuple[Key, int]] = []
+
+    @rule(key=KEYS, value=st.integers(), last=st.booleans())
+    def put(self, key: Key, value: int, last: bool) -> None:
+        known = [name for name, _ in self.pairs]
+        if key in known and not last:
+            self.pairs[known.index(key)] = (key, value)
+        else:
+            self.pairs = [*(pair for pair in self.pairs if pair[0] != key), (key, value)][-SIZE_MAX:]
+        (self.bounded.put_last if last else self.bounded.put)(key, value)
+
+    @rule(key=KEYS)
+    def drop(self, key: Key) -> None:
+        self.pairs = [pair for pair in self.pairs if pair[0] != key]
+        self.bounded.drop(key)
+
+    @invariant()
+    def they_agree(self) -> None:
+        assert list(self.bounded.items()) == self.pairs
+        assert self.bounded.first() == (self.pairs[0] if self.pairs else None)
+        assert len(self.bounded) == len(self.pairs) <= SIZE_MAX
+        assert all(self.bounded.get(key) == value for key, value in self.pairs)
+
+
+class Shares(RuleBasedStateMachine):
+    """Nodes without their counters, each of which knows of all: together they admit no more than the rule says."""
+
+    @initialize(
+        nodes=st.integers(1, 4),
+        limit=st.integers(1, 9),
+        algorithm=st.sampled_from(["token_bucket", "fixed_window"]),
+        failing=st.sampled_from(["local_share", "open", "closed"]),
+    )
+    def begin(self, nodes: int, limit: int, algorithm: Algorithm, failing: OnStoreFailure) -> None:
+        self.rule = Rule("*", "r", algorithm, limit, 10.0, on_store_failure=failing)
+        self.nodes = [LocalShare(100) for _ in range(nodes)]
+        for node in self.nodes:
+            node.nodes = nodes
+        self.now = 0.0
+        self.admitted: list[tuple[int, float]] = []
+        self.owed: Counter[int] = Counter()
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 9.9, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds * 1000
+
+    @rule(at=st.integers(0, 3), times=st.integers(1, 12))
+    def ask(self, at: int, times: int) -> None:
+        """One alone, or many in a row."""
+        at %= len(self.nodes)
+        for _ in range(times):
+            reading = self.nodes[at].decide_one(self.rule, Ask(("r", "ann"), terms_of(self.rule)), None, self.now)
+            if reading.admitted:
+                self.admitted.append((at, self.now))
+                self.owed[at] += 1
+            else:
+                assert reading.wait_ms > 0, "who is refused learns when to come back"
+
+    @rule(at=st.integers(0, 3))
+    def settle(self, at: int) -> None:
+        """The counters are back: a node owes at most what it admitted since it last told."""
+        at %= len(self.nodes)
+        charged = sum(debt.charged for debt in self.nodes[at].debts(self.now))
+        assert charged <= self.owed[at] and not self.nodes[at].owes
+        self.owed[at] = 0
+
+    @invariant()
+    def nobody_admits_more_than_its_share(self) -> None:
+        if not hasattr(self, "rule"):
+            return
+        failing, among = self.rule.on_store_failure, len(self.nodes)
+        share = {"closed": 0, "open": OPEN_FACTOR * self.rule.limit, "local_share": max(1, self.rule.limit // among)}
+        for node in range(among):
+            times = [at for name, at in self.admitted if name == node]
+            for since in times:
+                # A window's worth at once, and as much again for every window that begins or drains since.
+                windows = 1 + (self.now - since) / 10_000 + (self.rule.algorithm == "fixed_window")
+                assert sum(at >= since for at in times) <= share[failing] * windows + 1e-6
+        if failing == "closed":
+            assert not self.admitted
+
+
+TestMemory = Memory.TestCase
+TestShares = Shares.TestCase
+TestMemory.settings = TestShares.settings = settings(max_examples=40, deadline=None)
