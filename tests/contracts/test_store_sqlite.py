@@ -29,6 +29,7 @@ from holdfast.errors import (
     StateDirectory,
     Unavailable,
 )
+from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import Acked, Entry
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import Doing, translate
@@ -519,6 +520,37 @@ def test_reads_on_a_dead_disk_are_unavailable_and_heal(tmp_path: Path) -> None:
             await store.read_after("chat_a", 0, *PAGE)
         trouble.heal()
         assert len((await store.read_after("chat_a", 0, *PAGE)).messages) == 5
+
+    try:
+        with_store(tmp_path, scenario, vfs=disk.name, settings=SqliteSettings(readers=1))
+    finally:
+        disk.unregister()
+
+
+def test_a_group_that_was_unknown_and_is_stored_after_all_stands_in_the_log(tmp_path: Path) -> None:
+    """Nobody was told of its commit, and its repetition is an old message: the log must look for itself."""
+    trouble = Trouble(apsw.IOError, {"sync", "truncate", "delete", "read"})
+    disk = Disk(f"unknown-{os.getpid()}", random.Random(1), trouble=trouble)
+
+    async def scenario(store: SqliteStore) -> None:
+        log = SqliteEventLog(store)
+        await create(store)
+        first = acked(await send(store, "first"))
+        before = await log.end()
+        reader = asyncio.create_task(log.wait(before))
+        trouble.begin()
+        with pytest.raises(OutcomeUnknown):
+            await send(store, "unknown")
+        with pytest.raises(Unavailable):
+            await store.log_end()
+        trouble.heal()
+        [repeated] = await store.append([draft("unknown")])
+        assert isinstance(repeated, Acked) and repeated.deduplicated
+        await asyncio.wait_for(reader, 10)
+        assert await log.end() == before + 1
+        acked(await send(store, "last"))
+        keys = [entry.message.client_message_id for entry in await log.read(before, 10)]
+        assert first.sequence == 1 and keys == ["unknown", "last"]
 
     try:
         with_store(tmp_path, scenario, vfs=disk.name, settings=SqliteSettings(readers=1))

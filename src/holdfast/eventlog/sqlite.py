@@ -1,7 +1,8 @@
 """The embedded event log: the store's message table in commit order.
 
 What was just committed is kept in memory too, the *tail*, so that a reader that keeps up reads nothing from disk;
-one that has fallen behind reads the table. A redaction empties the tail: nothing redacted is read from memory.
+one that has fallen behind reads the table. A redaction empties the tail: nothing redacted is read from memory. So does
+a write whose outcome nobody knows: it may stand in the table although it was never announced.
 """
 
 from __future__ import annotations
@@ -55,15 +56,18 @@ class SqliteEventLog:
         self._tail: list[Entry] = []
         self._tail_bytes = 0
         self._floor: int | None = None
-        """Every entry past this position is in the tail; None before the first commit."""
+        """Every entry past this position is in the tail; None while nothing is."""
         self._end: int | None = None
+        """None: the table must be asked."""
         self._grown = asyncio.Event()
         source.on_commit(self._committed)
 
     async def end(self) -> int:
-        if self._end is None:
+        while self._end is None:
+            grown = self._grown
             end = await self._source.log_end()
-            self._end = max(end, self._end or 0)
+            if grown is self._grown:  # else it may be older than what was heard meanwhile
+                self._end = end
         return self._end
 
     async def read(self, after: int, limit: int) -> Sequence[Entry]:
@@ -73,13 +77,18 @@ class SqliteEventLog:
         return self._tail[first : first + limit]
 
     async def wait(self, after: int) -> None:
-        while await self.end() <= after:
+        if await self.end() <= after:
             await self._grown.wait()
 
     def _committed(self, entries: Sequence[Entry]) -> None:
-        if not entries:
-            self._forget(len(self._tail))
-            return
+        if entries:
+            self._append(entries)
+        else:
+            self._tail, self._tail_bytes, self._floor, self._end = [], 0, None, None
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+    def _append(self, entries: Sequence[Entry]) -> None:
         if self._floor is None:
             self._floor = entries[0].position - 1
         self._tail.extend(entries)
@@ -87,12 +96,9 @@ class SqliteEventLog:
         self._end = entries[-1].position
         if len(self._tail) > self._settings.entries_max or self._tail_bytes > self._settings.content_bytes_max:
             self._forget(max(len(self._tail) // 2, len(self._tail) - self._settings.entries_max))
-        grown, self._grown = self._grown, asyncio.Event()
-        grown.set()
 
     def _forget(self, count: int) -> None:
         """Drop the oldest ``count`` entries of the tail."""
-        if count:
-            self._floor = self._tail[count - 1].position
-            del self._tail[:count]
-            self._tail_bytes = sum(len(entry.message.content) for entry in self._tail)
+        self._floor = self._tail[count - 1].position
+        del self._tail[:count]
+        self._tail_bytes = sum(len(entry.message.content) for entry in self._tail)

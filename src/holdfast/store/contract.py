@@ -192,7 +192,8 @@ class Store(Protocol):
 class Committed(Protocol):
     """Called by a store after each commit, on the event loop, with what the commit added to the log.
 
-    Called with nothing when stored messages lost their content (redaction, retention): copies are out of date.
+    Called with nothing when copies may be out of date: stored messages lost their content (redaction, retention), or
+    nobody knows whether a write was stored. That is said when it ends and again with the next one that is known.
     """
 
     def __call__(self, entries: Sequence[Entry]) -> None: ...

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import HoldfastError, ServerBusy, Unavailable
+from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavailable
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
 from holdfast.sqlite.threads import Crew
 from holdfast.store.changes import Act, Changed, Command
@@ -48,6 +48,8 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         self._vfs = vfs
         self._listeners: list[Committed] = []
+        self._unsure = False
+        """The writer's thread does not know what became of its last write."""
 
     async def __aenter__(self) -> Self:
         connection = await asyncio.to_thread(open_and_migrate, self._path, self._settings, self._vfs)
@@ -147,13 +149,25 @@ class SqliteStore:
         The caller's turn is arranged first: so the next group is on its way before this one is spread, and what a
         connection gets of both, acks and messages, leaves in one write.
         """
-        written: list[Written[T]] = []
+        heard: list[Sequence[Entry]] = []
 
         def done(handle: Handle) -> T:
-            written.append(work(handle))
-            return written[0].answer
+            try:
+                written = work(handle)
+            except (Refused, Deferred):
+                raise
+            except BaseException:
+                self._unsure = True
+                heard.append([])
+                raise
+            if self._unsure or written.forgets:
+                heard.append([])
+            self._unsure = False
+            if written.entries:
+                heard.append(written.entries)
+            return written.answer
 
-        return self._writer.do(done, lambda: self._tell(written))
+        return self._writer.do(done, lambda: self._tell(heard))
 
     async def _read(self, read: Callable[..., T], *args: object) -> T:
         deadline = self._deadline(self._settings.read_deadline_seconds)
@@ -166,11 +180,10 @@ class SqliteStore:
         settings = self._settings if write else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
         return Handle(self._path, settings, self._vfs, write=write)
 
-    def _tell(self, written: Sequence[Written[T]]) -> None:
-        for commit in written:
-            if commit.entries or commit.forgets:
-                for listener in self._listeners:
-                    listener(commit.entries)
+    def _tell(self, heard: Sequence[Sequence[Entry]]) -> None:
+        for entries in heard:
+            for listener in self._listeners:
+                listener(entries)
 
 
 def _busy() -> HoldfastError:
