@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from work_stores import postgres_work
 
 from engines import Server as Engine
+from engines import postgres
+from engines.fixtures import had
 from holdfast.cli.app import app
 from holdfast.cli.jobs import jobs
 from holdfast.cli.webhooks import webhooks
@@ -74,6 +76,89 @@ def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgres_ser
                 pass
 
     asyncio.run(main())
+
+
+def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_follow(tmp_path: Path) -> None:
+    """It is a plane of its own: a node that restarts during its outage must not stay away with it."""
+
+    async def main(engine: Engine) -> None:
+        calls = list[str]()
+
+        async def take(request: web.Request) -> web.Response:
+            calls.append((await request.json())["data"]["content"])
+            return web.Response()
+
+        receiver = web.Application()
+        receiver.router.add_post("/hook", take)
+        runner = web.AppRunner(receiver)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        hook = {"url": f"http://127.0.0.1:{runner.addresses[0][1]}/hook", "tenant": "acme", "reason": "test"}
+        settings = Settings(
+            server=Server(port=0, state_dir=str(tmp_path / "state")),
+            work=WorkSettings(url=engine.url, webhooks=WebhookSettings(private_allowed=True)),
+        )
+        async with running(settings) as node, httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin:
+            assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
+            assert (await admin.get("/health/ready")).json()["dependencies"]["jobs"] == "up"
+            chat = await _made_chat(node)
+        postgres.kill(engine)
+        async with running(settings) as node, httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin:
+            await _say(node, chat, "while it was away")
+            assert (await admin.get("/admin/jobs")).status_code == 503
+            assert (await admin.post("/admin/webhooks", json=hook)).status_code == 503
+            ready = await admin.get("/health/ready")
+            assert (ready.status_code, ready.json()["dependencies"]["jobs"]) == (200, "down")
+            assert (await admin.get("/admin/status")).json()["dependencies"]["jobs"] == "down"
+            back = postgres.again(engine)
+            try:
+                await until(lambda: calls == ["while it was away"])
+                await until(lambda: _answers(admin, "/admin/jobs"))
+                assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
+            finally:
+                postgres.kill(back)
+        await runner.cleanup()
+
+    engine = had("postgres", postgres.start)
+    try:
+        asyncio.run(asyncio.wait_for(main(engine), 60))
+    finally:
+        engine.stop()
+
+
+def _admin(node: Node) -> dict[str, str]:
+    return {"Authorization": f"Bearer {node.secrets.admin_key}"}
+
+
+async def _answers(client: httpx.AsyncClient, path: str) -> bool:
+    return (await client.get(path)).status_code == 200
+
+
+async def _as_alice(node: Node, path: str, body: dict[str, str]) -> Any:
+    headers = {"Authorization": f"Bearer {node.tokens.mint(User('acme', 'alice'), 3600)}", "Idempotency-Key": "k1"}
+    async with httpx.AsyncClient(base_url=node.url, headers=headers) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def _made_chat(node: Node) -> str:
+    return str((await _as_alice(node, "/v1/chats", {"name": "lobby"}))["chat"]["chat_id"])
+
+
+async def _say(node: Node, chat: str, text: str) -> None:
+    await _as_alice(node, f"/v1/chats/{chat}/messages", {"content": text})
+
+
+@pytest.mark.parametrize("wrong", ["postgresql://127.0.0.1:notaport/x", "postgresql://127.0.0.1/x?sslmode=maybe"])
+def test_an_address_that_cannot_be_one_is_refused_at_the_start(tmp_path: Path, wrong: str) -> None:
+    async def main() -> None:
+        server = Server(port=0, state_dir=str(tmp_path / "state"))
+        with pytest.raises(BadSetting, match="no address of PostgreSQL"):
+            async with running(Settings(server=server, work=WorkSettings(url=wrong))):
+                pass
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(tmp_path: Path) -> None:

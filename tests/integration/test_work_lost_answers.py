@@ -116,7 +116,7 @@ class World:
     async def shared_by(self, workers: int) -> None:
         """Until so many own every partition between them."""
         owners = "SELECT count(owner) = 256 AND count(DISTINCT owner) = $1 FROM holdfast_work.partition"
-        await until(lambda: self.store._pool.fetchval(owners, workers))  # type: ignore[attr-defined]
+        await until(lambda: self.store._pools.calls.fetchval(owners, workers))  # type: ignore[attr-defined]
 
     async def done(self) -> None:
         await until(self._nothing_left)

@@ -423,6 +423,8 @@ async def create_webhook(deps: Deps, call: Call) -> Answer:
     body: NewHook = call.body
     plane = _hooks(deps)
     check_url(body.url, private_allowed=plane.private_allowed)
+    if not plane.begun():
+        raise Unavailable("the store of jobs has been away since the start: an endpoint would miss what comes now")
     secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
     hook = Hook(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
     await _record(deps, call, "webhook.add", f"{hook.endpoint_id} {hook.tenant} {hook.url}", body.reason)

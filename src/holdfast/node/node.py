@@ -92,6 +92,7 @@ class Node:
         self._link.connect(self.node_id, self.gateway.deliver)
         self.log = SqliteEventLog(store)
         self._fanout = self._make_fanout()
+        self._work: WorkPlane | None = None
 
     @property
     def url(self) -> str:
@@ -192,7 +193,7 @@ class Node:
     # --- what the API shows -----------------------------------------------------------------------------
 
     def deps(self, backups: Backups, work: WorkPlane | None = None) -> Deps:
-        server = self.settings.server
+        server, self._work = self.settings.server, work
         return Deps(
             durability=self._durability,
             sends=self._sends,
@@ -234,7 +235,8 @@ class Node:
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
         ready = all(state == "up" for state in dependencies.values())
-        return Readiness(ready, {**dependencies, **self.limits.dependencies()})
+        work = self._work.dependencies() if self._work else {}
+        return Readiness(ready, {**dependencies, **self.limits.dependencies(), **work})
 
     async def _status(self) -> Mapping[str, Any]:
         readiness = await self._readiness()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import NotFound
+from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable
 from holdfast.eventlog.contract import EventLog
 from holdfast.extras import extra
 from holdfast.message import Message
@@ -19,7 +19,7 @@ from holdfast.webhooks.delivery import Deliveries, Find, with_webhooks
 from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
 from holdfast.webhooks.reader import Reader
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import WorkStore
+from holdfast.work.contract import Stats, WorkStore
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies
@@ -30,13 +30,19 @@ WEBHOOKS_NAME = "webhooks.db"
 _GAUGES_PAUSE = 20
 """Times as long as the counting took."""
 MESSAGE_BYTES_MAX = 1 << 20
+START_SECONDS_MAX = 5.0
+"""How long a start waits for PostgreSQL, which may be a host that does not answer."""
 
 
 @asynccontextmanager
 async def working(
     settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog, history: History
 ) -> AsyncIterator[WorkPlane]:
-    """Jobs run and webhooks go out while the block runs; leaving it drains what runs."""
+    """Jobs run and webhooks go out while the block runs; leaving it drains what runs.
+
+    It begins, and goes on, while PostgreSQL is away: the worker and the reader try again until it is back, and the
+    reader's position is stored there, so nothing is left out. BadSetting or StateCorrupted if it is there, and wrong.
+    """
     async with AsyncExitStack() as stack:
         endpoints = await SqliteEndpoints.open(state / WEBHOOKS_NAME)
         stack.push_async_callback(endpoints.close)
@@ -54,10 +60,23 @@ async def working(
             policies=with_webhooks(Policies()),
             settings=WorkerSettings(concurrency=settings.concurrency, jobs_max=max(4096, settings.concurrency)),
         )
+        reader, gauges = Reader(log, endpoints, store, clock), _Gauges(store, clock)
+        await _begun(reader)
+        gauges.told(reader.begun)
         await stack.enter_async_context(worker.running())
-        await stack.enter_async_context(role("webhooks", Reader(log, endpoints, store, clock).run))
-        await stack.enter_async_context(role("work_gauges", lambda: _keep_gauges(store, clock)))
-        yield WorkPlane(store, WebhookPlane(endpoints, settings.webhooks.private_allowed))
+        await stack.enter_async_context(role("webhooks", reader.run))
+        await stack.enter_async_context(role("work_gauges", gauges.run))
+        webhooks = WebhookPlane(endpoints, settings.webhooks.private_allowed, begun=lambda: reader.begun)
+        yield WorkPlane(store, webhooks, up=lambda: gauges.up)
+
+
+async def _begun(reader: Reader) -> None:
+    """The first word with the store of jobs; it is not waited for any longer than a start may take."""
+    try:
+        async with asyncio.timeout(START_SECONDS_MAX):
+            await reader.begin()
+    except (Unavailable, OutcomeUnknown, TimeoutError) as error:
+        telemetry.log.warning("work_store_away_at_start", error=str(error) or "no answer in time")
 
 
 def _finding(history: History) -> Find:
@@ -77,21 +96,41 @@ async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
     with extra("postgres"):
         from holdfast.work.postgres import PostgresWork
 
-    return await PostgresWork.open(url, server=server)
+    return await PostgresWork.later(url, server=server)
 
 
-async def _keep_gauges(store: WorkStore, clock: Clock) -> None:
-    """Counting goes over all jobs: the more there are, the less often."""
-    while True:
-        started = clock.monotonic()
-        stats = await store.stats()
-        took = clock.monotonic() - started
-        breakers = await store.open_breakers()
-        by_state = {state.name.lower(): count for state, count in stats.by_state.items()}
-        by_reason = {reason.name.lower(): count for reason, count in stats.by_reason.items()}
-        telemetry.work_counts(by_state, by_reason, len(breakers))
-        telemetry.work_schedule(stats.by_attempt, stats.next_due_at, stats.last_due_at)
-        telemetry.work_totals(
-            stats.dead, stats.poison_candidates, stats.scheduled, stats.oldest_age_seconds, stats.blocked_streams
-        )
-        await asyncio.sleep(max(GAUGES_SECONDS, _GAUGES_PAUSE * took))
+class _Gauges:
+    """What people look at, counted now and then. ``up``: whether the store of jobs answered when it was asked last."""
+
+    def __init__(self, store: WorkStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self.up = False
+
+    async def run(self) -> None:
+        """Counting goes over all jobs: the more there are, the less often."""
+        while True:
+            started = self._clock.monotonic()
+            try:
+                stats = await self._store.stats()
+                took = self._clock.monotonic() - started
+                breakers = await self._store.open_breakers()
+            except HoldfastError:
+                self.told(False)
+                raise
+            self.told(True)
+            _show(stats, len(breakers))
+            await asyncio.sleep(max(GAUGES_SECONDS, _GAUGES_PAUSE * took))
+
+    def told(self, up: bool) -> None:
+        self.up = up
+        telemetry.dependency_up("jobs", up)
+
+
+def _show(stats: Stats, breakers: int) -> None:
+    by_state = {state.name.lower(): count for state, count in stats.by_state.items()}
+    by_reason = {reason.name.lower(): count for reason, count in stats.by_reason.items()}
+    telemetry.work_counts(by_state, by_reason, breakers)
+    telemetry.work_schedule(stats.by_attempt, stats.next_due_at, stats.last_due_at)
+    telemetry.work_totals(
+        stats.dead, stats.poison_candidates, stats.scheduled, stats.oldest_age_seconds, stats.blocked_streams
+    )

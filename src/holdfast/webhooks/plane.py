@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.webhooks.contract import Endpoints
@@ -26,15 +27,24 @@ class WorkSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebhookPlane:
-    """``private_allowed``: endpoints may be on private addresses; for development only."""
+    """``private_allowed``: endpoints may be on private addresses; for development only.
+
+    ``begun``: whether what is committed from now on reaches an endpoint that is added now.
+    """
 
     endpoints: Endpoints
     private_allowed: bool = False
+    begun: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, slots=True)
 class WorkPlane:
-    """The jobs of a node, and the webhooks that run on them."""
+    """The jobs of a node, and the webhooks that run on them. ``up``: whether the store of jobs answers."""
 
     jobs: WorkStore
     webhooks: WebhookPlane
+    up: Callable[[], bool]
+
+    def dependencies(self) -> dict[str, str]:
+        """Shown, and no reason not to be ready: chats go on without their webhooks, which follow later."""
+        return {"jobs": "up" if self.up() else "down"}

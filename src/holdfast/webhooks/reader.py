@@ -36,17 +36,24 @@ class Reader:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
         self._known: tuple[int, dict[str, list[Endpoint]]] = (0, {})
         self._name, self._marked = NAME, 0
+        self.begun = False
+        """Whether its position is stored. Who adds an endpoint before that would not get all that came after."""
         self._noticed: dict[str, int] = {}
         """Where the log ended when an endpoint was first seen: what is behind that came after it was added."""
 
     async def run(self) -> None:
-        position = self._marked = await self._begin()
+        position = await self.begin()
         while True:
             await self._log.wait(position)
             position = await self.advance(position)
 
-    async def _begin(self) -> int:
+    async def begin(self) -> int:
         """Where it stands: at its stored position, or at the log's end where that is none of this log."""
+        self._marked = await self._begin()
+        self.begun = True
+        return self._marked
+
+    async def _begin(self) -> int:
         restores, position = 0, await self._jobs.position(NAME)
         while (later := await self._jobs.position(f"{NAME}.{restores + 1}")) is not None:
             restores, position = restores + 1, later

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any, cast
 import asyncpg
 
 from holdfast import telemetry
-from holdfast.errors import BadSetting, NotFound, StateCorrupted, Unavailable
+from holdfast.errors import BadSetting, NotFound, StateCorrupted
 from holdfast.work.contract import (
     Act,
     BlockedStream,
@@ -24,12 +25,13 @@ from holdfast.work.contract import (
 )
 from holdfast.work.job import Draft, Reason, State
 from holdfast.work.outbox import ENQUEUE, arguments
-from holdfast.work.postgres_errors import CUT_OFF, GIVEN_UP, translated
+from holdfast.work.postgres_errors import reaching, translated
 from holdfast.work.postgres_seat import Pools, PostgresSeat, SeatSettings, block_of
 from holdfast.work.statements import script, statements
 
 SCHEMA_VERSION = 1
 SERVER_VERSION_MIN = 130000
+CONNECT_SECONDS_MAX = 10.0
 MIGRATIONS: Mapping[int, Sequence[str]] = {
     1: ("tables.sql", "enqueue.sql", "process.sql", "seats.sql", "views.sql"),
 }
@@ -42,12 +44,16 @@ class PostgresWork:
 
     capabilities = Capabilities(shared=True)
 
-    def __init__(self, url: str, pools: Pools, seat_settings: SeatSettings, rng: random.Random) -> None:
+    def __init__(
+        self, url: str, pools: Pools, seat_settings: SeatSettings, server: str, rng: random.Random | None
+    ) -> None:
         self._url = url
         self._pools = pools
-        self._pool = pools.calls
         self._seat_settings = seat_settings
-        self._rng = rng
+        self._server = server
+        self._rng = rng or random.Random()
+        self._preparing = asyncio.Lock()
+        self._prepared = asyncio.Event()
 
     @classmethod
     async def open(
@@ -65,35 +71,43 @@ class PostgresWork:
         calls.
         A Holdfast server gives its name: its jobs are about what only it knows, so it shares them with no other.
         """
+        store = await cls.later(
+            url, seat_settings=seat_settings, connections_max=connections_max, server=server, rng=rng
+        )
+        try:
+            async with store._connection():
+                return store
+        except BaseException:
+            await store.close()
+            raise
+
+    @classmethod
+    async def later(
+        cls,
+        url: str,
+        *,
+        seat_settings: SeatSettings | None = None,
+        connections_max: int = 8,
+        server: str = "",
+        rng: random.Random | None = None,
+    ) -> PostgresWork:
+        """As ``open``, but every verb opens it until one has: it may be made while the database is away."""
         chosen = seat_settings or SeatSettings()
         # A stopped process must not hold the locks of a half-done transaction longer than its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
-        options = {"max_size": connections_max, "command_timeout": 60, "server_settings": idle}
-        try:
-            pools = Pools(
-                await asyncpg.create_pool(url, min_size=1, **options),
-                await asyncpg.create_pool(url, min_size=0, **options),
-            )
-        except (*GIVEN_UP, *CUT_OFF) as error:
-            raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
-        except asyncpg.PostgresError as error:
-            raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error
-        try:
-            async with pools.calls.acquire() as connection:
-                await migrate(connection)
-                await _claim(connection, server)
-        except BaseException:
-            await pools.close()
-            raise
-        return cls(url, pools, chosen, rng or random.Random())
+        options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "server_settings": idle}
+        options["timeout"] = CONNECT_SECONDS_MAX
+        pools = Pools(await asyncpg.create_pool(url, **options), await asyncpg.create_pool(url, **options))
+        return cls(url, pools, chosen, server, rng)
 
     async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
         values = arguments(drafts, self._rng)
         with translated():
             if mark is None:
-                seqs = list(await self._pool.fetchval(ENQUEUE, *values) or [])
+                async with self._connection() as connection:
+                    seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
             else:
-                async with self._pool.acquire() as connection, connection.transaction():
+                async with self._connection() as connection, connection.transaction():
                     await connection.execute(_PEOPLE["mark"], mark.reader, mark.position)
                     seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
         if 0 in seqs:
@@ -106,6 +120,7 @@ class PostgresWork:
 
     async def join(self, name: str) -> PostgresSeat:
         with translated():
+            await self._prepare()
             return await PostgresSeat.join(self._url, self._pools, name, self._seat_settings, self._rng)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
@@ -180,15 +195,37 @@ class PostgresWork:
     async def close(self) -> None:
         await self._pools.close()
 
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        await self._prepare()
+        async with self._pools.calls.acquire() as connection:
+            yield connection
+
+    async def _prepare(self) -> None:
+        """Bring the schema up to date, once; the server's name is in it before anything else is."""
+        if self._prepared.is_set():
+            return
+        async with self._preparing:
+            if self._prepared.is_set():
+                return
+            with reaching():
+                connection = await self._pools.calls.acquire()
+            try:
+                await migrate(connection)
+                await _claim(connection, self._server)
+            finally:
+                await self._pools.calls.release(connection)
+            self._prepared.set()
+
     async def _fetch(self, name: str, *values: Any) -> list[Any]:
         with translated():
-            async with self._pool.acquire() as connection:
+            async with self._connection() as connection:
                 return list(await connection.fetch(_PEOPLE[name], *values))
 
     @asynccontextmanager
     async def _act(self, verb: str, targets: Sequence[object], by: str, why: str) -> AsyncIterator[_Act]:
         with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
+            async with self._connection() as connection, connection.transaction():
                 yield _Act(connection, verb, " ".join(map(str, targets))[:1000], by, why)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from holdfast.errors import HoldfastError, InternalError, OutcomeUnknown, Unavailable
+from holdfast.errors import BadSetting, HoldfastError, InternalError, OutcomeUnknown, Unavailable
 
 GIVEN_UP = (
     asyncpg.DeadlockDetectedError,
@@ -53,3 +53,16 @@ def translated() -> Iterator[None]:
         yield
     except FOREIGN as error:
         raise translate(error) from error
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Around a first connection, when nothing was asked yet: what is away may come back, what is wrong will not."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadSetting(f"this is no address of PostgreSQL: {error}") from error
+    except (*GIVEN_UP, *CUT_OFF) as error:
+        raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
+    except asyncpg.PostgresError as error:
+        raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error
