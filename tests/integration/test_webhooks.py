@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from aiohttp import web
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
 from holdfast.message import Entry, Message
-from holdfast.webhooks.calling import GuardedResolver
+from holdfast.webhooks.calling import Caller, public_socket
 from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, Endpoint
 from holdfast.webhooks.delivery import Deliveries, Notice, WebhookSettings, draft_of, with_webhooks
-from holdfast.webhooks.guard import RefusedAddress, check_url, is_public
+from holdfast.webhooks.guard import check_url, is_public
 from holdfast.webhooks.reader import NAME, Reader
 from holdfast.webhooks.signing import headers, new_secret, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
@@ -379,22 +380,130 @@ def test_public_addresses_are(address: str) -> None:
     assert is_public(address)
 
 
-def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> None:
+INSIDE = [
+    "127.0.0.1", "①27.0.0.1", "127。0。0。1", "127｡0｡0｡1", "１２７.0.0.1", "１２７.0.0.１", "127.0.0.1.", "127.1", "0",
+    "2130706433", "017700000001", "0177.0.0.1", "127.0.0.01", "0x7f000001", "0x7f.1", "0X7F.0.0.0x1", "127.0.0.0x1",
+    "[::1]", "[::1%25lo]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:7f00:1]", "[::127.0.0.1]",
+    "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "%31%32%37.0.0.1", "%EF%BC%9127.0.0.1",
+]  # fmt: skip
+"""This machine, as people have written it to slip past a guard that reads less than what connects."""
+
+
+@asynccontextmanager
+async def inside() -> AsyncIterator[tuple[int, list[str]]]:
+    """A server that nobody may reach: its port, and who did."""
+    reached: list[str] = []
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(str(writer.get_extra_info("peername")))
+        writer.close()
+
+    async with AsyncExitStack() as servers:
+        server = await servers.enter_async_context(await asyncio.start_server(accept, "127.0.0.1", 0))
+        port = server.sockets[0].getsockname()[1]
+        with suppress(OSError):  # a machine without IPv6
+            await servers.enter_async_context(await asyncio.start_server(accept, "::1", port))
+        yield port, reached
+
+
+async def call(url: str) -> tuple[int, bytes, str]:
+    caller = Caller(timeout_seconds=5, connections_per_host=1, private_allowed=False)
+    try:
+        return await caller.post(url, b"{}", {}, 100)
+    finally:
+        await caller.close()
+
+
+@pytest.mark.parametrize("host", [*INSIDE, "localhost", "ⓛocalhost", "LOCALHOST."])
+@pytest.mark.parametrize("scheme", ["https", "http"])
+def test_what_leads_inside_is_refused_when_it_is_connected_to(scheme: str, host: str) -> None:
     async def main() -> None:
-        with pytest.raises(RefusedAddress):
-            await GuardedResolver().resolve("localhost", 80)
+        async with inside() as (port, reached):
+            with pytest.raises(OSError):
+                await call(f"{scheme}://{host}:{port}/")
+            assert reached == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", INSIDE)
+def test_an_address_inside_is_refused_when_the_url_is_given(host: str) -> None:
+    with pytest.raises(InvalidMessage) as refused:
+        check_url(f"https://{host}/", private_allowed=False)
+    assert refused.value.details["field"] == "url"
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "１６９.254.169.254", "①⑥⑨.254.169.254", "10.0.0.1", "[fd00::1]"])
+def test_an_address_of_the_network_inside_is_refused_when_the_url_is_given(host: str) -> None:
+    with pytest.raises(InvalidMessage):
+        check_url(f"https://{host}/", private_allowed=False)
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "10.0.0.1", "fd00::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
+def test_no_socket_is_made_for_an_address_of_the_network_inside(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with pytest.raises(OSError, match="not public"):
+        public_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 443)))
+
+
+def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding: what the name was when the URL was given does not count."""
+    answers = iter([["127.0.0.2", "127.0.0.1"], ["127.0.0.1"], ["::1", "127.0.0.1"]])
+
+    def resolve(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        assert host == "rebind.example"
+        return [
+            (socket.AF_INET6 if ":" in each else socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port))
+            for each in next(answers)
+        ]
+
+    async def main() -> None:
+        async with inside() as (port, reached):
+            monkeypatch.setattr(socket, "getaddrinfo", resolve)
+            for _ in range(3):
+                check_url(f"https://rebind.example:{port}/", private_allowed=False)
+                with pytest.raises(OSError, match="not public"):
+                    await call(f"https://rebind.example:{port}/")
+            assert reached == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
+    async def main() -> None:
+        async with inside() as (port, reached), receiving() as receiver:
+            aside = {"location": f"http://127.0.0.1:{port}/"}
+            receiver.answer = lambda _: web.Response(status=status, headers=aside)
+            caller = Caller(timeout_seconds=5, connections_per_host=1, private_allowed=True)
+            answered, _, _ = await caller.post(receiver.url, b"{}", {}, 100)
+            await caller.close()
+            assert (answered, reached, len(receiver.calls)) == (status, [], 1)
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize(
     "url",
-    ["http://example.com/", "https://127.0.0.1/", "https://[::1]/", "https://user:pw@example.com/", "ftp://example.com/",
-     "https:///x", "https://example.com:0/", "https://example.com/#f", "https://example.com/" + "x" * 2000, "nonsense"],
+    ["http://example.com/", "https://user:pw@example.com/", "https://user@example.com/", "https://:pw@example.com/",
+     "https://example.com\\@127.0.0.1/", "https://example.com@127.0.0.1/", "ftp://example.com/", "//example.com/",
+     "https:///x", "https://example.com:0/", "https://example.com:65536/", "https://example.com/#f", "nonsense",
+     "https://example.com/" + "x" * 2000, "https://exa mple.com/", "https://example.com%2f/", "https://a..example/",
+     "https://[fe80::1%25eth0]/", "https://[2606:4700:4700::1111%25eth0]/", "https://1.1.1/"],
 )  # fmt: skip
 def test_a_url_no_webhook_may_have_is_refused(url: str) -> None:
     with pytest.raises(InvalidMessage):
         check_url(url, private_allowed=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://example.com/", "https://hooks.example.com:8443/a/b?c=d", "https://example.com./", "https://1.1.1.1/",
+     "https://bücher.example/", "https://xn--bcher-kva.example/", "https://a_b.example/", "https://4chan.example/",
+     "https://[2606:4700:4700::1111]/", "HTTPS://Example.com/"],
+)  # fmt: skip
+def test_a_public_url_is_one_a_webhook_may_have(url: str) -> None:
+    check_url(url, private_allowed=False)
 
 
 def test_a_signature_is_refused_when_anything_is_changed() -> None:

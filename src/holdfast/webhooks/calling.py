@@ -8,30 +8,17 @@ import socket
 from collections.abc import Mapping
 
 import aiohttp
-from aiohttp import ThreadedResolver
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp import AddrInfoType, ThreadedResolver
 
 from holdfast.webhooks.guard import RefusedAddress, is_public
 
 
-class GuardedResolver(AbstractResolver):
-    """Resolves names to public addresses only. A literal address never comes here; ``check_url`` has seen it."""
-
-    def __init__(self, *, private_allowed: bool = False) -> None:
-        self._private_allowed = private_allowed
-        self._resolver = ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        allowed = [result for result in found if self._private_allowed or is_public(result["host"])]
-        if not allowed:
-            raise RefusedAddress(f"{host} has no public address")
-        return allowed
-
-    async def close(self) -> None:
-        await self._resolver.close()
+def public_socket(address: AddrInfoType) -> socket.socket:
+    """The socket that will connect to this address; RefusedAddress if it is not public."""
+    family, kind, protocol, _, place = address
+    if not is_public(place[0]):
+        raise RefusedAddress(place[0])
+    return socket.socket(family, kind, protocol)
 
 
 class Caller:
@@ -39,7 +26,8 @@ class Caller:
 
     def __init__(self, *, timeout_seconds: float, connections_per_host: int, private_allowed: bool) -> None:
         connector = aiohttp.TCPConnector(
-            resolver=GuardedResolver(private_allowed=private_allowed),
+            resolver=ThreadedResolver(),
+            socket_factory=None if private_allowed else public_socket,
             limit_per_host=connections_per_host,
             use_dns_cache=False,
         )

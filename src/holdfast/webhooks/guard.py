@@ -1,13 +1,15 @@
-"""Which addresses a webhook may call: public ones, checked when the connection is made, not when the URL is given.
+"""Which addresses a webhook may call: public ones, judged when the connection is made, not when the URL is given.
 
-A name that resolves to a private address, now or later, is refused at connect time: what was checked is what is
-connected to, so a name that changes its mind in between (DNS rebinding) gains nothing.
+What is judged is what the socket connects to, be it resolved from a name or written in the URL: a name that changes
+its mind (DNS rebinding) and an address in strange clothes (``①27.0.0.1``) gain nothing. ``check_url`` only tells a
+person early.
 """
 
 from __future__ import annotations
 
+import errno
+import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidMessage
 
@@ -17,9 +19,16 @@ _NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
 _COMPATIBLE = IPv6Network("::/96")
 _PROTOCOLS = IPv4Network("192.0.0.0/24")
 
+_NAME = re.compile(r"([a-z0-9_-]+\.)*[a-z0-9_-]+\.?")
+_ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)\.?")
+"""Some resolvers read such a host as an IPv4 address (``2130706433``, ``0x7f.1``); no domain ends like this."""
+
 
 class RefusedAddress(OSError):
     """The address is not public."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(errno.EACCES, f"{address} is not public")
 
 
 def is_public(address: str) -> bool:
@@ -39,24 +48,26 @@ def _inner(address: IPv6Address) -> IPv4Address | None:
 
 
 def check_url(url: str, *, private_allowed: bool) -> None:
-    """InvalidMessage unless it is an URL a webhook may have."""
+    """InvalidMessage unless it is an URL a webhook may have, read by the parser of what will call it."""
+    from yarl import URL  # most servers have no webhook, and it is slow to import
+
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        parts = URL(url)
     except ValueError:
         raise InvalidMessage("the URL of a webhook is malformed", field="url") from None
-    if len(url) > URL_LENGTH_MAX or not parts.hostname or port == 0:
+    if len(url) > URL_LENGTH_MAX or not parts.raw_host or parts.explicit_port == 0:
         raise InvalidMessage("a webhook needs an absolute URL with a host", field="url")
-    if parts.username or parts.password or parts.fragment:
+    if parts.raw_user or parts.raw_password or parts.raw_fragment:
         raise InvalidMessage("a webhook's URL carries no credentials and no fragment", field="url")
     if parts.scheme != "https" and not (parts.scheme == "http" and private_allowed):
         raise InvalidMessage("a webhook's URL begins with https://", field="url")
-    if not private_allowed and _is_private_literal(parts.hostname):
+    if not private_allowed and not _may_be_public(parts.raw_host):
         raise InvalidMessage("a webhook's address must be public", field="url")
 
 
-def _is_private_literal(host: str) -> bool:
+def _may_be_public(host: str) -> bool:
+    """Whether it is a public address, or a name, which may have one."""
     try:
-        return not is_public(host)
+        return "%" not in host and is_public(host)
     except ValueError:
-        return False
+        return bool(_NAME.fullmatch(host)) and not _ENDS_IN_A_NUMBER.fullmatch(host)
