@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from rest import AT, Rest, error_of, with_rest
 
-from holdfast.api import Backup
+from holdfast.api import ApiSettings, Backup
 from holdfast.api.routes import ENDPOINTS
 from holdfast.errors import OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.store.changes import Act
@@ -103,6 +103,79 @@ def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
         assert again.json() == (await first).json() and backups.taken == 1
 
     with_rest(scenario, backup=backups)
+
+
+class Slow(MemoryStore):
+    """Takes keys when ``may_begin`` says so and gives them back when ``may_end`` does, whether or not anybody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_begin, self.begun = asyncio.Event(), asyncio.Event()
+        self.may_end, self.given_back = asyncio.Event(), asyncio.Event()
+
+    async def begin(self, act: Act) -> str | None:
+        self.begun.set()
+        return await asyncio.shield(asyncio.ensure_future(self._begin_later(act)))
+
+    async def _begin_later(self, act: Act) -> str | None:
+        await self.may_begin.wait()
+        return await super().begin(act)
+
+    async def keep(self, act: Act, answer: str | None) -> None:
+        if answer is None:
+            await self.may_end.wait()
+        await super().keep(act, answer)
+        if answer is None:
+            self.given_back.set()
+
+
+@pytest.mark.parametrize("gives_up", ["the server", "the client"])
+def test_a_key_that_was_taken_too_late_is_given_back_and_belongs_to_the_first_until_then(gives_up: str) -> None:
+    """The writer was busy for longer than the request has time, or than its client waits: nothing ran."""
+    backups, store = Backups(), Slow()
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        first = asyncio.create_task(rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1"))
+        await store.begun.wait()
+        if gives_up == "the server":
+            assert error_of(await first) == (503, Unavailable.code)
+        else:
+            first.cancel()
+            await asyncio.wait((first,))
+        for goes_on in (store.may_begin.set, store.may_end.set):
+            meanwhile = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+            assert error_of(meanwhile) == (503, ServerBusy.code) and backups.taken == 0
+            goes_on()
+        await store.given_back.wait()
+        again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert again.status_code == 200 and backups.taken == 1
+        repeated = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert repeated.json() == again.json() and backups.taken == 1
+
+    with_rest(scenario, ApiSettings(request_seconds_max=0.3), store=store, backup=backups)
+
+
+def test_an_answer_that_came_too_late_is_kept() -> None:
+    """The key was not taken by the request that gave up: it has nothing to give back."""
+    backups, store = Backups(), Slow()
+
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        store.may_begin.set()
+        store.may_end.set()
+        first = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        store.may_begin.clear()
+        late = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert error_of(late) == (503, Unavailable.code)
+        store.may_begin.set()
+        again = late
+        while again.status_code == 503:
+            await asyncio.sleep(0)
+            again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        assert again.json() == first.json() and backups.taken == 1 and not store.given_back.is_set()
+
+    with_rest(scenario, ApiSettings(request_seconds_max=0.3), store=store, backup=backups)
 
 
 def test_an_answer_that_cannot_be_kept_is_given_all_the_same_and_the_work_is_not_done_again() -> None:

@@ -1,12 +1,14 @@
 """Requests under an Idempotency-Key whose effect is not a commit of the store: done once, answered alike.
 
 The key is taken before the request runs and the answer is kept after it. In between nobody can know how far it came, so
-after a crash a repetition is refused rather than done again: the same key never does a thing twice. Secrets are not
-kept: a repetition learns what was made, and that it must be made anew.
+after a crash a repetition is refused rather than done again: the same key never does a thing twice. A request that gave
+up before its key was taken has not run: it gives the key back as soon as it has it. Secrets are not kept: a repetition
+learns what was made, and that it must be made anew.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import msgspec
@@ -26,27 +28,46 @@ class Keyed:
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
         self._running: set[tuple[User, str]] = set()
-        """As many as there are requests at the same time."""
+        """As many as there are requests at the same time, and writes that nobody waits for any more."""
+        self._late: set[asyncio.Task[None]] = set()
 
     async def run(self, endpoint: Endpoint, call: Call) -> Answer:
-        """Run it, or answer as the first time. Cancelled, its key stays taken."""
+        """Run it, or answer as the first time. Cancelled while it runs, its key stays taken."""
         if endpoint.key != "kept" or call.key is None:
             return await endpoint.run(self._deps, call)
         place = (call.principal.user, call.key)
         if place in self._running:
             raise ServerBusy("the first request under this key is still running", retry_after_seconds=1.0)
+        now = timestamp(self._deps.clock.now())
+        act = Act(call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint)
         self._running.add(place)
+        begun = asyncio.ensure_future(self._deps.answers.begin(act))
         try:
-            return await self._once(endpoint, call)
+            earlier = await self._deps.in_time(asyncio.shield(begun))
+        except BaseException:
+            if begun.done() and begun.exception() is not None:
+                self._running.discard(place)
+            else:
+                late = asyncio.create_task(self._give_back(place, act, begun))
+                self._late.add(late)
+                late.add_done_callback(self._late.discard)
+            raise
+        try:
+            return await self._once(endpoint, call, act) if earlier is None else _again(endpoint, earlier)
         finally:
             self._running.discard(place)
 
-    async def _once(self, endpoint: Endpoint, call: Call) -> Answer:
-        now = timestamp(self._deps.clock.now())
-        act = Act(call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint)
-        earlier = await self._deps.in_time(self._deps.answers.begin(act))
-        if earlier is not None:
-            return _again(endpoint, earlier)
+    async def _give_back(self, place: tuple[User, str], act: Act, begun: asyncio.Future[str | None]) -> None:
+        """Nothing runs under a key whose request gave up: if it is taken after all, it shall be new again."""
+        try:
+            if await begun is None:
+                await self._deps.answers.keep(act, None)
+        except HoldfastError as error:
+            log.warning("a key that was taken too late may not be given back", key=act.key, error=error.message)
+        finally:
+            self._running.discard(place)
+
+    async def _once(self, endpoint: Endpoint, call: Call, act: Act) -> Answer:
         try:
             answer = await endpoint.run(self._deps, replace(call, key=None, fingerprint=""))
         except HoldfastError as error:
