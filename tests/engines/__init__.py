@@ -42,6 +42,10 @@ class Missing(Exception):
     """The engine is not on this machine and was not installed; the message says why."""
 
 
+class Impossible(Missing):
+    """It is there and may not be used: this machine cannot provide it, so it cannot be required."""
+
+
 @dataclass(slots=True)
 class Server:
     """A started engine. ``stop`` ends the process and removes its folder; the log survives if asked to."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import Missing, program
+from engines import Impossible, program
 
 PACKAGE = "strace"
 ATTACH_SECONDS_MAX = 20.0
@@ -23,13 +23,19 @@ class Injection:
 
 
 class Strace:
-    """Attaches to processes of this user; Missing where the system does not allow it."""
+    """Attaches to processes of this user; Impossible where the system does not allow it."""
 
     def __init__(self) -> None:
         self._program = program("strace", PACKAGE)
-        tried = subprocess.run([self._program, "-qq", "-e", "trace=none", "true"], capture_output=True, text=True)
-        if tried.returncode:
-            raise Missing(f"strace may not trace here: {tried.stderr.strip()[-200:]}")
+        with subprocess.Popen(["sleep", "60"]) as other:
+            command = [self._program, "-p", str(other.pid)]
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracing:
+                assert tracing.stderr is not None
+                said = tracing.stderr.readline()
+                tracing.terminate()
+            other.kill()
+        if "attached" not in said:
+            raise Impossible(f"strace may not attach to a process here: {said.strip()[-200:]}")
 
     @asynccontextmanager
     async def injecting(self, pid: int, calls: str, fault: str, output: Path) -> AsyncIterator[Injection]:
