@@ -31,7 +31,7 @@ WHEN = {
     "overloaded": "SERVER_BUSY on more than half of 30 s of requests",
     "state_diverged": "acks stay 60 s behind what was written, and a `resync` did not help",
     "upstream_failure": "the user's chats could not be read at connecting; or, if set, sends have failed for so long",
-    "token_expired": "expiry, unless refreshed in band",
+    "token_expired": "expiry, unless refreshed in band; an `authenticate` frame with a token that has expired",
     "duplicate_connection": "a device's new socket replaces its old one; a sixth device closes the oldest",
     "protocol_error": "10 invalid frames in 60 s, a frame above 64 KiB (as soon as so much of it has come), a broken WebSocket",
     "unauthorized": "a bad credential, or none within 5 s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,7 +174,10 @@ def message(chat_id: str, sequence: int, **changes: Any) -> Message:
 
 @asynccontextmanager
 async def bench(
-    limits: GatewayLimits | None = None, store: Store | None = None, memory_budget_bytes: int = PLENTY
+    limits: GatewayLimits | None = None,
+    store: Store | None = None,
+    memory_budget_bytes: int = PLENTY,
+    verify: Callable[[str], Principal] = verify,
 ) -> AsyncIterator[Bench]:
     clock = LoopClock()
     ids = Ids(clock, random.Random(1))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import jwt
 import pytest
 from plane import FakeSocket, bench, settle
 
-from holdfast.access import Principal
+from holdfast.access import Principal, Tokens, TokenSettings, shared_secret
 from holdfast.errors import RateLimited
-from holdfast.verify.virtual import run
+from holdfast.message import User
+from holdfast.verify.virtual import LoopClock, run
+
+SECRET = b"a secret of at least thirty-two bytes"
 
 
 @pytest.mark.parametrize("device_id", ["x" * 65, "a b", "\n", "é"])
@@ -38,5 +44,43 @@ def test_who_meets_a_limit_is_asked_back_later_and_not_for_ever_away() -> None:
             error, closing = socket.take()
             assert (error["payload"]["code"], closing["payload"]["reason"]) == ("RATE_LIMITED", "overloaded")
             assert socket.closed == (4005, "overloaded")
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("audience", "closed"),
+    [("holdfast", (4008, "token_expired")), ("elsewhere", (4502, "unauthorized"))],
+)
+def test_an_expired_token_asks_for_a_new_one_and_any_other_bad_one_is_the_end(
+    audience: str, closed: tuple[int, str]
+) -> None:
+    async def story() -> None:
+        clock = LoopClock()
+        keys = shared_secret(SECRET)
+        tokens = Tokens(TokenSettings(), keys, clock)
+        async with bench(verify=tokens.verify) as parts:
+            token = Tokens(TokenSettings(audience=audience), keys, clock).mint(User("acme", "alice"), 60)
+            await asyncio.sleep(66)
+            socket = parts.connect(None)
+            socket.say("authenticate", "a", token=token)
+            error, closing = socket.take()
+            assert error["payload"]["code"] == "UNAUTHORIZED" and error["request_id"] == "a"
+            assert closing["payload"]["reconnect_allowed"] is (closed[0] < 4500)
+            assert socket.closed == closed
+
+    run(story())
+
+
+def test_a_token_that_never_says_when_it_ends_has_not_expired() -> None:
+    async def story() -> None:
+        clock = LoopClock()
+        tokens = Tokens(TokenSettings(), shared_secret(SECRET), clock)
+        async with bench(verify=tokens.verify) as parts:
+            claims = {"iss": "holdfast", "aud": "holdfast", "sub": "alice"}
+            for endless in (claims, claims | {"exp": "soon"}):
+                socket = parts.connect(None)
+                socket.say("authenticate", "a", token=jwt.encode(endless, SECRET, "HS256"))
+                assert socket.closed == (4502, "unauthorized")
 
     run(story())

@@ -96,7 +96,10 @@ class Tokens:
         return jwt.encode(claims, signing.key, signing.algorithm)
 
     def verify(self, token: str) -> Principal:
-        """The principal a token speaks for; Unauthorized with a reason the caller can act on."""
+        """The principal a token speaks for; Unauthorized with a reason the caller can act on.
+
+        ``expired`` in its details: the token was good in its time, and a new one may be, too.
+        """
         claims = self._claims(token)
         expires_at = self._lifetime(claims)
         tenant = claims.get("tenant", self._settings.default_tenant)
@@ -146,7 +149,7 @@ class Tokens:
         now, leeway = self._clock.now(), self._settings.leeway_seconds
         expires_at = _moment(claims, "exp")
         if now >= expires_at + leeway:
-            raise Unauthorized("the token has expired: get a new one", claim="exp")
+            raise Unauthorized("the token has expired: get a new one", claim="exp", expired=True)
         for claim in ("nbf", "iat"):
             if claim in claims and _moment(claims, claim) > now + leeway:
                 raise Unauthorized("the token is not valid yet: check the clocks", claim=claim)

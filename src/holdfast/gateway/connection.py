@@ -383,6 +383,8 @@ class Connection:
         self.write(encode_frame(error_payload(error), request_id))
         if error.retryable:
             self.close(Closing.OVERLOADED, delay_ms=self._plane.spread_ms())
+        elif error.details.get("expired"):
+            self.close(Closing.TOKEN_EXPIRED)
         else:
             self.close(Closing.UNAUTHORIZED)
 
