@@ -1,4 +1,4 @@
-"""A worker that has nothing to do, or is not sure of its lease."""
+"""A worker that has nothing to do, is not sure of its lease, or does not know what became of its call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from work_stores import until
 
 from holdfast.clock import SystemClock
+from holdfast.errors import Unavailable
 from holdfast.verify.virtual import LoopClock
 from holdfast.verify.virtual import run as run_virtual
 from holdfast.work.contract import Claimed, Report, Want
@@ -102,3 +103,84 @@ def test_an_idle_worker_polls_ever_more_rarely_and_at_once_after_news() -> None:
             assert 0.02 in store.seat.waits, "who was just busy looks again soon"
 
     run_virtual(main())
+
+
+class Failing(EmbeddedSeat):
+    """The first call with a report of this kind fails before anything is stored."""
+
+    kind, failed = "", False
+
+    async def process(self, report: Report, want: Want) -> Claimed:
+        if not self.failed and getattr(report, self.kind):
+            self.failed = True
+            raise Unavailable("the store is away")
+        return await super().process(report, want)
+
+
+def failing(kind: str) -> MemoryWork:
+    store = MemoryWork(SystemClock())
+    join = store.join
+
+    async def joined(name: str) -> Any:
+        seat: Any = await join(name)
+        seat.__class__, seat.kind = Failing, kind
+        return seat
+
+    store.join = joined  # type: ignore[method-assign]
+    return store
+
+
+def test_what_a_job_enqueued_comes_though_the_first_report_of_it_failed() -> None:
+    async def main() -> None:
+        store, handlers, ran = failing("children"), Handlers(), list[int]()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            ran.append(order.number)
+            if order.number < 3:
+                ctx.enqueue(handlers.draft(Order(order.number + 1)))
+
+        async with asyncio.timeout(20), Worker(store, handlers).running():
+            await store.enqueue([handlers.draft(Order(1))])
+            await until(lambda: len(ran) == 3)
+        assert ran == [1, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_what_a_failing_job_released_passes_it_though_the_first_report_of_it_failed() -> None:
+    async def main() -> None:
+        store, handlers, ran = failing("released"), Handlers(), list[int]()
+        followers = list[int]()
+
+        @handlers.handle(Order, stream=lambda _: "s")
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number == 1:
+                ctx.release(*followers)
+                raise RuntimeError("later")
+            ran.append(order.number)
+
+        followers += (await store.enqueue([handlers.draft(Order(n)) for n in (1, 2)]))[1:]
+        async with asyncio.timeout(20), Worker(store, handlers).running():
+            await until(lambda: ran == [2])
+        (block,) = [blocked.block for blocked in await store.streams()]
+        assert block.released_ids == set(followers)
+
+    asyncio.run(main())
+
+
+def test_a_runner_outlives_any_number_of_overdue_jobs() -> None:
+    async def main() -> None:
+        store, handlers, ended = MemoryWork(SystemClock()), Handlers(), asyncio.Event()
+
+        @handlers.handle(Order, deadline_seconds=0.05)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number < 3:
+                await asyncio.Event().wait()
+            ended.set()
+
+        await store.enqueue([handlers.draft(Order(n)) for n in range(4)])
+        async with asyncio.timeout(20), Worker(store, handlers, settings=WorkerSettings(concurrency=1)).running():
+            await ended.wait()
+
+    asyncio.run(main())

@@ -1,0 +1,17 @@
+"""One breaker per job type, and what a worker hears of the others'."""
+
+from __future__ import annotations
+
+from holdfast.clock import ManualClock
+from holdfast.resilience import BreakerSettings
+from holdfast.work.breakers import Breakers
+
+
+def test_a_type_that_is_open_elsewhere_is_put_off_by_who_never_ran_it() -> None:
+    clock = ManualClock()
+    breakers = Breakers(BreakerSettings(), clock)
+    breakers.heard({"mail": 5.0})
+    assert breakers.put_off("mail") == 5.0 and breakers.shut() == (["mail"], [])
+    assert breakers.put_off("order") is None, "another type is none of its business"
+    clock.advance(5.0)
+    assert breakers.put_off("mail") is None and breakers.shut() == ([], [])
