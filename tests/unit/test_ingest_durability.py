@@ -130,6 +130,25 @@ def test_a_group_of_which_one_send_got_through_is_no_failure() -> None:
     on_virtual_time(test)
 
 
+def test_a_commit_that_hangs_holds_the_breaker_open_until_it_ends() -> None:
+    """Nothing is sent after it, so nothing else fails: operators would see a store that works and refuses everybody."""
+
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        await bench.persist(seconds=5)
+        assert bench.plane.breaker is BreakerState.OPEN
+        await asyncio.sleep(60)
+        (refusal,) = await bench.persist()
+        assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds == 1
+        assert bench.plane.breaker is BreakerState.OPEN, "no probe goes out behind it"
+        assert bench.plane.breaker_open_seconds == pytest.approx(60)
+        bench.store.gate.set()
+        await asyncio.sleep(0.01)
+        assert (bench.plane.breaker, bench.plane.breaker_open_seconds) == (BreakerState.CLOSED, 0)
+
+    on_virtual_time(test)
+
+
 def test_a_hanging_commit_is_unknown_at_its_deadline_and_goes_on_to_its_end() -> None:
     async def test(bench: Bench) -> None:
         bench.store.gate.clear()

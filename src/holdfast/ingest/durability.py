@@ -144,6 +144,7 @@ class GuardedStore:
         if not write.done():
             self._guard.failed()
             self._overdue.add(write)
+            self._guard.hangs(True)
             write.add_done_callback(self._ended)
             raise OutcomeUnknown("the store did not answer in time; send it again with the same id")
         try:
@@ -164,8 +165,6 @@ class GuardedStore:
     def _refusal(self, seconds: float) -> HoldfastError | None:
         if seconds <= 0:
             return Unavailable("the deadline passed before the write was tried; send it again")
-        if self._overdue:
-            return Unavailable("the store has not finished an earlier write; send it again", retry_after_seconds=1)
         return self._guard.refusal()
 
     def _forget(self, write: asyncio.Future[Any]) -> None:
@@ -174,6 +173,7 @@ class GuardedStore:
 
     def _ended(self, write: asyncio.Future[Any]) -> None:
         self._overdue.discard(write)
+        self._guard.hangs(bool(self._overdue))
         telemetry.write_overdue("failed" if _failed(write) else "done")
 
 

@@ -7,13 +7,17 @@ from holdfast.clock import Clock
 from holdfast.errors import Unavailable
 from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
+HANGING_RETRY_SECONDS = 1.0
+"""Nobody knows when a call that hangs will end; when it does, the next one may go out at once."""
+
 
 class Guard:
     """Says whether a call may go out, and learns how it ended.
 
     Every admission must be followed by exactly one of ``succeeded``, ``failed`` and ``learned_nothing``. Only
     infrastructure failures are failures: a refusal, a full quota or a halted chat proves that the dependency works.
-    ``refusal`` is what a caller is told while the breaker is open.
+    ``refusal`` is what a caller is told while the breaker is open. A call that hangs past its deadline holds it open:
+    nothing is sent after it, so nothing else would ever fail.
     """
 
     def __init__(self, dependency: str, refusal: str, settings: BreakerSettings, clock: Clock) -> None:
@@ -24,11 +28,12 @@ class Guard:
         self._shown: BreakerState | None = None
         self._up: bool | None = None
         self._open_since: float | None = None
+        self._hanging = False
         self._show(up=True)  # it was opened a moment ago
 
     @property
     def state(self) -> BreakerState:
-        return self._breaker.state(self._clock.monotonic())
+        return BreakerState.OPEN if self._hanging else self._breaker.state(self._clock.monotonic())
 
     @property
     def open_seconds(self) -> float:
@@ -37,12 +42,19 @@ class Guard:
 
     def refusal(self) -> Unavailable | None:
         """None: the call is admitted."""
+        if self._hanging:
+            return Unavailable(self._refusal, retry_after_seconds=HANGING_RETRY_SECONDS)
         now = self._clock.monotonic()
         admitted = self._breaker.admit(now)
         self._show()
         if admitted:
             return None
         return Unavailable(self._refusal, retry_after_seconds=round(self._breaker.retry_after(now), 1))
+
+    def hangs(self, hanging: bool) -> None:
+        """Whether a call goes on past its deadline."""
+        self._hanging = hanging
+        self._show()
 
     def succeeded(self) -> None:
         self._breaker.success(self._clock.monotonic())
@@ -60,14 +72,13 @@ class Guard:
         if up is not None and up is not self._up:
             self._up = up
             telemetry.dependency_up(self._dependency, up)
-        now = self._clock.monotonic()
-        state = self._breaker.state(now)
+        state = self.state
         if state is self._shown:
             return
         if state is BreakerState.CLOSED:
             self._open_since = None
         elif self._open_since is None:
-            self._open_since = now
+            self._open_since = self._clock.monotonic()
         if self._shown is not None:
             telemetry.log.warning("breaker", dependency=self._dependency, state=state.value)
         self._shown = state
