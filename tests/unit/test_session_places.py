@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from talk import Talk, message, page, run, sync
 
 from holdfast.errors import NotAMember, Unavailable
@@ -404,3 +405,38 @@ def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is
     sent = place.settle(page(0, 10))
     assert sent.has_more and sent.head == 11
     assert not place.live, "the next push would be behind a hole"
+
+
+@pytest.mark.parametrize(
+    "learned", ["by a page", "by a resume with a page", "by a resume without one", "by an event", "from the store"]
+)
+def test_what_is_read_in_a_chat_joined_while_connected_counts_when_its_epoch_is_known(learned: str) -> None:
+    talk = Talk({})
+    talk.do(talk.session.membership("chat_1", Cursor(0, 5), talk.now))
+    assert talk.receive(Read(payload=ReadBody("chat_1", 5))) == []
+    assert talk.receive(Read(payload=ReadBody("chat_1", 3))) == [], "a watermark only rises"
+    match learned:
+        case "by a page":
+            talk.pull(0, page(0, 5, epoch=4))
+        case "by a resume with a page":
+            talk.resume({}, ResumeRead([page(0, 5, epoch=4)], ["chat_1"], [], {}))
+        case "by a resume without one":
+            talk.resume({}, ResumeRead([], ["chat_1"], [], {"chat_1": Cursor(4, 5)}))
+        case "by an event":
+            talk.do(talk.session.membership("chat_1", Cursor(4, 5), talk.now))
+        case _:
+            talk.do(talk.session.head("chat_1", Cursor(4, 5), talk.now))
+    assert talk.last(WasRead) == WasRead("chat_1", 4, 5) and talk.count(WasRead) == 1
+    talk.do(talk.session.head("chat_1", Cursor(4, 5), talk.now))
+    assert talk.count(WasRead) == 1
+    assert talk.receive(Read(payload=ReadBody("chat_1", 4))) == [WasRead("chat_1", 4, 4)]
+
+
+def test_what_was_read_is_forgotten_with_the_chat() -> None:
+    talk = Talk({})
+    talk.do(talk.session.membership("chat_1", Cursor(0, 5), talk.now))
+    talk.receive(Read(payload=ReadBody("chat_1", 5)))
+    talk.do(talk.session.membership("chat_1", None, talk.now))
+    talk.do(talk.session.membership("chat_1", Cursor(0, 9), talk.now))
+    talk.do(talk.session.head("chat_1", Cursor(4, 9), talk.now))
+    assert talk.count(WasRead) == 0

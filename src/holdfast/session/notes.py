@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember
 from holdfast.session.effects import Delivered, IsTyping, WasRead
@@ -40,10 +40,24 @@ def _acked(place: Place, body: AckBody) -> Delivered | HoldfastError | None:
     return Delivered(body.chat_id, place.epoch, body.sequence)
 
 
-def _read(place: Place, body: ReadBody) -> WasRead | HoldfastError:
-    """What was read may have come another way (REST, another device), so only the chat's end bounds it."""
+def _read(place: Place, body: ReadBody) -> WasRead | HoldfastError | None:
+    """What was read may have come another way (REST, another device), so only the chat's end bounds it.
+
+    In a chat whose epoch is not known yet it waits for that: without one it would count nowhere.
+    """
     if body.sequence > place.heard:
         return InvalidMessage(
             f"read up to {body.sequence}, but the chat ends at {place.heard}", field="sequence", chat_id=body.chat_id
         )
+    if not place.epoch:
+        place.read = max(place.read, body.sequence)
+        return None
     return WasRead(body.chat_id, place.epoch, body.sequence)
+
+
+def reads_that_waited(places: Mapping[str, Place], chat_ids: Iterable[str]) -> Iterator[WasRead]:
+    """What was read in these chats before their epoch was known, where it is now; each once."""
+    for chat_id in chat_ids:
+        if (place := places.get(chat_id)) is not None and place.read and place.epoch:
+            yield WasRead(chat_id, place.epoch, place.read)
+            place.read = 0

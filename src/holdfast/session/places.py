@@ -15,14 +15,18 @@ from holdfast.message import Cursor, Page
 
 
 class Place:
-    """One chat of one connection. ``expects`` is the next sequence to push while live, and 0 while behind."""
+    """One chat of one connection. ``expects`` is the next sequence to push while live, and 0 while behind.
 
-    __slots__ = ("_heard", "_reached", "acked", "epoch", "expects")
+    ``read`` is what the user has read and nobody was told, for want of an epoch; else 0.
+    """
+
+    __slots__ = ("_heard", "_reached", "acked", "epoch", "expects", "read")
 
     def __init__(self, head: Cursor) -> None:
         self.epoch = head.epoch
         self.expects = 0
         self.acked = 0
+        self.read = 0
         self._heard = head.sequence
         self._reached = 0
 

@@ -29,7 +29,7 @@ from holdfast.session.effects import (
 )
 from holdfast.session.heartbeat import Heartbeat, StaleAcks
 from holdfast.session.limits import SessionLimits
-from holdfast.session.notes import note
+from holdfast.session.notes import note, reads_that_waited
 from holdfast.session.requests import Overload, Pull, Request, Requests
 from holdfast.session.resume import Gathering, brought_up_to_date, resumed
 from holdfast.session.validation import refusal_of, refusal_of_send
@@ -301,6 +301,7 @@ class Session:
             place = self._deliveries.places.get(result.chat_id)
             page = result if place is None else place.settle(result)
             self._deliveries.show(encode_frame(page, request.request_id), effects)
+            effects += reads_that_waited(self._deliveries.places, (page.chat_id,))
         self._pull_next(effects)
         return effects
 
@@ -318,6 +319,7 @@ class Session:
             read = result if self._moved is None else brought_up_to_date(result, pull.cursors, self._moved)
             answer, late = resumed(self._deliveries.places, pull.cursors, read, self._limits.pages.max_bytes)
             self._deliveries.show(encode_frame(answer, request.request_id), effects)
+            effects += reads_that_waited(self._deliveries.places, (*(page.chat_id for page in read.pages), *read.heads))
             for chat_id, place in late.items():
                 self._deliveries.owe(chat_id, place, effects)
         self._pull_next(effects)
@@ -372,6 +374,7 @@ class Session:
             self._moved = self._moved or {}
             self._moved[chat_id] = head is not None
         self._deliveries.membership(chat_id, head, effects, heard)
+        effects += reads_that_waited(self._deliveries.places, (chat_id,))
         return effects
 
     def ephemeral(self, key: Hashable, frame: bytes, now: float) -> Effects:
@@ -393,6 +396,7 @@ class Session:
         self._heartbeat.compare(chat_id, place, head, now)
         if raised:
             self._deliveries.owe(chat_id, place, effects)
+        effects += reads_that_waited(self._deliveries.places, (chat_id,))
         return effects
 
     def take_run(self) -> bytes | None:
