@@ -152,70 +152,124 @@ def test_a_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
 
 @dataclass
 class Store:
-    """A model store for one worker: what is ready, held, retried; blocks by stream."""
+    """A model store for one worker: its rows by sequence, which of them are held or retried, and the blocks."""
 
-    rows: dict[int, str] = field(default_factory=dict)
+    streams: dict[int, str]
     held: set[int] = field(default_factory=set)
     retry: set[int] = field(default_factory=set)
+    attempts: dict[int, int] = field(default_factory=dict)
+    blocks: dict[int, Block] = field(default_factory=dict)
     cursor: int = 0
 
+    def report(self, done: list[int], failed: dict[int, Block], held: list[int]) -> None:
+        for seq in done:
+            self.streams.pop(seq, None)
+            self.blocks.pop(seq, None)
+            self.held.discard(seq)
+        for seq, block in failed.items():
+            self.attempts[seq] = 2
+            self.retry.add(seq)
+            self.held.discard(seq)
+            self.blocks[seq] = block
+        self.held.update(seq for seq in held if seq in self.streams and seq not in self.retry)
 
-@settings(max_examples=150, deadline=None)
+    def backlog(self, asked: Want) -> list[Job]:
+        rows = {
+            key: sorted(s for s in self.held if self.streams[s] == key and s > at) for key, at in asked.backlogs.items()
+        }
+        return [self.job(seq) for seqs in rows.values() for seq in seqs[: asked.per_backlog]]
+
+    def claim(self, want: int) -> list[Job]:
+        late = sorted(seq for seq in self.retry if seq <= self.cursor)
+        self.retry.clear()
+        forward = [seq for seq in sorted(self.streams) if seq > self.cursor and seq not in self.held][:want]
+        self.cursor = forward[-1] if forward else self.cursor
+        return [self.job(seq) for seq in late + forward]
+
+    def rewind(self) -> tuple[list[Block], set[str]]:
+        self.cursor = 0
+        blocked = {block.stream for block in self.blocks.values()}
+        return list(self.blocks.values()), {self.streams[seq] for seq in self.held} - blocked
+
+    def job(self, seq: int) -> Job:
+        return Job(seq, "t", b"", self.streams[seq], attempt=self.attempts.get(seq, 1))
+
+
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
-def test_whatever_fails_every_stream_ends_in_order_with_each_job_once(seed: int) -> None:
-    rng, store = random.Random(seed), Store()
-    streams = Streams(jobs_max=12, per_stream_max=3)
-    for seq in range(1, 60):
-        store.rows[seq] = rng.choice("abc")
+def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_job_once(seed: int) -> None:
+    rng = random.Random(seed)
+    stream_of = {seq: rng.choice("abc") for seq in range(1, 60)}
+    store, streams = Store(dict(stream_of)), Streams(jobs_max=12, per_stream_max=3)
     finished: list[int] = []
-    ended: list[int] = []
+    done: list[int] = []
+    failed: dict[int, Block] = {}
 
-    def exchange() -> None:
-        streams.reported(ended)
-        ended.clear()
-        store.held.update(seq for seq in streams.take_held() if seq in store.rows)
-        asked = streams.backlogs()
-        backlog = [
-            Job(seq, "t", b"", store.rows[seq])
-            for key, after in asked.items()
-            for seq in sorted(s for s in store.held if store.rows[s] == key and s > after)[:2]
-        ]
-        due = sorted(store.retry)
-        store.retry.clear()
-        want = streams.room()[0]
-        forward = [seq for seq in sorted(store.rows) if seq > store.cursor][:want]
-        store.cursor = forward[-1] if forward else store.cursor
-        streams.add_backlog(backlog, Want(backlogs=asked, per_backlog=2))
-        streams.add(Job(seq, "t", b"", store.rows[seq], attempt=2) for seq in due)
-        streams.add(Job(seq, "t", b"", store.rows[seq]) for seq in forward)
-
-    for _ in range(2000):
-        if not store.rows:
-            break
-        exchange()
-        streams.announce(4)
-        while (job := streams.next()) is not None:
+    def run_some() -> None:
+        while rng.random() < 0.8 and (job := streams.next()) is not None:
+            running.append(job)
+        while running and rng.random() < 0.7:
+            job = running.pop(rng.randrange(len(running)))
             if job.attempt == 1 and rng.random() < 0.3:
-                streams.failed(job, Block(job.stream or "", job.seq))
-                store.retry.add(job.seq)
-                store.held.discard(job.seq)
+                failed[job.seq] = Block(job.stream or "", job.seq)
+                streams.failed(job, failed[job.seq])
             else:
                 streams.done(job)
                 finished.append(job.seq)
-                store.held.discard(job.seq)
-            ended.append(job.seq)
-            if job.seq in finished:
-                del store.rows[job.seq]
-    streams_of = {}
-    for seq in finished:
-        streams_of.setdefault(rng_stream(seed, seq), []).append(seq)
+                done.append(job.seq)
+
+    running: list[Job] = []
+    for _ in range(4000):
+        if not store.streams:
+            break
+        streams.announce(4)
+        reported = [*done, *failed]
+        store.report(done, failed, streams.take_held())
+        done, failed = [], {}
+        asked = Want(backlogs=streams.backlogs(), per_backlog=2)
+        backlog, claimed = store.backlog(asked), store.claim(streams.room()[0])
+        run_some()  # while the answer is under way
+        streams.reported(reported)
+        streams.add_backlog(backlog, asked)
+        streams.add(claimed)
+        run_some()
+        if rng.random() < 0.1:
+            blocks, backlogs = store.rewind()
+            run_some()
+            streams.rewound(blocks, backlogs)
     assert sorted(finished) == list(range(1, 60))
-    assert all(order == sorted(order) for order in streams_of.values())
+    for stream in "abc":
+        order = [seq for seq in finished if stream_of[seq] == stream]
+        assert order == sorted(order)
 
 
-def rng_stream(seed: int, wanted: int) -> str:
-    rng = random.Random(seed)
-    return [rng.choice("abc") for _ in range(1, 60)][wanted - 1]
+def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_came() -> None:
+    streams = Streams()
+    streams.add(jobs("a", 1))
+    start_all(streams)
+    streams.rewound([], ["a"])
+    streams.failed(streams.started[1], Block("a", 1))
+    streams.reported([1])
+    streams.add(jobs("a", 1))
+    start_all(streams)
+    streams.done(streams.started[1])
+    assert streams.backlogs() == {"a": 0}
+    streams.add(jobs("a", 9))
+    assert start_all(streams) == [] and streams.take_held() == [9], "a newer job must not overtake the held ones"
+
+
+def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> None:
+    streams = Streams()
+    streams.rewound([Block("a", 1, released_ids=frozenset({3, 4}))], ["a"])
+    streams.add_backlog(jobs("a", 2), Want(backlogs={"a": 0}, per_backlog=1))
+    streams.add(jobs("a", 1))
+    start_all(streams)
+    asked = Want(backlogs=streams.backlogs(), per_backlog=1)
+    assert asked.backlogs == {"a": 2}
+    streams.done(streams.started[1])
+    streams.add_backlog(jobs("a", 3), asked)
+    assert streams.backlogs() == {"a": 0}, "what the lifted block held stands before"
+    assert start_all(streams) == []
 
 
 def test_a_share_moves_only_from_or_to_the_one_who_comes_or_goes() -> None:

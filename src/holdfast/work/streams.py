@@ -98,20 +98,25 @@ class Streams:
 
     def add_backlog(self, jobs: Sequence[Job], asked: Want) -> None:
         """Take the held jobs that were asked for; a stream that got less than was asked for has no more."""
-        counts, sizes = dict.fromkeys(asked.backlogs, 0), dict.fromkeys(asked.backlogs, 0)
+        # Where a stream is read from may have changed meanwhile: closed, rewound, or a block lifted or made.
+        current = {
+            key: stream
+            for key, after in asked.backlogs.items()
+            if (stream := self._streams.get(key)) is not None and stream.backlog == after
+        }
+        counts, sizes = dict.fromkeys(current, 0), dict.fromkeys(current, 0)
         for job in jobs:
             key = job.stream or ""
+            if key not in current:
+                continue
+            stream = current[key]
             counts[key] += 1
             sizes[key] += len(job.payload)
-            stream = self._streams.get(key)
-            if stream is None or stream.backlog is None:
-                continue  # closed or rewound while the store was asked
             stream.backlog = job.seq
             if not self._ignored(job) and not stream.holds(job):
                 self._join(stream, job)
-        for key, count in counts.items():
-            stream = self._streams.get(key)
-            if stream is not None and count < asked.per_backlog and sizes[key] < asked.per_backlog_bytes:
+        for key, stream in current.items():
+            if counts[key] < asked.per_backlog and sizes[key] < asked.per_backlog_bytes:
                 stream.backlog = None
                 stream.has_held = bool(stream.blocks)
                 self._backlogs.pop(key, None)
@@ -345,6 +350,7 @@ class Streams:
 
     def _want_backlog(self, key: str, stream: _Stream, after: int) -> None:
         stream.backlog = after
+        stream.has_held = True  # still so if a failure drops the backlog before it is read
         self._backlogs[key] = None
 
     def _list(self, key: str, stream: _Stream) -> None:
