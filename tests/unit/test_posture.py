@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+
 import pytest
 
 from holdfast.node.posture import posture
-from holdfast.settings import differences, load
+from holdfast.node.running import open_files_max
+from holdfast.settings import Settings, differences, load
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,19 @@ def test_the_password_of_an_engine_is_never_shown(path: str, value: str, shown: 
 def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> None:
     settings = load(None, {}, {"durability.sqlite.synchronous": synchronous})
     assert said in "\n".join(posture(settings))
+
+
+def test_a_machine_that_allows_fewer_sockets_than_connections_is_told() -> None:
+    told = "\n".join(posture(Settings(), 4_096))
+    assert "room for about 3,896 connections, not 100,000: raise the hard limit of open files" in told
+    assert "sockets" not in "\n".join(posture(Settings(), 1_048_576))
+
+
+def test_a_node_takes_all_the_files_it_may_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1_024), hard))
+        assert open_files_max() == (sys.maxsize if hard == resource.RLIM_INFINITY else hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

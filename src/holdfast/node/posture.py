@@ -11,9 +11,12 @@ from holdfast import __version__
 from holdfast.places import default_state_dir
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
 
+FILES_BESIDE_CONNECTIONS = 200
+"""Databases, threads, requests: what else a node has open."""
 
-def posture(settings: Settings) -> Iterator[str]:
-    """How this node stands, line by line, for the operator who starts it."""
+
+def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
+    """How this node stands, line by line, for the operator who starts it. ``files_max``: it may open so many."""
     server = settings.server
     state = server.state_path
     yield f"Holdfast {__version__} listens on {server.url}"
@@ -25,6 +28,9 @@ def posture(settings: Settings) -> Iterator[str]:
         yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
     else:
         yield "  network   this machine only"
+    wanted = settings.access.connections.connections_max
+    if (room := max(files_max - FILES_BESIDE_CONNECTIONS, 0)) < wanted:
+        yield f"  sockets   room for about {room:,} connections, not {wanted:,}: raise the hard limit of open files"
     yield f"  browsers  pages of {', '.join(sorted(origins_of(settings)))}"
     changed = [entry for entry in differences(settings) if entry[0] not in ("server.state_dir", "server.port")]
     yield (

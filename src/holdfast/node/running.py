@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -34,7 +36,14 @@ NEW_OBJECTS_MAX = 10_000
 def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start."""
     telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
-    uvloop.run(_serve(settings, announce))
+    uvloop.run(_serve(settings, announce, open_files_max()))
+
+
+def open_files_max() -> int:
+    """How many files and sockets this process may have open: all that the machine allows it, not the usual 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def settle_heap() -> None:
@@ -50,13 +59,13 @@ def settle_heap() -> None:
     gc.set_threshold(NEW_OBJECTS_MAX, 2, 2)
 
 
-async def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
+async def _serve(settings: Settings, announce: Callable[[str], None], files_max: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as node:
         settle_heap()
-        for line in posture(node.settings):
+        for line in posture(node.settings, files_max):
             announce(line)
         waits = [asyncio.create_task(event.wait()) for event in (stop, node.broken)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
