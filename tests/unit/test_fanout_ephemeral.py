@@ -336,6 +336,13 @@ def test_what_receipts_remember_is_bounded() -> None:
     assert len(receipts._senders["long"]) == 100
 
 
+def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> None:
+    receipts = Receipts(max_chats=2)
+    receipts.saw(message(n, ANNA, chat_id) for n, chat_id in enumerate(("busy", "quiet", "busy", "new"), 1))
+    told = receipts.of([Watermark(BELA, "phone", chat_id, 1, 9, 0) for chat_id in ("busy", "quiet", "new")])
+    assert [receipt.chat_id for _, _, receipt in told] == ["busy", "new"]
+
+
 def attending(test: Callable[[Attendance, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds) -> None:
     async def main() -> None:
         bench, registry = Bench(), MemoryRegistry()

@@ -38,6 +38,8 @@ class Receipts:
                 recent = self._senders[message.chat_id] = deque(maxlen=MESSAGES_PER_CHAT)
                 if len(self._senders) > self._max_chats:
                     self._senders.popitem(last=False)
+            else:
+                self._senders.move_to_end(message.chat_id)
             recent.append((message.sequence, entry.tenant, message.sender_id))
 
     def of(self, watermarks: Iterable[Watermark]) -> Iterator[tuple[User, User, Receipt]]:
