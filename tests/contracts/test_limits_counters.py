@@ -202,6 +202,35 @@ def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
     counting(scenario)
 
 
+YEAR_MS = 366 * 86_400_000.0
+
+
+@pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
+def test_the_most_absurd_counter_is_nobody_elses_trouble(
+    counting: Callable[[Scenario], None], algorithm: Algorithm
+) -> None:
+    """A billion used, then a rule that gives one back a year: a debt of a billion years, longer than Redis keeps."""
+
+    async def scenario(counters: Counters) -> None:
+        full = terms(algorithm, 1_000_000_000, 1, YEAR_MS)
+        slow = terms(algorithm, 1, 2, YEAR_MS)
+        absurd, other = at("absurd"), Ask(at("other"), terms("token_bucket"))
+        hold = "h" if algorithm == "concurrency" else ""
+        judge = Judge()
+        for rule, cost in ((full, 1_000_000_000), (full, 1), (slow, 1)):
+            entries = [[Ask(absurd, rule, 1 if hold else cost, hold=hold)], [other]]
+            taken = await counters.take(entries)
+            assert taken.readings == [judge.entry(entry, taken.now) for entry in entries]
+        charge = Adjustment(absurd, slow, charged=10_000_000_000)
+        await counters.adjust([Adjustment(absurd, slow, released="h") if hold else charge])
+        group = [Ask(absurd, slow, hold=hold), Ask(at("third"), terms("token_bucket"))]
+        told = (await counters.take([group, [other]])).readings
+        assert [reading.admitted for reading in told[0]] == ([1, 1] if hold else [0, 0])
+        assert (told[1][0].admitted, told[1][0].remaining) == (1, 6)
+
+    counting(scenario)
+
+
 def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         assert await counters.announce("a", 30) == 1
@@ -236,6 +265,32 @@ def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_se
         assert requests == 1, "what may have been counted is never sent again"
         await lost.aclose()
         server.close()
+
+    asyncio.run(main())
+
+
+def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(redis_server: Server) -> None:
+    async def main() -> None:
+        counters = RedisCounters(RedisSettings(redis_server.url))
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        await client.hset(counters._name(at("foreign")).decode(), "not", "ours")
+        bucket = terms("token_bucket")
+        with pytest.raises(OutcomeUnknown):
+            await counters.take([[Ask(at("before"), bucket)], [Ask(at("foreign"), bucket)]])
+        with pytest.raises(OutcomeUnknown):
+            await counters.adjust([Adjustment(at(name), bucket, charged=1) for name in ("before", "foreign")])
+        assert (await one(counters, Ask(at("before"), bucket))).remaining == 7, "what came before was counted"
+
+        await client.acl_setuser(
+            "reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+client", "+hello"]
+        )
+        url = redis_server.url.replace("://", "://reader:x@", 1)
+        refused = RedisCounters(RedisSettings(url))
+        with pytest.raises(Unavailable):
+            await one(refused, Ask(at("before"), bucket))
+        await client.acl_deluser("reader")
+        await client.aclose()
+        await counters.aclose()
 
     asyncio.run(main())
 

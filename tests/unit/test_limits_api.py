@@ -15,7 +15,7 @@ from holdfast.api import ApiSettings
 from holdfast.cli.operate import alarms
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
-from holdfast.limits.asgi import RateLimited, rate_limit_headers
+from holdfast.limits.asgi import RateLimited, rate_limit_headers, retry_after
 from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import Entrances
@@ -340,6 +340,14 @@ def test_headers_name_every_rule_and_escape_it() -> None:
         ("X-RateLimit-Reset", "1"),
     ]
     assert rate_limit_headers([Decision(True)]) == []
+
+
+def test_a_wait_longer_than_a_header_can_say_is_the_longest_it_can() -> None:
+    """A billion used of a rule that now gives one back a year: structured fields end at 15 digits."""
+    decision = Decision(False, 1, 0, 3.2e16, 3.2e16, "acme/x", exceeded=True, window_seconds=60)
+    headers = dict(rate_limit_headers([decision]))
+    assert headers["RateLimit"] == '"acme/x";r=0;t=999999999999999'
+    assert retry_after([decision]) == 999_999_999_999_999
 
 
 def test_any_asgi_application_can_be_limited() -> None:

@@ -49,12 +49,26 @@ def test_a_wrong_field_is_named_with_the_reason(field: str, value: object) -> No
         ({"algorithm": "fixed_window", "burstSize": 5}, "burstSize"),
         ({"algorithm": "concurrency", "precision": "leased"}, "precision"),
         ({"algorithm": "concurrency", "limit": 5000}, "limit"),
+        ({"limit": 1, "window": "366d", "burstSize": 1_000_000_000}, "burstSize"),
+        ({"limit": 1, "window": "366d", "burstSize": 101}, "burstSize"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], blamed: str) -> None:
     with pytest.raises(InvalidRule) as raised:
         new_rule({**GOOD, **fields})
     assert list(raised.value.details["fields"]) == [blamed]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"limit": 1, "window": "366d", "burstSize": 100},
+        {"limit": 1, "window": "1s", "burstSize": 1_000_000_000},
+        {"limit": 1, "window": "366d"},
+    ],
+)
+def test_a_burst_that_drains_within_a_hundred_years_is_a_rule(fields: dict[str, Any]) -> None:
+    assert new_rule({**GOOD, **fields}).capacity == fields.get("burstSize", 1)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[str, str]]
 
+_INTEGER_MAX = 999_999_999_999_999
+"""The largest integer of a structured field (RFC 9651)."""
+
 PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
 
@@ -32,21 +35,25 @@ def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -
     if not ruled:
         return []
     policies = ", ".join(f"{_name(d)};q={d.limit};w={max(1, math.ceil(d.window_seconds))}" for d in ruled)
-    state = ", ".join(f"{_name(d)};r={d.remaining};t={math.ceil(d.reset_after)}" for d in ruled)
+    state = ", ".join(f"{_name(d)};r={d.remaining};t={_seconds(d.reset_after)}" for d in ruled)
     headers = [("RateLimit-Policy", policies), ("RateLimit", state)]
     if legacy:
         tightest = min(ruled, key=lambda d: d.remaining)
         headers += [
             ("X-RateLimit-Limit", str(tightest.limit)),
             ("X-RateLimit-Remaining", str(tightest.remaining)),
-            ("X-RateLimit-Reset", str(math.ceil(tightest.reset_after))),
+            ("X-RateLimit-Reset", str(_seconds(tightest.reset_after))),
         ]
     return headers
 
 
 def retry_after(decisions: Sequence[Decision]) -> int:
     """Whole seconds until the slowest of the refusing rules has room."""
-    return max(1, *(math.ceil(d.retry_after) for d in decisions if not d.allowed))
+    return max(1, *(_seconds(d.retry_after) for d in decisions if not d.allowed))
+
+
+def _seconds(duration: float) -> int:
+    return min(math.ceil(duration), _INTEGER_MAX)
 
 
 def _name(decision: Decision) -> str:

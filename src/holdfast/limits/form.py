@@ -23,6 +23,9 @@ ENTRANCE_RESOURCES = frozenset(
 )
 """What Holdfast's own doors ask about. They count arrivals; none of them says when somebody has left."""
 
+DRAIN_SECONDS_MAX = 100 * 366 * 86_400.0
+"""A full bucket is empty again after this at the latest: a burst that takes longer is a mistake, not a rule."""
+
 WINDOW_SECONDS_MIN = 0.1
 WINDOW_SECONDS_MAX = 366 * 86_400.0
 TENANT_LENGTH_MAX = 64
@@ -171,6 +174,8 @@ def _judged(rule: Rule) -> Rule:
     problems = {}
     if rule.burst_size and rule.algorithm != "token_bucket":
         problems["burstSize"] = f"means nothing for {rule.algorithm}; leave it out"
+    elif rule.capacity * rule.window_seconds / rule.limit > DRAIN_SECONDS_MAX:
+        problems["burstSize"] = "would take more than 100 years to drain at this limit and window"
     if rule.precision == "leased" and rule.algorithm == "concurrency":
         problems["precision"] = "holders cannot be leased; use strict"
     if rule.algorithm == "concurrency" and rule.limit > HOLDERS_MAX:

@@ -130,6 +130,8 @@ class RedisCounters:
                 answer = await _evaluate(connection, script, keys, arguments)
         except ResponseError as error:
             await connection.disconnect(nowait=True)
+            if script.sha in str(error):  # it was running: what it wrote before it broke off stays
+                raise OutcomeUnknown("the counters broke off while they counted") from error
             raise Unavailable("the counters refuse to count") from error
         except (RedisError, OSError) as error:
             raise OutcomeUnknown("the counters did not answer") from error

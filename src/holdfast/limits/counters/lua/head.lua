@@ -13,6 +13,7 @@
 -- `give` and `wait`; holdfast/limits/algorithms.py is their reference.
 
 local call, pack, unpack_message = redis.call, cmsgpack.pack, cmsgpack.unpack
-local ceil, floor, max = math.ceil, math.floor, math.max
+local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local algorithms = {}
 local EPSILON = 1e-6
+local KEPT_MS_MAX = 1e13 -- three hundred years; far more, and SET refuses it and ends the script for everybody in it

@@ -26,7 +26,7 @@ end
 
 local function save(key, state, terms, reset)
   call('SET', key, pack(terms.epoch, terms.version, terms.limit, terms.window, terms.capacity, state),
-    'PX', ceil(reset) + 1000)
+    'PX', min(ceil(reset), KEPT_MS_MAX) + 1000)
 end
 
 -- Keep a counter and say how it stands; `refused_cost` is 0 if nothing was refused.
