@@ -63,8 +63,6 @@ def legs(entries: Iterable[Entry], members: MutableMapping[str, frozenset[User]]
         else:
             leg = open_legs[chat_id] = Leg(entry.tenant, [message], during)
             found.append(leg)
-        if after is not during:
-            del open_legs[chat_id]
         if after is not before:
             members[chat_id] = after
     for entry in unreadable:
