@@ -17,7 +17,7 @@ from holdfast.work.contract import Query
 from holdfast.work.inbox import received
 from holdfast.work.job import Draft
 from holdfast.work.outbox import enqueue, enqueue_sync
-from holdfast.work.postgres import PostgresWork, migrate
+from holdfast.work.postgres import SCHEMA_VERSION, PostgresWork, migrate
 
 
 async def _none_left(store: Any) -> bool:
@@ -134,7 +134,7 @@ def test_a_schema_of_a_newer_program_is_refused(postgres_server: Server) -> None
         async with postgres_work(postgres_server.url) as o:
             connection = await asyncpg.connect(postgres_server.url)
             await connection.execute("UPDATE holdfast_work.version SET number = 99")
-            with pytest.raises(StateCorrupted, match="version 99; this program knows up to 1: upgrade it"):
+            with pytest.raises(StateCorrupted, match="version 99; this program knows up to 2: upgrade it"):
                 await PostgresWork.open(postgres_server.url)
             await connection.close()
             assert o.store is not None
@@ -161,7 +161,7 @@ def test_many_processes_may_migrate_at_once(postgres_server: Server) -> None:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
         stores = await asyncio.gather(*(PostgresWork.open(postgres_server.url) for _ in range(4)))
-        assert await connection.fetchval("SELECT number FROM holdfast_work.version") == 1
+        assert await connection.fetchval("SELECT number FROM holdfast_work.version") == SCHEMA_VERSION
         for store in stores:
             await store.close()
         await connection.close()

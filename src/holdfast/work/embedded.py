@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import starmap
-from typing import Any
+from heapq import merge
+from itertools import islice, starmap
+from operator import itemgetter
+from typing import Any, cast
 
 import apsw
 
@@ -20,7 +22,7 @@ from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure,
 from holdfast.work.statements import script
 
 SQL = load(script("sqlite/statements.sql"))
-MIGRATIONS = [script("sqlite/migrations/001_tables.sql")]
+MIGRATIONS = [script(f"sqlite/migrations/{name}") for name in ("001_tables.sql", "002_due_by_type.sql")]
 
 
 def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[int]:
@@ -95,7 +97,7 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
             claimed.notice = True
     if want.jobs > 0:
         cursor = _read(db, want, cursor, now, claimed)
-    due = db.execute(SQL["next_due"], (json.dumps(want.shut),)).get
+    due = _next_due(db, want)
     claimed.next_due_seconds = max(0.0, due - now) if due is not None else None
     in_flight = json.dumps([*report.running, *sorted(claimed.started)])
     if in_flight != running or notice:
@@ -111,8 +113,7 @@ def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
 
 
 def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Claimed) -> int:
-    ready = db.execute(SQL["due"], (now, want.jobs, json.dumps(want.shut)))
-    due = [seq for seq, _ in _fitting(ready, 1, want.bytes_max)]
+    due = [seq for seq, *_ in _fitting(_due(db, want, now), 1, want.bytes_max)]
     due += [seq for kind in want.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
     if due:
         db.execute(SQL["make_ready"], (json.dumps(due),))
@@ -125,6 +126,24 @@ def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Cla
     starting = [job.seq for job in claimed.jobs if not job.suspect][: want.starting]
     claimed.started = set(starting)
     return forward[-1].seq if cut else int(db.execute(SQL["last"]).get or 0)
+
+
+def _due(db: apsw.Connection, want: Want, now: float) -> Iterable[Any]:
+    """Due retries, the longest due first; those of shut types are not looked at, however many there are."""
+    if not want.shut:
+        return db.execute(SQL["due"], (now, want.jobs))
+    each = [db.execute(SQL["due_of"], (now, want.jobs, kind)).fetchall() for kind in _open_types(db, want)]
+    return islice(merge(*each, key=itemgetter(2)), want.jobs)
+
+
+def _next_due(db: apsw.Connection, want: Want) -> float | None:
+    if not want.shut:
+        return cast("float | None", db.execute(SQL["next_due"]).get)
+    return min((db.execute(SQL["next_due_of"], (kind,)).get for kind in _open_types(db, want)), default=None)
+
+
+def _open_types(db: apsw.Connection, want: Want) -> list[str]:
+    return [kind for (kind,) in db.execute(SQL["scheduled_types"]) if kind not in want.shut]
 
 
 def _forward(db: apsw.Connection, want: Want, cursor: int) -> tuple[list[Job], bool]:

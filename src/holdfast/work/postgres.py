@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -29,12 +29,13 @@ from holdfast.work.postgres_errors import reaching, translated
 from holdfast.work.postgres_seat import Pools, PostgresSeat, SeatSettings, block_of
 from holdfast.work.statements import script, statements
 
-SCHEMA_VERSION = 1
 SERVER_VERSION_MIN = 130000
 CONNECT_SECONDS_MAX = 10.0
-MIGRATIONS: Mapping[int, Sequence[str]] = {
-    1: ("tables.sql", "enqueue.sql", "process.sql", "seats.sql", "views.sql"),
-}
+MIGRATIONS = ("tables.sql", "tables_2.sql")
+"""The n-th makes version n."""
+SCHEMA_VERSION = len(MIGRATIONS)
+FUNCTIONS = ("enqueue.sql", "process.sql", "seats.sql", "views.sql")
+"""Replaced with every new version."""
 _MIGRATION_LOCK = 1214869100
 _PEOPLE = statements("postgres/people.sql")
 
@@ -285,8 +286,8 @@ async def _migrate(connection: Any) -> None:
         raise StateCorrupted(
             f"the schema holdfast_work has version {version}; this program knows up to {SCHEMA_VERSION}: upgrade it"
         )
-    for step in range(version + 1, SCHEMA_VERSION + 1):
-        for name in MIGRATIONS[step]:
+    if version < SCHEMA_VERSION:
+        for name in (*MIGRATIONS[version:], *FUNCTIONS):
             await connection.execute(script(f"postgres/{name}"))
 
 

@@ -5,7 +5,7 @@
 --        is drawn and held to commit, so that within a stream sequence order is commit order. Sorted, against deadlocks
 --        between two batches; a transaction that calls this twice can still deadlock with another and is then aborted.
 -- sources, source_ids: NULL for an outbox; else each pair is stored once.
-CREATE FUNCTION holdfast_work.enqueue(
+CREATE OR REPLACE FUNCTION holdfast_work.enqueue(
     partitions smallint[], lanes integer[], streams text[], types text[], destinations text[], payloads bytea[],
     delays float8[], sources text[] DEFAULT NULL, source_ids text[] DEFAULT NULL
 ) RETURNS bigint[]

@@ -2,7 +2,7 @@
 -- the attempt it is about. Returns whether a report fitted no job: it was applied before, or somebody changed the job
 -- while it ran.
 -- actions: 1 retry, 2 park, 3 dead, 4 postpone (no attempt counted); policies: 0 block, 1 skip, 2 park.
-CREATE FUNCTION holdfast_work.fail(
+CREATE OR REPLACE FUNCTION holdfast_work.fail(
     seqs bigint[], attempts integer[], actions smallint[], delays float8[], strike boolean[], policies smallint[],
     reasons smallint[], stages_done integer[], error_types text[], errors text[], traces text[], fingerprints text[]
 ) RETURNS boolean
@@ -69,7 +69,7 @@ $$;
 -- worker rewinds and reads them in order, in its own pieces.
 --
 -- The read is one statement, hence one snapshot: of a stream, a later job is never seen without an earlier one.
-CREATE FUNCTION holdfast_work.process(
+CREATE OR REPLACE FUNCTION holdfast_work.process(
     me bigint, completed bigint[],
     f_seq bigint[], f_attempt integer[], f_action smallint[], f_delay float8[], f_strike boolean[], f_policy smallint[],
     f_reason smallint[], f_stages integer[], f_type text[], f_error text[], f_trace text[], f_fingerprint text[],
@@ -94,6 +94,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     busy_lanes integer[];
+    open_types text[];  -- NULL: all of them
     probes bigint[];
     due bigint[];
     heads bigint[];
@@ -161,7 +162,18 @@ BEGIN
         noticed := true;
     END IF;
 
-    -- Due retries become ready; being this worker's own rows they are contended by nobody.
+    -- Due retries become ready; being this worker's own rows they are contended by nobody. While some types are shut,
+    -- the others are read one by one, each by its own part of the index: however many retries of a shut type are due,
+    -- they are not looked at.
+    IF cardinality(shut) > 0 THEN
+        WITH RECURSIVE scheduled AS (
+            (SELECT j.type FROM holdfast_work.job AS j WHERE j.state = 1 ORDER BY j.type LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.type FROM holdfast_work.job AS j WHERE j.state = 1 AND j.type > s.type ORDER BY j.type LIMIT 1)
+              FROM scheduled AS s WHERE s.type IS NOT NULL
+        )
+        SELECT coalesce(array_agg(s.type), '{}') INTO open_types FROM scheduled AS s WHERE s.type <> ALL (shut);
+    END IF;
     IF cardinality(probing) > 0 THEN
         SELECT array_agg(one.seq) INTO probes
           FROM unnest(probing) AS t(type)
@@ -171,19 +183,36 @@ BEGIN
                               ORDER BY j.due_at LIMIT 1) AS one;
     END IF;
     IF want > 0 THEN
-        WITH chosen AS (
-            SELECT seq, sum(octet_length(payload)) OVER (ORDER BY due_at ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS before
-              FROM holdfast_work.job
-             WHERE state = 1 AND due_at <= clock_timestamp() AND (owned IS NULL OR get_bit(owned, partition) = 1)
-               AND (type <> ALL (shut) OR seq = ANY (probes))
-             ORDER BY due_at LIMIT want
+        WITH candidates AS (
+            (SELECT seq, due_at, octet_length(payload) AS size FROM holdfast_work.job
+              WHERE open_types IS NULL AND state = 1 AND due_at <= clock_timestamp()
+                AND (owned IS NULL OR get_bit(owned, partition) = 1)
+              ORDER BY due_at LIMIT want)
+            UNION ALL
+            SELECT one.* FROM unnest(open_types) AS t(type)
+             CROSS JOIN LATERAL (SELECT j.seq, j.due_at, octet_length(j.payload) FROM holdfast_work.job AS j
+                                  WHERE j.state = 1 AND j.due_at <= clock_timestamp() AND j.type = t.type
+                                    AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
+                                  ORDER BY j.due_at LIMIT want) AS one
+            UNION ALL
+            SELECT seq, due_at, octet_length(payload) FROM holdfast_work.job WHERE seq = ANY (probes)
+        ), chosen AS (
+            SELECT seq, sum(size) OVER (ORDER BY due_at ROWS UNBOUNDED PRECEDING) - size AS before
+              FROM candidates ORDER BY due_at LIMIT want
         ), woken AS (
             UPDATE holdfast_work.job SET state = 0 WHERE seq IN (SELECT seq FROM chosen WHERE before < room) RETURNING seq
         )
         SELECT coalesce(array_agg(seq), '{}') INTO due FROM woken;
     END IF;
-    SELECT extract(epoch FROM due_at - clock_timestamp()) INTO due_in FROM holdfast_work.job
-     WHERE state = 1 AND (owned IS NULL OR get_bit(owned, partition) = 1) AND type <> ALL (shut) ORDER BY due_at LIMIT 1;
+    IF open_types IS NULL THEN
+        SELECT extract(epoch FROM due_at - clock_timestamp()) INTO due_in FROM holdfast_work.job
+         WHERE state = 1 AND (owned IS NULL OR get_bit(owned, partition) = 1) ORDER BY due_at LIMIT 1;
+    ELSE
+        SELECT extract(epoch FROM min(one.due_at) - clock_timestamp()) INTO due_in FROM unnest(open_types) AS t(type)
+         CROSS JOIN LATERAL (SELECT j.due_at FROM holdfast_work.job AS j
+                              WHERE j.state = 1 AND j.type = t.type AND (owned IS NULL OR get_bit(owned, j.partition) = 1)
+                              ORDER BY j.due_at LIMIT 1) AS one;
+    END IF;
 
     IF want > 0 THEN
         WITH forward AS (

@@ -1,7 +1,7 @@
 -- bury_dead: workers without a beat for `dead_after` seconds lose their lease. Their partitions become free with a
 -- higher epoch; what they had in flight gets a crash, an attempt and a strike, and is buried as poison at `crashes_max`.
 -- Rows that another worker is burying at this moment are left to it.
-CREATE FUNCTION holdfast_work.bury_dead(dead_after float8, crashes_max integer, only_instance bigint DEFAULT NULL)
+CREATE OR REPLACE FUNCTION holdfast_work.bury_dead(dead_after float8, crashes_max integer, only_instance bigint DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -32,7 +32,7 @@ BEGIN
 END $$;
 
 -- bury: move jobs to the dead letters, with a reason if given, and lift their blocks.
-CREATE FUNCTION holdfast_work.bury(doomed bigint[], because smallint DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION holdfast_work.bury(doomed bigint[], because smallint DEFAULT NULL) RETURNS integer
 LANGUAGE sql AS $$
     WITH removed AS (
         DELETE FROM holdfast_work.job WHERE seq = ANY (doomed) RETURNING *
@@ -47,7 +47,7 @@ LANGUAGE sql AS $$
 $$;
 
 -- tell: the owners of these streams' partitions shall read everything again, at once if they sleep.
-CREATE FUNCTION holdfast_work.tell(changed smallint[]) RETURNS void
+CREATE OR REPLACE FUNCTION holdfast_work.tell(changed smallint[]) RETURNS void
 LANGUAGE sql AS $$
     WITH told AS (
         UPDATE holdfast_work.instance SET notice = true

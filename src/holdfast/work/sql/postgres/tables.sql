@@ -1,4 +1,4 @@
--- The tables of work, schema version 1. State and action numbers are those of work/job.py.
+-- The tables of work, schema version 1; the other versions are in tables_N.sql. State and action numbers are those of work/job.py.
 
 CREATE SCHEMA holdfast_work;
 

@@ -2,7 +2,7 @@
 -- `scheduled_for` is when a failed job is tried again.
 --
 -- A payload is bytes; one that is no text is shown escaped, so that a single job cannot make the views unreadable.
-CREATE FUNCTION holdfast_work.as_text(payload bytea) RETURNS text
+CREATE OR REPLACE FUNCTION holdfast_work.as_text(payload bytea) RETURNS text
 LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 BEGIN
     RETURN convert_from(payload, 'UTF8');
@@ -10,7 +10,7 @@ EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
     RETURN encode(payload, 'escape');
 END $$;
 
-CREATE VIEW holdfast_work.wh_work AS
+CREATE OR REPLACE VIEW holdfast_work.wh_work AS
 SELECT job.seq::text AS message_id, job.stream AS stream_id, job.destination, job.type AS event_type,
        holdfast_work.as_text(job.payload) AS event_data,
        job.stages | CASE WHEN job.state IN (1, 3) AND job.reason IS NOT NULL THEN 32768 ELSE 0 END AS status,
@@ -20,5 +20,5 @@ SELECT job.seq::text AS message_id, job.stream AS stream_id, job.destination, jo
        job.created_at, job.source, job.source_id
   FROM holdfast_work.job LEFT JOIN holdfast_work.instance ON job.seq = ANY (instance.running);
 
-CREATE VIEW holdfast_work.wh_outbox AS SELECT * FROM holdfast_work.wh_work WHERE source IS NULL;
-CREATE VIEW holdfast_work.wh_inbox AS SELECT * FROM holdfast_work.wh_work WHERE source IS NOT NULL;
+CREATE OR REPLACE VIEW holdfast_work.wh_outbox AS SELECT * FROM holdfast_work.wh_work WHERE source IS NULL;
+CREATE OR REPLACE VIEW holdfast_work.wh_inbox AS SELECT * FROM holdfast_work.wh_work WHERE source IS NOT NULL;

@@ -52,7 +52,21 @@ ON CONFLICT DO UPDATE SET policy = excluded.policy, by = excluded.by, why = excl
 UPDATE job SET state = 2 WHERE seq IN (SELECT value FROM json_each(?1)) AND state = 0
 
 -- name: due
-SELECT seq, length(payload) FROM job WHERE state = 1 AND due_at <= ?1 AND type NOT IN (SELECT value FROM json_each(?3)) ORDER BY due_at LIMIT ?2
+SELECT seq, length(payload), due_at FROM job WHERE state = 1 AND due_at <= ?1 ORDER BY due_at LIMIT ?2
+
+-- name: due_of
+-- The same of one type; the index by type keeps the others out of sight.
+SELECT seq, length(payload), due_at FROM job WHERE state = 1 AND due_at <= ?1 AND type = ?3 ORDER BY due_at LIMIT ?2
+
+-- name: scheduled_types
+-- From type to type by the index, however many jobs there are of each.
+WITH RECURSIVE scheduled (type) AS (
+    SELECT * FROM (SELECT type FROM job WHERE state = 1 ORDER BY type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT type FROM job WHERE state = 1 AND type > scheduled.type ORDER BY type LIMIT 1)
+      FROM scheduled WHERE scheduled.type IS NOT NULL
+)
+SELECT type FROM scheduled WHERE type IS NOT NULL
 
 -- name: probe
 -- One due job of a type whose breaker is half open.
@@ -62,7 +76,10 @@ SELECT seq FROM job WHERE state = 1 AND due_at <= ?1 AND type = ?2 ORDER BY due_
 UPDATE job SET state = 0 WHERE seq IN (SELECT value FROM json_each(?1))
 
 -- name: next_due
-SELECT due_at FROM job WHERE state = 1 AND type NOT IN (SELECT value FROM json_each(?1)) ORDER BY due_at LIMIT 1
+SELECT due_at FROM job WHERE state = 1 ORDER BY due_at LIMIT 1
+
+-- name: next_due_of
+SELECT due_at FROM job WHERE state = 1 AND type = ?1 ORDER BY due_at LIMIT 1
 
 -- name: claim
 -- Ready jobs after a sequence; the columns are the fields of work/job.py's Job, as in `one` and `backlog`.
