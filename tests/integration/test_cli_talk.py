@@ -7,9 +7,10 @@ import os
 import pty
 import select
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -204,6 +205,27 @@ def test_a_terminal_shows_history_a_prompt_and_what_comes(program: Program) -> N
         os.write(terminal, b"\x04")
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_whatever_is_pasted_while_the_server_is_away_is_kept_and_the_user_can_leave(program: Program) -> None:
+    server = program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    said = [f"line {number}" for number in range(2000)]
+    with pseudo_terminal(program, chat_id) as (pid, terminal):
+        read_until(terminal, b"alice> ")
+        server.kill()
+        server.wait()
+        read_until(terminal, b"alice (offline: ")
+        pasted = "".join(f"{line}\r" for line in said).encode() + b"\x03"
+        pasting = threading.Thread(target=os.write, args=(terminal, pasted), daemon=True)
+        pasting.start()
+        read_until(terminal, b"2000 not sent yet: kept")
+        pasting.join(PATIENCE_SECONDS)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    (file,) = (program.state_dir / "cli").glob("*-1.db")
+    with closing(apsw.Connection(str(file))) as state:
+        assert [content for (content,) in state.execute("SELECT content FROM outbox ORDER BY number")] == said
 
 
 @contextmanager

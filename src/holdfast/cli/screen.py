@@ -17,20 +17,25 @@ from holdfast.cli.editor import Ended, Entered, LineEditor
 from holdfast.cli.show import printable
 
 LINES_WAITING_MAX = 100
-"""Lines read ahead of what is stored; at the bound no more is read from the input."""
+"""Lines read ahead of what is taken; at the bound no more is read, and nothing that was read is dropped."""
+READ_BYTES_MAX = 4096
+"""Read from a terminal at once: as many lines at most."""
 
 
 class Screen(Protocol):
-    """What ``talk`` needs of the place it runs in. ``waits_at_end``: the end of the input is not the user leaving."""
+    """What ``talk`` needs of the place it runs in.
 
-    waits_at_end: bool
+    ``is_pipe``: the input can wait until there is room, and its end is not the user leaving.
+    """
+
+    is_pipe: bool
 
     def show(self, text: str) -> None:
         """A line that stays."""
         ...
 
     def status(self, state: str, waiting: Sequence[str]) -> None:
-        """How the connection stands, and the messages that are not acknowledged yet."""
+        """How the connection stands, and the newest of the messages that are not acknowledged yet."""
         ...
 
     def lines(self) -> AsyncIterator[str]:
@@ -43,7 +48,7 @@ class Screen(Protocol):
 class PlainScreen:
     """Pipes and files: messages on stdout, the state of the connection on stderr."""
 
-    waits_at_end = True
+    is_pipe = True
 
     def __init__(self) -> None:
         self._state = "connecting"
@@ -85,7 +90,7 @@ class PlainScreen:
 class TerminalScreen:
     """A terminal: what waits and the prompt are drawn below everything else, and drawn again on any change."""
 
-    waits_at_end = False
+    is_pipe = False
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -93,14 +98,14 @@ class TerminalScreen:
         self._state = "connecting"
         self._waiting: Sequence[str] = ()
         self._drawn = 0
-        self._entered: asyncio.Queue[str | None] = asyncio.Queue(LINES_WAITING_MAX)
+        self._entered: asyncio.Queue[str | None] = asyncio.Queue(LINES_WAITING_MAX + READ_BYTES_MAX)
         self._input = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._input)
         tty.setcbreak(self._input)
         mode = termios.tcgetattr(self._input)
         mode[3] &= ~termios.ISIG  # Ctrl+C is a key: the terminal must be put right before we go
         termios.tcsetattr(self._input, termios.TCSADRAIN, mode)
-        asyncio.get_running_loop().add_reader(self._input, self._typed)
+        self._read_on()
         self._draw()
 
     def show(self, text: str) -> None:
@@ -116,6 +121,8 @@ class TerminalScreen:
 
     async def lines(self) -> AsyncIterator[str]:
         while (line := await self._entered.get()) is not None:
+            if self._entered.qsize() == LINES_WAITING_MAX - 1:
+                self._read_on()
             yield line
 
     def close(self) -> None:
@@ -125,14 +132,17 @@ class TerminalScreen:
         termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
 
     def _typed(self) -> None:
-        data = os.read(self._input, 4096)
+        data = os.read(self._input, READ_BYTES_MAX)
         keys = self._editor.feed(data) if data else [Ended()]
         for key in keys:
-            line = key.text if isinstance(key, Entered) else None
-            if not self._entered.full():
-                self._entered.put_nowait(line)
+            self._entered.put_nowait(key.text if isinstance(key, Entered) else None)
+        if self._entered.qsize() >= LINES_WAITING_MAX:
+            asyncio.get_running_loop().remove_reader(self._input)
         self._erase()
         self._draw()
+
+    def _read_on(self) -> None:
+        asyncio.get_running_loop().add_reader(self._input, self._typed)
 
     def _erase(self) -> None:
         """Back to where the moving part began, and nothing below."""
@@ -144,7 +154,7 @@ class TerminalScreen:
         width = shutil.get_terminal_size().columns
         state = "" if self._state == "online" else f" ({self._state})"
         prompt = f"{self._name}{state}> {printable(self._editor.text)}"
-        below = [f"\x1b[2m… {_fit(printable(text), width - 3)}\x1b[0m" for text in self._waiting[-5:]]
+        below = [f"\x1b[2m… {_fit(printable(text), width - 3)}\x1b[0m" for text in self._waiting]
         sys.stdout.write("\n".join([*below, _tail(prompt, width - 1)]))
         sys.stdout.flush()
         self._drawn = len(below) + 1

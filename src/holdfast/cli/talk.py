@@ -12,6 +12,7 @@ import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ from holdfast.message import Cursor
 WINDOWS_MAX = 5
 """How many terminals one user may have open on one chat; a server allows as many devices."""
 WAITING_MAX = 100
-"""Own messages that are not back yet; at the bound no further line is read."""
+"""Own messages out of a pipe that are not back yet; at the bound no further line is read.
+
+What somebody types goes into the outbox at once: it is kept even if they leave or the machine goes down.
+"""
+WAITING_SHOWN = 5
+"""How many of the own messages that are not back yet a terminal shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +154,10 @@ class Talk:
                     self._waiting[key] = line
                     self._tell_status()
                     sends.create_task(self._send(key, line))
-                await self._until_fewer_than(WAITING_MAX)
-            if self._screen.waits_at_end:
+                    await asyncio.sleep(0)  # it is in the outbox before the end of the input can cancel the task
+                if self._screen.is_pipe:
+                    await self._until_fewer_than(WAITING_MAX)
+            if self._screen.is_pipe:
                 await self._until_fewer_than(1)
             else:
                 raise _Left
@@ -176,7 +184,8 @@ class Talk:
             await self._fewer.wait()
 
     def _tell_status(self) -> None:
-        self._screen.status(self._state, list(self._waiting.values()))
+        newest = [*islice(reversed(self._waiting.values()), WAITING_SHOWN)]
+        self._screen.status(self._state, newest[::-1])
 
 
 class _Left(Exception):
