@@ -336,6 +336,23 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
     play(engines_, scenario)
 
 
+def test_who_waits_to_follow_the_log_asks_again_on_the_connection_it_has(engines_: Engines) -> None:
+    """Twenty nodes that connect anew each time would be forty authentications a second on the primary."""
+    asking = "SELECT pid, query_start FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND pid != $1"
+
+    async def scenario(w: World) -> None:
+        asked: set[tuple[int, Any]] = set()
+        async with w.store.database.connection("be read") as db, LogFollower(w.settings, None) as first:
+            await until(lambda: first.working, 5, "one follower works")
+            async with LogFollower(w.settings, None) as second, asyncio.timeout(20):
+                while len(asked) < 4:
+                    asked |= {tuple(row) for row in await db.fetch(asking, db.get_server_pid())}
+            assert not second.working
+        assert len({pid for pid, _ in asked}) == 1
+
+    play(engines_, scenario)
+
+
 def test_a_follower_of_the_log_outlives_whatever_a_doorbell_raises(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         rung: list[str] = []

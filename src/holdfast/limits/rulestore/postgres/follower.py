@@ -64,21 +64,27 @@ class LogFollower:
             await asyncio.sleep(TAKEOVER_SECONDS)
 
     async def _live(self) -> None:
-        """One connection's life: with the lock, follow until something breaks; without it, come again later."""
+        """One connection's life: wait for the lock, then follow until something breaks."""
         db = await asyncpg.connect(
             self._settings.url,
             timeout=self._settings.connect_timeout_seconds,
             command_timeout=self._settings.timeout_seconds,
         )
         try:
-            if await db.fetchval(SQL["become_publisher"], PUBLISHER_LOCK):
-                if self._on_lead is not None:
-                    await self._on_lead()
-                self.working = True
-                await self._follow(db)
+            await self._wait_for_lock(db)
+            if self._on_lead is not None:
+                await self._on_lead()
+            self.working = True
+            await self._follow(db)
         finally:
             self.working = False
             db.terminate()
+
+    async def _wait_for_lock(self, db: Any) -> None:
+        while True:
+            if await db.fetchval(SQL["become_publisher"], PUBLISHER_LOCK):
+                return
+            await asyncio.sleep(TAKEOVER_SECONDS)
 
     async def _follow(self, db: Any) -> None:
         _, seq, _, _ = await db.fetchrow(SQL["head"])
