@@ -31,7 +31,16 @@ from chats import (
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
 from holdfast.message import Acked, Cursor, Entry, Message, User, Watermark
-from holdfast.store.changes import RETAIN_AT_ONCE, HaltChat, RecoverChat, Redact, RemoveMember, RenameChat, Retain
+from holdfast.store.changes import (
+    RETAIN_AT_ONCE,
+    HaltChat,
+    RaiseEpoch,
+    RecoverChat,
+    Redact,
+    RemoveMember,
+    RenameChat,
+    Retain,
+)
 from holdfast.store.contract import UNREAD_EXACT
 from holdfast.store.paging import ENVELOPE_BYTES
 from holdfast.store.plan import ChatLimits
@@ -413,10 +422,23 @@ async def test_watermarks_merge_to_their_maxima_and_what_is_no_members_is_ignore
     await store.mark([Watermark(BOB, "phone", "chat_a", 1, 4, 1)])
     expected = [Watermark(BOB, "laptop", "chat_a", 1, 1, 0), Watermark(BOB, "phone", "chat_a", 1, 5, 4)]
     assert await store.watermarks("chat_a") == expected
-    await store.change(RecoverChat(operator(), "chat_a"))
-    assert await store.watermarks("chat_a") == [], "they are of an older epoch now"
-    await store.mark([Watermark(BOB, "phone", "chat_a", 2, 1, 1)])
-    assert await store.watermarks("chat_a") == [Watermark(BOB, "phone", "chat_a", 2, 1, 1)]
+
+
+@on_every_store
+async def test_a_new_epoch_takes_the_watermarks_along_as_far_as_the_chat_goes(store: Any, rig: Rig) -> None:
+    """Its numbers mean the same messages as before: whoever had read them has, and nobody can make them unread."""
+    await create(store, "bob")
+    await fill(store, 9)
+    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 12, 4), Watermark(ANN, "phone", "chat_a", 1, 9, 11)])
+    for epoch, command in enumerate((RaiseEpoch(act(), "chat_a", 1), RecoverChat(operator(), "chat_a")), 2):
+        await store.change(command)
+        await store.change(RaiseEpoch(act(), "chat_a", 1))
+        marks = [Watermark(ANN, "phone", "chat_a", epoch, 9, 9), Watermark(BOB, "phone", "chat_a", epoch, 9, 4)]
+        assert await store.watermarks("chat_a") == marks
+        (summary,) = await store.chats_of(BOB, 10)
+        assert (summary.read, summary.unread) == (4, 5)
+    await store.mark([Watermark(BOB, "phone", "chat_a", 2, 9, 9), Watermark(BOB, "phone", "chat_a", 3, 1, 5)])
+    assert (await store.watermarks("chat_a"))[1] == Watermark(BOB, "phone", "chat_a", 3, 9, 5)
 
 
 def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_under_none(rig: Rig) -> None:
@@ -433,10 +455,12 @@ def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_un
         ]
         assert await store.watermarks("chat_a") == [Watermark(ANN, "other", "chat_a", 1, 1, 1), *kept]
         await store.change(RecoverChat(operator(), "chat_a"))
-        await store.mark([Watermark(BOB, "phone-8", "chat_a", 2, 1, 1), Watermark(BOB, "phone-9", "chat_a", 2, 1, 1)])
-        assert [w.device_id for w in await store.watermarks("chat_a")] == ["phone-8", "phone-9"], (
-            "an old epoch goes first"
-        )
+        await store.mark([Watermark(BOB, "phone-8", "chat_a", 2, 1, 6), Watermark(BOB, "phone-9", "chat_a", 2, 8, 1)])
+        assert [w for w in await store.watermarks("chat_a") if w.user == BOB] == [
+            Watermark(BOB, "", "chat_a", 2, 6, 6),
+            Watermark(BOB, "phone-7", "chat_a", 2, 7, 0),
+            Watermark(BOB, "phone-9", "chat_a", 2, 8, 1),
+        ], "in a new epoch, too"
 
     rig.run(scenario)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from scripted import ANNA, BELA, CHAT, create_chat
+from structlog.testing import capture_logs
 from virtual import LoopClock, run
 
 from holdfast.clock import Ids
@@ -22,7 +23,9 @@ def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:
         epoch = (await store.heads([CHAT]))[CHAT].epoch
         raiser = EpochRaiser(GuardedStore(store, clock), clock, Ids(clock, random.Random(1)))
         history = History(store, raiser, clock)
-        page = await history.sync(BELA, CHAT, Cursor(epoch, 3), 10)
+        with capture_logs() as logs:
+            page = await history.sync(BELA, CHAT, Cursor(epoch, 3), 10)
+        assert [(entry["log_level"], entry["user_id"], entry["cursor"]) for entry in logs] == [("critical", "bela", 3)]
         assert page.reset and page.epoch == epoch + 1
         await raiser(BELA, CHAT, epoch, clock.monotonic() + 5)
         assert (await store.heads([CHAT]))[CHAT].epoch == epoch + 1

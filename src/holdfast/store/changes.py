@@ -119,7 +119,10 @@ class HaltChat(Struct, frozen=True, tag=True):
 
 
 class RecoverChat(Struct, frozen=True, tag=True):
-    """Set a missing or lagging counter to the highest stored sequence, record holes, raise the epoch, resume."""
+    """Set a missing or lagging counter to the highest stored sequence, record holes, raise the epoch, resume.
+
+    Watermarks go on in the new epoch, see ``RaiseEpoch``.
+    """
 
     act: Act
     chat_id: str
@@ -128,7 +131,8 @@ class RecoverChat(Struct, frozen=True, tag=True):
 class RaiseEpoch(Struct, frozen=True, tag=True):
     """A cursor beyond the head proved a rollback: every copy of the chat is to be dropped.
 
-    Does nothing if the chat's epoch is no longer ``epoch``, so that many proofs raise it once.
+    Does nothing if the chat's epoch is no longer ``epoch``, so that many proofs raise it once. What is stored keeps
+    its numbers, so watermarks go on in the new epoch, at most up to the head: what was read stays read.
     """
 
     act: Act

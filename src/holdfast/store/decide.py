@@ -251,6 +251,7 @@ def _recover(command: RecoverChat, chat: Chat, seen: Seen) -> Plan:
     return Plan(
         replace(chat, halted=None, epoch=chat.epoch + 1, head=counter),
         counter=counter,
+        raised=True,
         gaps=seen.gaps,
         record=Record("chat.recover", chat.chat_id, details),
     )
@@ -260,7 +261,7 @@ def _raise_epoch(command: RaiseEpoch, chat: Chat) -> Plan:
     if chat.epoch != command.epoch:
         return Plan(chat)
     record = Record("chat.raise_epoch", chat.chat_id, {"epoch": [chat.epoch, chat.epoch + 1]})
-    return Plan(replace(chat, epoch=chat.epoch + 1), record=record)
+    return Plan(replace(chat, epoch=chat.epoch + 1), raised=True, record=record)
 
 
 def _record(act: Act, action: str, target: str, **details: object) -> Record | None:

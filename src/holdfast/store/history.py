@@ -242,7 +242,7 @@ class History:
         if chat_id in self._raised:
             wait = max(self._raised[chat_id].at + interval - now, 1)
             raise Unavailable("the chat was repaired a moment ago; try again", retry_after_seconds=round(wait, 1))
-        telemetry.rollback_proven(chat_id, cursor.epoch, cursor.sequence, head.sequence)
+        telemetry.rollback_proven(chat_id, user.user_id, cursor.epoch, cursor.sequence, head.sequence)
         raising = self._raise_epoch(user, chat_id, cursor.epoch, now + self._settings.request_timeout_seconds)
         begun = self._raised[chat_id] = _Raise(cursor.epoch, now, asyncio.ensure_future(raising))
 

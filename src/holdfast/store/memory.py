@@ -90,6 +90,15 @@ class _Chat(Struct):
             mark = replace(mark, delivered=max(mark.delivered, earlier.delivered), read=max(mark.read, earlier.read))
         self.marks[key] = mark
 
+    def take_marks_along(self) -> None:
+        """The epoch was raised by one: what counted in the one before counts in this, as far as the chat goes."""
+        epoch, head = self.chat.epoch, self.head
+        for key, mark in self.marks.items():
+            if mark.epoch == epoch - 1:
+                self.marks[key] = replace(
+                    mark, epoch=epoch, delivered=min(mark.delivered, head), read=min(mark.read, head)
+                )
+
     def forget_devices(self, user_id: str, devices_max: int) -> None:
         """Merge the named devices that are furthest behind into the one without a name."""
         named = [mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id]
@@ -340,6 +349,8 @@ class MemoryStore:
             if held.counter is None:
                 held.last_position = len(self._log)
             held.counter = plan.counter
+        if plan.raised:
+            held.take_marks_along()
         held.members.update({m.user_id: m for m in plan.put})
         for user_id in plan.drop:
             del held.members[user_id]

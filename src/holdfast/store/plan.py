@@ -89,6 +89,8 @@ class Plan(Struct, frozen=True):
     drop: Sequence[str] = ()
     event: MembershipEvent | None = None
     counter: int | None = None
+    raised: bool = False
+    """The chat's epoch is one more; its numbers mean the same messages, so watermarks go on, as far as the head."""
     redact: int | None = None
     erase: Erased | None = None
     retain: bool = False

@@ -111,12 +111,13 @@ def watermarks(outcome: str, count: int) -> None:
     _marks.labels(outcome).inc(count)
 
 
-def rollback_proven(chat_id: str, epoch: int, cursor: int, head: int) -> None:
+def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: int) -> None:
+    """``user_id``: whose cursor is the proof."""
     sometimes("a rollback was proven")
     _rollbacks.inc()
     log.critical(
         "SEV-1: a client has messages that the store does not: raising the chat's epoch",
-        chat_id=chat_id, epoch=epoch, cursor=cursor, head=head,
+        chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
     )  # fmt: skip
 
 

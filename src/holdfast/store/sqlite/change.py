@@ -168,6 +168,8 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
         connection.execute(SQL["update_chat"], {**asdict(plan.chat), "chat": chat})
     if plan.counter is not None:
         connection.execute(SQL["create_counter"], {"chat": chat, "counter": plan.counter})
+    if plan.raised:
+        connection.execute(SQL["take_watermarks_along"], {"chat": chat, "epoch_before": plan.chat.epoch - 1})
     if plan.put:
         rows = encode([(m.user_id, m.role, m.joined_at) for m in plan.put]).decode()
         connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": rows})

@@ -172,6 +172,11 @@ ON CONFLICT (chat, user_id, device_id) DO UPDATE SET
   read = CASE WHEN epoch = excluded.epoch THEN max(read, excluded.read) ELSE excluded.read END,
   epoch = excluded.epoch;
 
+-- name: take_watermarks_along
+-- The chat's epoch was raised: what counted in the one before counts in this, as far as the chat goes.
+UPDATE watermarks SET epoch = v.epoch, delivered = min(delivered, v.head), read = min(read, v.head)
+FROM chat_values AS v WHERE v.chat = :chat AND watermarks.chat = :chat AND watermarks.epoch = :epoch_before;
+
 -- name: forget_devices
 -- Of those just marked, the devices that are furthest behind while a member has more than :devices_max. Answers with
 -- watermarks for the device '', which stands for all that have no name.
