@@ -27,7 +27,7 @@ BREAKER = {
 NOTES: dict[str, str] = {
     "server.host": "Where to listen. An address that other machines can reach is refused unless `server.trusted_proxies` names the TLS proxy in front.",
     "server.port": "The one port for HTTP and WebSocket; 0 takes a free one and prints it. A busy port stops the start and says so.",
-    "server.state_dir": "Everything that is kept. One process at a time: a second one is refused and told the first one's process id.",
+    "server.state_dir": "Everything that is kept. Left empty: `$XDG_STATE_HOME/holdfast`, without that variable `~/.local/state/holdfast`. One process at a time: a second one is refused and told the first one's process id.",
     "server.trusted_proxies": "Networks whose X-Forwarded-For is believed. Anybody else is counted by their own address.",
     "server.allowed_origins": "Further origins whose pages may connect, exactly as browsers send them; others get 403. `*` is refused.",
     "server.log_format": "`json` for machines, `text` for people; always on stderr.",

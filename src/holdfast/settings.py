@@ -29,6 +29,7 @@ from holdfast.ingest.waiting import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
 from holdfast.limits.plane import LimitsSettings
 from holdfast.message import check_id
+from holdfast.places import default_state_dir
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.housekeeping import KeySettings
@@ -53,7 +54,7 @@ class Server:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    state_dir: str = "~/.local/state/holdfast"
+    state_dir: str = ""
     trusted_proxies: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     log_format: Literal["text", "json"] = "text"
@@ -82,7 +83,8 @@ class Server:
 
     @property
     def state_path(self) -> Path:
-        return Path(self.state_dir).expanduser()
+        """Where everything is kept; ``state_dir`` left empty: where commands look too when they are told nothing."""
+        return Path(self.state_dir).expanduser() if self.state_dir else default_state_dir()
 
 
 @dataclass(frozen=True, slots=True)

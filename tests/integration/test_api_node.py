@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from program import patched_environment
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
-from holdfast.cli.reach import settings_of
+from holdfast.cli.reach import Reach, settings_of
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.ingest.hot import HotChats
@@ -133,6 +134,36 @@ def test_the_commands_name_a_state_directory_only_where_they_would_not_find_it(
     assert default_state_dir() == Path("~/.local/state/holdfast").expanduser()
     elsewhere = settings_of(None, {"server.state_dir": str(tmp_path / "elsewhere")})
     assert sum(f"--state-dir {tmp_path / 'elsewhere'}" in line for line in posture(elsewhere)) == 3
+    named = settings_of(None, {"server.state_dir": "~/.local/state/holdfast"})
+    assert not any("--state-dir" in line for line in posture(named))
+
+
+def test_a_state_directory_that_is_named_is_taken_whatever_the_default_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    named = settings_of(None, {"server.state_dir": "~/.local/state/holdfast"})
+    assert named.server.state_path == Path("~/.local/state/holdfast").expanduser()
+    assert sum("--state-dir" in line for line in posture(named)) == 3
+
+
+SAID = [
+    {"HOLDFAST_SERVER__PORT": "9000"},
+    {"HOLDFAST_SERVER__HOST": "::1", "HOLDFAST_PORT": "9000"},
+    {"HOLDFAST_SERVER__STATE_DIR": "/srv/hf"},
+    {"HOLDFAST_STATE_DIR": "/srv/hf", "HOLDFAST_HOST": "localhost"},
+    {"XDG_STATE_HOME": "/srv"},
+    {},
+]
+
+
+@pytest.mark.parametrize("environment", SAID, ids=lambda said: ",".join(said) or "nothing")
+def test_every_command_goes_where_a_server_of_the_same_environment_is(environment: dict[str, str]) -> None:
+    with patched_environment(environment):
+        server = settings_of(None).server
+        given = Path(environment["HOLDFAST_STATE_DIR"]) if "HOLDFAST_STATE_DIR" in environment else None
+        reach = Reach(state_dir=given)  # as the option's own variable gives it
+        assert (reach.address, reach.state_path) == (server.url, server.state_path)
 
 
 def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:

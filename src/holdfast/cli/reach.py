@@ -75,7 +75,7 @@ class Reach:
         """--url, else where the settings file or the environment put the server, else the default."""
         if self.url:
             return self.url
-        if self.config is not None:
+        if self._configures("SERVER"):
             return settings_of(self.config).server.url
         host, port = os.environ.get("HOLDFAST_HOST", "127.0.0.1"), os.environ.get("HOLDFAST_PORT", "8080")
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -84,7 +84,7 @@ class Reach:
     def state_path(self) -> Path:
         if self.state_dir is not None:
             return self.state_dir.expanduser()
-        return settings_of(self.config).server.state_path if self.config is not None else default_state_dir()
+        return settings_of(self.config).server.state_path if self._configures("SERVER") else default_state_dir()
 
     def mint(self, user: str, tenant: str, hours: float) -> str:
         """A token for ``user``, signed with the secret in the state directory."""
@@ -122,9 +122,11 @@ class Reach:
         """Whose tokens the server takes, where that is configured at all."""
         from holdfast.access import TokenSettings
 
-        if self.config is None and not any(name.startswith("HOLDFAST_ACCESS__") for name in os.environ):
-            return TokenSettings()
-        return settings_of(self.config).access.tokens
+        return settings_of(self.config).access.tokens if self._configures("ACCESS") else TokenSettings()
+
+    def _configures(self, group: str) -> bool:
+        """Whether a file or the environment may set something of ``group``; reading all settings takes a while."""
+        return self.config is not None or any(name.startswith(f"HOLDFAST_{group}__") for name in os.environ)
 
     def _secrets(self) -> Secrets:
         from holdfast.access import read_secrets
@@ -134,13 +136,10 @@ class Reach:
 
 def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None) -> Settings:
     """The settings a server started with the same file and environment has; BadSetting names what is wrong."""
-    from holdfast.settings import Server, load
+    from holdfast.settings import load
 
     environ = {name: value for name, value in os.environ.items() if name != "HOLDFAST_CONFIG"}
-    settings = load(file, environ, overrides or {})
-    if settings.server.state_dir == Server().state_dir:
-        return replace(settings, server=replace(settings.server, state_dir=str(default_state_dir())))
-    return settings
+    return load(file, environ, overrides or {})
 
 
 _SHARED: dict[str, tuple[Any, Any]] = {
