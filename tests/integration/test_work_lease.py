@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -11,6 +12,7 @@ from work_stores import Hand, draft, postgres_work, run, until
 
 from engines import Server
 from holdfast.clock import SystemClock
+from holdfast.errors import NotFound
 from holdfast.work.balance import place_of
 from holdfast.work.contract import Report, Want
 from holdfast.work.job import PARTITIONS, Draft
@@ -353,5 +355,38 @@ def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Serve
             assert await owner.turn() == [seq]
             await owner.seat.give([owner.jobs[seq].partition])
             assert list(await other.take(range(PARTITIONS))) == [owner.jobs[seq].partition], "with its consent it is"
+
+    run(main())
+
+
+@pytest.mark.parametrize("verb", ["retry", "park", "bury", "release"])
+def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_other(
+    postgres_server: Server, verb: str
+) -> None:
+    """Both lock the worker's row first: the act waits until the call has ended, and finds what it left."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            (head, _) = await o.store.enqueue([draft("s"), draft("s")])
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            await hand.turn(failed=[hand.failure(head)])
+            acts: dict[str, Callable[[], Awaitable[int]]] = {
+                "retry": lambda: o.store.retry([head], reset=False, by="ann", why="now"),
+                "park": lambda: o.store.park([head], by="ann", why="later"),
+                "bury": lambda: o.store.bury([head], by="ann", why="never"),
+                "release": lambda: o.store.release("s", through=99, by="ann", why="go on"),
+            }
+            connection = hand.seat._connection  # type: ignore[attr-defined]
+            watcher = await asyncpg.connect(postgres_server.url)
+            async with connection.transaction():
+                await hand.seat.process(Report(), Want())  # holds the worker's row until the transaction ends
+                acting = asyncio.ensure_future(acts[verb]())
+                await until(lambda: watcher.fetchval("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"))
+                await hand.seat.process(Report(completed=[head]), Want())
+            with pytest.raises(NotFound):
+                await acting
+            assert await o.store.streams() == []
+            await watcher.close()
 
     run(main())

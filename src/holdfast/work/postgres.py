@@ -132,22 +132,26 @@ class PostgresWork:
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         async with self._act("retry", seqs, by, why) as act:
+            await act.fetch("lock_owners", seqs, None)
             return await act.apply(await act.fetch("retry", list(seqs), reset), "no such job waits for a retry")
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
         async with self._act("park", seqs, by, why) as act:
+            await act.fetch("lock_owners", seqs, None)
             return await act.apply(await act.fetch("park", list(seqs), by, why), "no such job, or it is parked already")
 
     async def release(
         self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
     ) -> int:
         async with self._act("release", [stream, *ids, *([type] if type else [])], by, why) as act:
+            await act.fetch("lock_owners", [], stream)
             types = [type] if type else []
             rows = await act.fetch("release", stream, list(ids), types, through, by, why)
             return await act.apply(rows, f"the stream {stream!r} is not blocked")
 
     async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
         async with self._act("dead", seqs, by, why) as act:
+            await act.fetch("lock_owners", seqs, None)
             rows = await act.fetch("partitions_of", list(seqs))
             await act.connection.execute("SELECT holdfast_work.bury($1::bigint[])", list(seqs))
             return await act.apply(rows, "no such job")

@@ -62,6 +62,15 @@ UPDATE holdfast_work.block
        released_through = greatest(released_through, $4), by = $5, why = $6
  WHERE stream = $1 RETURNING partition
 
+-- name: lock_owners
+-- Before anything is changed: a worker's call locks its own row first and its jobs then, so whoever acts on them does
+-- the same, or they wait for each other. $1 seqs, $2 stream (NULL: none)
+SELECT FROM holdfast_work.instance WHERE id IN (
+    SELECT p.owner FROM holdfast_work.partition AS p WHERE p.id IN (
+        SELECT partition FROM holdfast_work.job WHERE seq = ANY ($1::bigint[])
+        UNION ALL SELECT partition FROM holdfast_work.block WHERE stream = $2::text))
+ ORDER BY id FOR NO KEY UPDATE
+
 -- name: partitions_of
 -- $1 seqs
 SELECT partition FROM holdfast_work.job WHERE seq = ANY ($1::bigint[])
