@@ -566,6 +566,51 @@ def test_a_defect_ends_the_seat_and_not_the_worker(opened: Any) -> None:
     check(opened, body)
 
 
+class Untellable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def test_a_failure_that_cannot_be_judged_is_a_failure_of_that_job_only(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, go, starts = Handlers(), asyncio.Event(), list[int]()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            match order.order_id:
+                case "good":
+                    starts.append(order.number)
+                    await go.wait()
+                case "untellable":
+                    raise Untellable
+                case "cancelled":
+                    other = asyncio.ensure_future(asyncio.sleep(100))
+                    other.cancel()
+                    await other
+                case seconds:
+                    raise JobFailed(Reason.THROTTLED, retry_after_seconds=float(seconds))
+
+        def hook(error: BaseException) -> Reason:
+            return {"known": Reason.UNKNOWN}[error.args[0]]
+
+        orders = ("good", "untellable", "cancelled", "inf", "nan", "1e300", "good")
+        await o.store.enqueue([handlers.draft(Order(order, n)) for n, order in enumerate(orders)])
+        async with Worker(o.store, handlers, settings=QUICK, hook=hook).running():
+            await until(lambda: _waiting_for_retry(o, 5))
+            go.set()
+            await until(lambda: _left(o, 5))
+        assert sorted(starts) == [0, 6], "nobody else's run was ended"
+        entries = await o.store.find(Query())
+        assert all(entry.attempt == 1 and entry.due_at is not None for entry in entries)
+        assert {entry.reason for entry in entries} == {Reason.UNKNOWN, Reason.THROTTLED}
+
+    check(opened, body)
+
+
+async def _left(o: Opened, count: int) -> bool:
+    return len(await o.store.find(Query())) == count
+
+
 def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -> None:
     async def body(o: Opened) -> None:
         handlers, done = Handlers(), defaultdict(list)

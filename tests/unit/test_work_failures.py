@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from holdfast.work.coordinator import WorkerSettings
-from holdfast.work.failures import JobFailed, classify
+from holdfast.work.failures import RETRY_AFTER_MAX_SECONDS, JobFailed, classify
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import (
     CRASHES_MAX,
+    DELAY_MAX_SECONDS,
     ERROR_BYTES_MAX,
     LANES,
     PARTITIONS,
@@ -19,6 +22,7 @@ from holdfast.work.job import (
     Job,
     Policy,
     Reason,
+    decide,
 )
 from holdfast.work.postgres_seat import SeatSettings
 
@@ -74,6 +78,37 @@ def test_a_handler_that_knows_why_it_failed_is_believed(reason: Reason) -> None:
 
     failure = kept(raises)
     assert failure.reason is reason and failure.retry_after_seconds == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "kept_as"),
+    [("30", 0), (None, 0), (float("nan"), 0), (-5, 0), (7, 7), (float("inf"), 86400), (1e13, 86400), (10**400, 86400)],
+)
+def test_only_a_sensible_number_of_seconds_is_waited_for(told: Any, kept_as: float) -> None:
+    class Odd(Exception):
+        retry_after_seconds = told
+
+    failure = classify(Odd())
+    assert failure.retry_after_seconds == kept_as <= RETRY_AFTER_MAX_SECONDS
+    assert decide(Job(1, "t", b""), failure, Policy(), random.Random(1)).delay_seconds < 2 * RETRY_AFTER_MAX_SECONDS
+
+
+def test_no_policy_puts_a_job_off_for_longer_than_a_store_can_tell() -> None:
+    endless = Policy(strike=False, cap_seconds=float("inf"))
+    for attempt in (30, 1000, 10_000):
+        verdict = decide(Job(1, "t", b"", attempt=attempt), Failure(Reason.THROTTLED), endless, random.Random(1))
+        assert verdict.delay_seconds == DELAY_MAX_SECONDS
+    with pytest.raises(ValueError):
+        Policy(base_seconds=float("nan"))
+
+
+@pytest.mark.parametrize("answer", [lambda error: error.args[9], lambda error: "poison", lambda error: 7])
+def test_a_hook_that_fails_or_answers_nonsense_has_no_say(answer: Any) -> None:
+    assert classify(ConnectionError("away"), answer).reason is Reason.TRANSPORT_UNAVAILABLE
+
+
+def test_a_handler_that_names_no_reason_is_not_believed() -> None:
+    assert classify(JobFailed("because", "x")).reason is Reason.UNKNOWN  # type: ignore[arg-type]
 
 
 def test_the_defaults_are_those_of_the_design() -> None:

@@ -8,11 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from holdfast import telemetry
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, RateLimited, Refused
 from holdfast.work.job import ERROR_BYTES_MAX, TRACE_BYTES_MAX, Failure, Reason
 
 Hook = Callable[[BaseException], Reason | None]
 """The user's say: the reason for an exception, or None to leave it to the table."""
+
+
+RETRY_AFTER_MAX_SECONDS = 86400.0
+"""The longest wait an exception may ask for: what asks for more is tried again after a day."""
 
 
 class JobFailed(Exception):
@@ -68,20 +73,38 @@ def classify(error: BaseException, hook: Hook | None = None) -> Failure:
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{frame.filename}:{frame.name}" for frame in frames[-8:]]
     fingerprint = hashlib.sha256("\n".join([reason.name, kind, *places]).encode()).hexdigest()[:16]
-    retry_after = getattr(error, "retry_after_seconds", None) or 0.0
     message = error.message if isinstance(error, HoldfastError) else str(error)
     trace = "".join(traceback.format_exception(error))
-    return Failure(
-        reason, kind, clipped(message, ERROR_BYTES_MAX), clipped(trace, TRACE_BYTES_MAX), fingerprint, retry_after
-    )
+    texts = clipped(message, ERROR_BYTES_MAX), clipped(trace, TRACE_BYTES_MAX)
+    return Failure(reason, kind, *texts, fingerprint, _retry_after(error))
 
 
 def _reason(error: BaseException, hook: Hook | None) -> Reason:
     if isinstance(error, JobFailed):
-        return error.reason
-    told = hook(error) if hook is not None else None
+        return error.reason if isinstance(error.reason, Reason) else Reason.UNKNOWN
+    told = _asked(hook, error) if hook is not None else None
     listed = next((reason for kind, reason in REASONS if isinstance(error, kind)), Reason.UNKNOWN)
     return told or _away(type(error)) or listed
+
+
+def _asked(hook: Hook, error: BaseException) -> Reason | None:
+    """A hook that fails, or answers with something else, has no say: the job must not suffer for it."""
+    try:
+        told = hook(error)
+        if told is not None and not isinstance(told, Reason):
+            raise TypeError(f"the hook must answer with a Reason or None, not {told!r}")
+    except Exception as defect:
+        telemetry.defect("work", defect)
+        return None
+    return told
+
+
+def _retry_after(error: BaseException) -> float:
+    """Other libraries' exceptions may carry anything under this name."""
+    told = getattr(error, "retry_after_seconds", None)
+    if not isinstance(told, int | float) or not told > 0:
+        return 0.0
+    return float(min(told, RETRY_AFTER_MAX_SECONDS))
 
 
 def _away(kind: type[BaseException]) -> Reason | None:

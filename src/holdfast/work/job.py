@@ -29,6 +29,8 @@ PAYLOAD_BYTES_MAX = 1 << 20
 NAME_LENGTH_MAX = 200
 ERROR_BYTES_MAX = 4 << 10
 TRACE_BYTES_MAX = 16 << 10
+DELAY_MAX_SECONDS = 10 * 366 * 86400.0
+"""Ten years: the longest time until a job is due, whatever was asked for; every store can tell such a time."""
 CRASHES_MAX = 3
 """A job that was running when its process died this often is isolated as poison."""
 
@@ -120,7 +122,7 @@ class Draft:
             _name("destination", self.destination, 2000)
         if len(self.payload) > PAYLOAD_BYTES_MAX:
             raise MessageTooLarge(f"a payload of {len(self.payload)} bytes; at most {PAYLOAD_BYTES_MAX}")
-        if not 0 <= self.delay_seconds <= 10 * 366 * 86400:
+        if not 0 <= self.delay_seconds <= DELAY_MAX_SECONDS:
             raise InvalidMessage("delay_seconds must be between 0 and ten years", field="delay_seconds")
         if bool(self.source) != bool(self.source_id):
             raise InvalidMessage("source and source_id go together", field="source")
@@ -189,7 +191,7 @@ class Policy:
     stream: OnFailure = OnFailure.BLOCK
 
     def __post_init__(self) -> None:
-        if self.base_seconds <= 0 or self.factor < 1 or self.cap_seconds <= 0:
+        if not (self.base_seconds > 0 and self.factor >= 1 and self.cap_seconds > 0):
             raise ValueError("base_seconds and cap_seconds must be greater than 0, factor at least 1")
         if not 0 <= self.jitter < 1 or self.strikes_max < 1:
             raise ValueError("jitter must be in [0, 1), strikes_max at least 1")
@@ -277,7 +279,7 @@ def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> Ve
     if policy.stream is OnFailure.PARK:
         return Verdict(Action.PARK, failure.reason, strike=policy.strike, stream=policy.stream)
     delay = max(policy.delay(job.attempt, rng), failure.retry_after_seconds)
-    return Verdict(Action.RETRY, failure.reason, delay, policy.strike, policy.stream)
+    return Verdict(Action.RETRY, failure.reason, min(delay, DELAY_MAX_SECONDS), policy.strike, policy.stream)
 
 
 @dataclass(frozen=True, slots=True)

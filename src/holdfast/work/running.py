@@ -13,7 +13,7 @@ from holdfast.work.breakers import Breakers
 from holdfast.work.contract import Child, Failed, LeaseLost, Seat
 from holdfast.work.failures import Hook, UnknownType, classify
 from holdfast.work.handling import Context, Handlers, Handling
-from holdfast.work.job import Action, Failure, Job, Policies, Reason, Verdict, decide
+from holdfast.work.job import DEFAULTS, Action, Failure, Job, Policies, Policy, Reason, Verdict, decide
 
 _DEADLINE_TICK_SECONDS = 0.1
 
@@ -69,7 +69,9 @@ class Runner:
         except LeaseLost:
             self._breakers.neither(job.type)
             raise
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not task.cancelling():  # something the handler waited for was cancelled, not the handler
+                return self._failed(job, error, context.stages, context.released)
             self._breakers.neither(job.type)
             raise
         except Exception as error:
@@ -115,9 +117,8 @@ class Runner:
         if overdue and not context.finished:
             raise TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
 
-    def _failed(self, job: Job, error: Exception, stages: int, released: Sequence[int] = ()) -> Outcome:
-        failure = classify(error, self._hook)
-        policy = self._policies.lookup(job.type, failure.reason)
+    def _failed(self, job: Job, error: BaseException, stages: int, released: Sequence[int] = ()) -> Outcome:
+        failure, policy = self._judged(job, error)
         if policy.feeds_breaker:
             self._breakers.failed(job.type)
         else:
@@ -135,6 +136,16 @@ class Runner:
             error=f"{failure.error_type}: {failure.error}"[:200],
         )
         return Outcome(Failed(job.seq, job.attempt, verdict, failure, stages), released=released)
+
+    def _judged(self, job: Job, error: BaseException) -> tuple[Failure, Policy]:
+        """What cannot be judged (its text raises, no policy for its reason) concerns this job only."""
+        try:
+            failure = classify(error, self._hook)
+            return failure, self._policies.lookup(job.type, failure.reason)
+        except Exception as defect:
+            telemetry.defect("work", defect)
+            told = f"the failure could not be judged: {type(defect).__qualname__}"
+            return Failure(Reason.UNKNOWN, type(error).__qualname__, told), DEFAULTS[Reason.UNKNOWN]
 
     def _put_off(self, job: Job, seconds: float) -> Outcome:
         delay = seconds * (1 + 0.1 * self._rng.random())
