@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,31 @@ def test_watch_prints_what_is_changed_meanwhile(program: Program) -> None:
         watching.wait(20)
         reader.join()
     assert json.loads(seen[0])["rule"]["resource"] == "watched"
+
+
+def test_the_documented_line_makes_rules_put_back_by_hand_new_to_everybody(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "limits.md"
+    (line,) = [line for line in guide.read_text().splitlines() if line.startswith("holdfast rules raise-epoch")]
+    command = shlex.split(line)[1:]
+    program = Program(tmp_path / "state")
+    missing = program.run(*command)
+    assert missing.returncode == 1 and "there is no" in missing.stderr
+    program.serve()
+    program.ok("rules", "set", *RULE, "algorithm=token_bucket", "limit=100", "window=60s")
+    running = program.run(*command)
+    assert running.returncode == 1 and "in use" in running.stderr
+    program.stop()
+    before = _epoch(program)
+    assert "new epoch" in program.ok(*command)
+    once = _epoch(program)
+    assert "new epoch" in program.ok(*command)
+    assert before < once < _epoch(program), "also when a copy is put back twice within a second"
+    program.serve()
+    after = json.loads(program.ok("rules", "set", *RULE, "limit=500", "--json"))
+    program.stop()
+    assert (after["version"], after["epoch"]) == (2, _epoch(program))
+
+
+def _epoch(program: Program) -> int:
+    with closing(sqlite3.connect(program.state_dir / "limits.db")) as db:
+        return int(db.execute("SELECT epoch FROM rules_head").fetchone()[0])

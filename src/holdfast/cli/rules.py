@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import ASKED, Reach, reaching
+from holdfast.cli.reach import ASKED, Reach, at_home, reaching
 from holdfast.cli.rest import Rest
 from holdfast.errors import InvalidMessage, NotFound, OutcomeUnknown
 
@@ -263,6 +263,27 @@ def import_rules(
     else:
         show.table(("rule", "what"), ((d["rule"], "new" if d["new"] else ", ".join(d["changed"])) for d in done),
                    empty="Nothing to change: the rules are as in the file.")  # fmt: skip
+
+
+@rules.command("raise-epoch")
+@at_home
+def raise_epoch(reach: Reach) -> None:
+    """After you put back your own copy of limits.db, with the server stopped: let nobody take its rules for older ones.
+
+    `holdfast restore` does this by itself.
+
+    Example:
+
+    \b
+      holdfast rules raise-epoch
+    """
+    from holdfast.node.backup import renew_rules
+
+    file = renew_rules(reach.state_path)
+    if reach.as_json:
+        show.as_json({"file": str(file)})
+    else:
+        show.line(f"{file}: under a new epoch; start the server with `holdfast serve`")
 
 
 def _all(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:

@@ -18,13 +18,13 @@ from holdfast import __version__
 from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
-from holdfast.errors import ServerBusy, StateCorrupted, Unavailable
+from holdfast.errors import NotFound, ServerBusy, StateCorrupted, Unavailable
 from holdfast.limits.opening import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.node.work import WEBHOOKS_NAME, WORK_NAME
 from holdfast.sqlite.backup import Contents, Manifest, take
 from holdfast.sqlite.copies import Part, Progress, Restored, quiet
-from holdfast.sqlite.restore import restore
+from holdfast.sqlite.restore import renew, restore
 from holdfast.store.sqlite import CHATS
 from holdfast.store.state import held
 from holdfast.webhooks.sqlite import MIGRATIONS as WEBHOOKS_MIGRATIONS
@@ -119,6 +119,22 @@ def restore_backup(
     ``holdfast.sqlite.restore``.
     """
     with held(state) as directory:
-        now = SystemClock().now()
-        restored = Restored(timestamp(now), int(now), getpass.getuser(), reason, backup.name)
-        return restore(directory, backup, CONTENTS, restored, overwrite=overwrite, progress=progress)
+        return restore(directory, backup, CONTENTS, _now(reason, backup), overwrite=overwrite, progress=progress)
+
+
+def renew_rules(state: Path) -> Path:
+    """The rules of a stopped server, which somebody put back by hand, under a new epoch; their file.
+
+    StateDirectory if a server runs on the directory, NotFound if it keeps no rules.
+    """
+    with held(state) as directory:
+        rules = directory / LIMITS.name
+        if not rules.exists():
+            raise NotFound(f"there is no {rules}; rules in PostgreSQL have a new epoch with each timeline")
+        renew(rules, LIMITS, _now("", rules))
+        return rules
+
+
+def _now(reason: str, backup: Path) -> Restored:
+    now = SystemClock().now()
+    return Restored(timestamp(now), int(now), getpass.getuser(), reason, backup.name)

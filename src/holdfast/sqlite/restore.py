@@ -119,7 +119,7 @@ def _make_ready(
         if describe(staged, part, progress) != entry:
             raise StateCorrupted(f"{source.files[entry.name]} is not what its manifest says; use another backup")
         if part is not None:
-            _renew(staged, part, restored)
+            renew(staged, part, restored)
         sync(staged)
         points.checkpoint(f"restore.made.{entry.name}")
         brought.append(entry)
@@ -143,7 +143,8 @@ def _aside(state: Path, at: str) -> str:
     return next(free for n in count() if not (state / (free := f"{name}-{n}" if n else name)).exists())
 
 
-def _renew(path: Path, part: Part, restored: Restored) -> None:
+def renew(path: Path, part: Part, restored: Restored) -> None:
+    """Bring a copy that nobody has open to the present schema, and make it one that was restored."""
     connection = open_and_migrate(path, SqliteSettings(), part.migrations)
     try:
         with connection:
