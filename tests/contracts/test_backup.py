@@ -20,13 +20,14 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
-from chats import acked, create, draft, fill, send
+from chats import BOB, acked, create, draft, fill, send
 
 from holdfast.clock import Ids, SystemClock
 from holdfast.errors import HoldfastError, ServerBusy, StateCorrupted, StateDirectory, Unavailable
 from holdfast.limits.changes import Change
 from holdfast.limits.rules import RuleName
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
+from holdfast.message import Watermark
 from holdfast.node.backup import CONTENTS, Backups, require_whole, restore_backup
 from holdfast.sqlite import points
 from holdfast.sqlite.backup import MANIFEST, Manifest, read_manifest, take
@@ -78,6 +79,7 @@ async def _fill(state: Path, messages: int) -> None:
         await create(parts.chats, "bob")
         await create(parts.chats, chat_id="chat_b")
         await fill(parts.chats, messages)
+        await parts.chats.mark([Watermark(BOB, "phone", "chat_a", 1, messages, messages - 1)])
         await parts.work.enqueue([Draft("mail", b"{}")], Mark("webhooks", await parts.chats.log_end()))
         body = {"algorithm": "token_bucket", "limit": messages, "window": "60s"}
         await parts.rules.change(Change("create", RuleName("acme", "/x"), "op", AT, body, reason="test"))
@@ -124,6 +126,7 @@ def look(state: Path) -> dict[str, Any]:
             return {
                 "messages": inspection.count,
                 "epoch": inspection.chat.epoch,
+                "marks": [(mark.delivered, mark.read) for mark in await parts.chats.watermarks("chat_a")],
                 "log_end": await parts.chats.log_end(),
                 "read_through": await parts.work.position("webhooks"),
                 "jobs": sum((await parts.work.stats()).by_state.values()),
@@ -177,6 +180,7 @@ def test_a_backup_holds_every_file_but_the_secrets_and_a_restore_brings_them_bac
     assert {entry.name for entry in fresh.iterdir()} == FILES - {MANIFEST} | {"lock"}
     found = look(fresh)
     assert (found["messages"], found["jobs"], found["limit"], found["read_through"]) == (7, 1, 7, 7)
+    assert found["marks"] == [(7, 6)], "what was read stays read in the new epoch"
     assert found["epoch"] >= 1_000 and found["rules_epoch"] >= 1_000
     assert found["acts"] == [("store.restore", "op", "a drill")]
 

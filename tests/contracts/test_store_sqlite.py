@@ -352,7 +352,7 @@ def test_a_page_that_meets_its_deadline_holds_what_was_read(tmp_path: Path, monk
     with_store(tmp_path, scenario, clock=clock)
 
 
-SCANS_EVERYTHING = {"raise_all_epochs"}
+SCANS_EVERYTHING = {"raise_all_epochs", "take_all_watermarks_along"}
 """Statements that are for all chats by their meaning."""
 
 

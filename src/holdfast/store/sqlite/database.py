@@ -31,6 +31,7 @@ def version_of(connection: apsw.Connection, path: Path) -> int:
 
 def _renew(connection: apsw.Connection, restored: Restored) -> None:
     """Clients may have seen messages that the backup does not have: every copy of a chat is to be dropped."""
+    connection.execute(SQL["take_all_watermarks_along"], {"epoch_min": restored.epoch_min})
     connection.execute(SQL["raise_all_epochs"], {"epoch_min": restored.epoch_min})
     details = msgspec.json.encode({"taken_at": restored.taken_at, "epoch_min": restored.epoch_min}).decode()
     record = {"at": restored.at, "actor": restored.actor, "action": "store.restore", "target": restored.backup}

@@ -328,6 +328,12 @@ SELECT (
   WHERE e.sender_id = :user_id AND c.tenant = :tenant AND e.kind = 'text' AND e.is_there
 ), (SELECT max(position) FROM looked);
 
+-- name: take_all_watermarks_along
+-- Before raise_all_epochs: what counts in a chat's epoch will count in its next. They are in one file with the
+-- messages, so none is beyond a head.
+UPDATE watermarks SET epoch = max(c.epoch + 1, :epoch_min)
+FROM chats AS c WHERE c.chat = watermarks.chat AND c.epoch = watermarks.epoch;
+
 -- name: raise_all_epochs
 -- After a restore: what clients have may be newer than what is stored. One more than before would be given twice to
 -- whoever restores the same backup twice, so there is a least that only time moves.
