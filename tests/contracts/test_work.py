@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 import pytest
-from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run
+from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run, steps_of
 
 from holdfast.errors import NotFound
 from holdfast.work.contract import Child, Failed, LeaseLost, Mark, Query, Report, Want
@@ -618,6 +618,23 @@ def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -> None
         await writing
 
     check(lambda: embedded_work(tmp_path / "work.db"), body)
+
+
+def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there_are() -> None:
+    """An operator looks when much is blocked."""
+
+    async def cost(blocked: int) -> int:
+        async with embedded_work(None) as o:
+            await o.store.enqueue([draft(f"s{n % 100}") for n in range(2000)])
+            for n in range(100 - blocked, 100):
+                await o.store.park([n + 1], by="ann", why="later")
+            assert [stream.waiting for stream in await o.store.streams()] == [19] * blocked
+            return await steps_of(o.store, o.store.streams())
+
+    async def body() -> None:
+        assert await cost(100) < 10 * await cost(1), "not a hundred times: then each stream would pass over all jobs"
+
+    run(body())
 
 
 def test_open_breakers_are_shared_and_end(opened: Open) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import Hand, draft, embedded_work, postgres_work, run
+from work_stores import Hand, draft, embedded_work, postgres_work, run, steps_of
 
 from engines import Server
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
@@ -65,20 +65,10 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Open) -> None:
 def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
     async def main() -> None:
         async with embedded_work(None) as o:
-            db, hand = o.store._db, await Hand.sit(o.store)
+            hand = await Hand.sit(o.store)
 
             async def steps() -> int:
-                counted = 0
-
-                def count() -> bool:
-                    nonlocal counted
-                    counted += 1
-                    return False
-
-                db.set_progress_handler(count, 10)
-                await hand.seat.process(Report(), Want(jobs=100, shut=["down"]))
-                db.set_progress_handler(None)
-                return counted
+                return await steps_of(o.store, hand.seat.process(Report(), Want(jobs=100, shut=["down"])))
 
             await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
             await steps()

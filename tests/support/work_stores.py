@@ -167,3 +167,18 @@ async def until(condition: Any, seconds: float = 20.0) -> None:
             if await result if asyncio.iscoroutine(result) else result:
                 return
             await asyncio.sleep(0.01)
+
+
+async def steps_of(store: MemoryWork, call: Awaitable[Any]) -> int:
+    """What a call costs, in tens of steps of SQLite's machine: the same on every computer."""
+    counted = 0
+
+    def count() -> bool:
+        nonlocal counted
+        counted += 1
+        return False
+
+    store._db.set_progress_handler(count, 10)
+    await call
+    store._db.set_progress_handler(None)
+    return counted

@@ -190,10 +190,16 @@ INSERT INTO act (at, verb, target, count, by, why) VALUES (?1, ?2, ?3, ?4, ?5, ?
 SELECT at, verb, target, count, by, why FROM act ORDER BY number DESC LIMIT ?1
 
 -- name: streams
+-- In one pass over all jobs (CROSS JOIN: they are outside), however many streams are blocked.
+WITH chosen AS MATERIALIZED (SELECT * FROM block ORDER BY since, head LIMIT ?1),
+waiting AS (
+    SELECT c.head, count(*) AS jobs FROM job AS w CROSS JOIN chosen AS c
+     WHERE c.stream = w.stream AND w.seq > c.head GROUP BY c.head
+)
 SELECT b.stream, b.head, b.policy, b.released_through, b.released_ids, b.released_types, b.by, b.why,
-       (SELECT count(*) FROM job AS w WHERE w.stream = b.stream AND w.seq > b.head),
-       j.type, j.attempt, j.reason, j.error, j.due_at, b.since
-  FROM block AS b LEFT JOIN job AS j ON j.seq = b.head ORDER BY b.since, b.head LIMIT ?1
+       coalesce(waiting.jobs, 0), j.type, j.attempt, j.reason, j.error, j.due_at, b.since
+  FROM chosen AS b LEFT JOIN waiting ON waiting.head = b.head LEFT JOIN job AS j ON j.seq = b.head
+ ORDER BY b.since, b.head
 
 -- name: groups
 -- All jobs, in one pass, by what people ask about.
