@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.access import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import Rest
-from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message
+from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message, Receipt
 from holdfast.clock import SystemClock
 from holdfast.errors import MessageTooLarge, NotAMember, NotFound, Unauthorized
 from holdfast.message import User
@@ -95,6 +95,26 @@ def test_a_device_that_was_away_gets_what_it_missed_and_only_that(tmp_path: Path
                 await alice.send(chat_id, f"missed {n}")
             async with world.client("bob", state) as bob:
                 assert [m.content for m in await next_of(bob, Message, 15)] == [f"missed {n}" for n in range(15)]
+
+    served(tmp_path, scenario)
+
+
+def test_a_chat_that_is_not_followed_is_not_told_to_its_senders_as_delivered(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        lobby, den = await world.chat("alice", "bob"), await world.chat("alice", "bob")
+        bob = Client(world.url, world.token("bob"), settings=QUICK, follow={lobby})
+        async with world.client("alice") as alice, bob:
+            await bob.connected()
+            await alice.send(den, "nobody reads this")
+            await alice.send(lobby, "bob reads this")
+            reading = asyncio.create_task(next_of(bob, Message, 2))  # asking for a second ends the first
+            async for event in alice.events():
+                if isinstance(event, Receipt) and event.user_id == "bob":
+                    assert event.chat_id == lobby
+                    break
+            reading.cancel()
+            status = {c: await world.ask("alice", "GET", f"/v1/chats/{c}/messages/1/status") for c in (lobby, den)}
+            assert "bob" in status[lobby]["delivered"] and "bob" not in status[den]["delivered"]
 
     served(tmp_path, scenario)
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from talk import Talk, run
+from talk import page as talk_page
+
 from holdfast.client import ChatGone, ChatJoined, ChatReset, ClientSettings, Event, SendRefused, Sent, Warned
 from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
+from holdfast.client.chats import PASSED_OVER_SECONDS
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.errors import InternalError, NotAMember
 from holdfast.message import Cursor, Message, Page
+from holdfast.session.effects import Delivered, Observed
 from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
     Ack,
@@ -542,7 +547,7 @@ def test_ephemeral_events_keep_the_newest_only() -> None:
     assert len(bench.machine.inbox) == 256
 
 
-def test_chats_that_are_not_followed_are_passed_over_and_acked() -> None:
+def test_chats_that_are_not_followed_are_passed_over_and_not_acked() -> None:
     bench = Bench({"c": Cursor(1, 0), "d": Cursor(1, 0)}, follow={"c"})
     bench.resume(ResumedChat("d", 1, 50, messages(1, 3, "d"), 3, True, False))
     [sync] = bench.frames(SyncRequest)
@@ -553,7 +558,47 @@ def test_chats_that_are_not_followed_are_passed_over_and_acked() -> None:
     assert bench.take_all() == [message(1)]
     bench.pass_time(1)
     assert bench.kept["d"] == Cursor(1, 51)
-    assert ("d", 51) in [(f.payload.chat_id, f.payload.sequence) for f in bench.frames(Ack) if isinstance(f, Ack)]
+    bench.drop()
+    bench.resume()
+    bench.pass_time(1)
+    assert {f.payload.chat_id for f in bench.frames(Ack) if isinstance(f, Ack)} == {"c"}
+
+
+def test_a_server_that_waits_for_acks_of_a_chat_that_is_not_followed_is_asked_instead_before_its_patience_ends() -> (
+    None
+):
+    bench = Bench({"c": Cursor(1, 0)}, follow={"c"})
+    bench.resume(ResumedChat("d", 1, 2, messages(1, 2, "d"), 2, False, False), joined=["d"])
+    assert bench.frames(SyncRequest) == []
+    bench.pass_time(20)
+    bench.get(Heartbeat({}))
+    [sync] = written(bench.pass_time(20))
+    assert isinstance(sync, SyncRequest) and (sync.payload.chat_id, sync.payload.after_sequence) == ("d", 2)
+    assert bench.get(Page("d", 1, [], 2, False, 2), sync.request_id) == []
+    for number in range(3, 6):
+        bench.get(message(number, "d"))
+        assert written(bench.pass_time(8)) == []
+    [sync] = written(bench.pass_time(8))
+    assert isinstance(sync, SyncRequest) and sync.payload.after_sequence == 5, "once for all that came meanwhile"
+
+
+def test_a_chat_that_is_followed_is_pulled_before_those_that_are_not() -> None:
+    bench = Bench({"c": Cursor(1, 0)}, follow={"c"})
+    bench.resume(*(ResumedChat(f"d{n}", 1, 9, [], 0, True, False) for n in range(3)))
+    [first] = bench.frames(SyncRequest)
+    bench.get(message(2))
+    [sync] = bench.get(Page("d0", 1, [], 9, False, 9), first.request_id)
+    assert isinstance(sync, SyncRequest) and sync.payload.chat_id == "c"
+
+
+def test_a_session_whose_client_pulls_instead_of_acking_stays_open_and_counts_nothing_as_delivered() -> None:
+    talk = Talk().live(0)
+    for number in range(1, 20):
+        talk.deliver(run(number))
+        talk.wait(PASSED_OVER_SECONDS)
+        talk.receive(HeartbeatAck())
+        talk.pull(number, talk_page(number, number))
+    assert talk.closing is None and talk.count(Delivered) == talk.count(Observed) == 0
 
 
 # Sending

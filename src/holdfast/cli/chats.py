@@ -132,7 +132,7 @@ def open_chat(
 
     Survives the server being killed and restarted: what you type meanwhile waits on disk (shown dim, with …) and
     is marked ✓ when the server has it. A terminal opens a chat, by its id, without a server too. Input may be a
-    pipe: then it ends when every line has arrived.
+    pipe: then it ends when every line has arrived. Only this chat counts as delivered to you here, no other.
 
     Examples:
 

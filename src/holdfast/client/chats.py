@@ -19,12 +19,18 @@ from holdfast.wire.frames import ResumedChat, SyncBody
 
 NO_PROGRESS_SECONDS = 1.0
 """How long a chat waits after a page that promised more and brought nothing."""
+PASSED_OVER_SECONDS = 30.0
+"""How long after a message that was passed over its chat is pulled, from behind it.
+
+An ack would tell the sender that this device has it. The cursor of a pull tells the server's session alone that
+nothing is missing here; without either it would wait for acks, and after a minute doubt this connection.
+"""
 
 
 class Chats:
     """All chats of this device, which of them are behind, and which owe the server an ack.
 
-    ``follow``: only these reach the application; the others are passed over to their heads, and acked unseen.
+    ``follow``: only these reach the application; the others are passed over to their heads, and never acked.
     """
 
     def __init__(self, saved: Mapping[str, Cursor], inbox: Inbox, follow: Collection[str] | None) -> None:
@@ -131,7 +137,7 @@ class Chats:
         copy = self._copies.get(chat_id)
         if copy is not None and copy.epoch == cursor.epoch:
             copy.kept = max(copy.kept, cursor.sequence)
-            if copy.kept > copy.acked:
+            if copy.kept > copy.acked and self._follows(chat_id):
                 self._owed[chat_id] = None
 
     # What leaves
@@ -154,9 +160,10 @@ class Chats:
 
     def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
         """The next chat to pull, and what we had heard of it when we asked."""
-        chat_id = next((chat_id for chat_id, at in self._behind.items() if at <= now), None)
-        if chat_id is None:
+        due = [chat_id for chat_id, at in self._behind.items() if at <= now]
+        if not due:
             return None
+        chat_id = next((chat_id for chat_id in due if self._follows(chat_id)), due[0])
         del self._behind[chat_id]
         copy = self._copies[chat_id]
         return SyncBody(chat_id, max(copy.epoch, 0), copy.received, limit), copy.heard
@@ -199,7 +206,9 @@ class Chats:
 
     def _take(self, chat_id: str, copy: Copy, messages: Collection[Message], through: int, now: float) -> None:
         if not self._follows(chat_id):
-            copy.skip_to(through)
+            if through > copy.received:
+                copy.skip_to(through)
+                self._behind.setdefault(chat_id, now + PASSED_OVER_SECONDS)
             return
         for message in copy.take(list(messages), through, self._inbox.room):
             self._inbox.put(message, copy)

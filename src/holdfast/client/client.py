@@ -36,7 +36,7 @@ class Client:
     - ``token``: a JWT, or a coroutine function that gets a fresh one whenever it is needed.
     - ``state``: the file that holds unsent messages and cursors; None: memory, lost with the process.
     - ``device_id``: stable per device; taken from the state file, or made, if not given.
-    - ``follow``: only these chats reach the application, the others are acknowledged unseen; None: all.
+    - ``follow``: only these chats reach the application, the others are passed over and not acked; None: all.
     - ``start``: where to begin in these chats, instead of where the state file says.
     """
 
