@@ -159,6 +159,11 @@ class Watermark(Struct, frozen=True):
     read: int
 
 
+def check_tenant(value: str, name: str = "tenant") -> str | None:
+    """Why no credential can be of tenant ``value``, or None. ``*`` counts what belongs to none."""
+    return check_id(value, name) or (f"{name} must not be *, which means every tenant" if value == "*" else None)
+
+
 def check_id(value: str, name: str) -> str | None:
     """Why ``value`` cannot be an id, or None. Ids are 1..64 printable ASCII characters without spaces."""
     if not value:

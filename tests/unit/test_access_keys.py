@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from holdfast.access import ADMIN_SCOPES, TENANT_SCOPES, ApiKey, KeyRing, is_api_key, load_keys, save_keys
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
@@ -78,6 +79,7 @@ def test_a_revoked_key_is_dead_and_the_others_live() -> None:
         ("tenant", "a\nb", "acme", None, "label"),
         ("tenant", "backend", "", None, "tenant"),
         ("tenant", "backend", "a b", None, "tenant"),
+        ("tenant", "backend", "*", None, "tenant"),
         ("admin", "laptop", "acme", None, "tenant"),
         ("tenant", "backend", "acme", [], "scopes"),
         ("tenant", "backend", "acme", ["keys:write"], "scopes"),
@@ -93,6 +95,13 @@ def test_a_key_that_asks_for_what_its_kind_cannot_have_is_refused(
         ring.issue(kind, label, AT, tenant=tenant, scopes=scopes)  # type: ignore[arg-type]
     assert caught.value.details["field"] == field
     assert ring.list() == []
+
+
+def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:
+    key, secret = KeyRing().issue("tenant", "backend", AT, tenant="acme")
+    assert KeyRing([key]).find(secret) == key
+    with pytest.raises(Unauthorized):
+        KeyRing([structs.replace(key, tenant="*")]).find(secret)
 
 
 def test_no_tenant_scope_reaches_across_tenants() -> None:

@@ -8,22 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rest import Rest, error_of, serving
 from structlog.testing import capture_logs
 
 from holdfast.api import ApiSettings
 from holdfast.cli.operate import alarms
 from holdfast.clock import SystemClock
-from holdfast.errors import Unavailable
+from holdfast.errors import InvalidMessage, Unauthorized, Unavailable
 from holdfast.limits.asgi import RateLimited, rate_limit_headers, retry_after
 from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import Entrances
+from holdfast.limits.entrances import ADMIN, DEFAULT_RULES, Entrances
 from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.plane import LimitsPlane
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
+from holdfast.message import User
 
 RULE: dict[str, Any] = {
     "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
@@ -79,6 +81,36 @@ def test_a_service_may_check_as_often_as_its_tenant_may_ask(tmp_path: Path, act_
         for _ in range(1_000):
             answer = await rest.ask("POST", "/v1/limits/check", tenant, check, **act_as)
             assert answer.status_code == 200, answer.text
+
+    limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("tenant", ["holdfast", "acme", "**"])
+def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: str) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        few = next(rule for rule in DEFAULT_RULES if rule.resource == ADMIN)
+        await plane.control.ensure([structs.replace(few, limit=10, burst_size=0)])
+        await applied(plane, store)
+        operator, service = rest.admin_key(), rest.tenant_key(tenant)
+        (key_id,) = [key.key_id for key in rest.deps.keys.list() if key.kind == "admin"]
+        first = await rest.ask("GET", "/admin/rules", operator)
+        assert '"*/admin:key";r=9' in first.headers["ratelimit"], "the rule for every tenant is the one that answers"
+        for _ in range(12):
+            spent = await rest.ask("POST", "/v1/limits/check", service, {"resource": ADMIN, "subject": key_id})
+        assert not spent.json()["allowed"], "its own counter of that name is used up"
+        assert '"*/admin:key";r=8' in (await rest.ask("GET", "/admin/rules", operator)).headers["ratelimit"]
+
+    limited(tmp_path, scenario)
+
+
+def test_no_credential_speaks_for_every_tenant(tmp_path: Path) -> None:
+    """``*`` counts what belongs to no tenant: operators, and addresses that have not said who they are."""
+
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        with pytest.raises(InvalidMessage, match="every tenant"):
+            rest.tenant_key("*")
+        with pytest.raises(Unauthorized, match="every tenant"):
+            rest.deps.tokens.verify(rest.deps.tokens.mint(User("*", "ann"), 60))
 
     limited(tmp_path, scenario)
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Principal, Scope
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
-from holdfast.message import check_id
+from holdfast.message import check_tenant
 
 KeyKind = Literal["tenant", "admin"]
 
@@ -105,7 +105,7 @@ class KeyRing:
         key = self._keys.get(digest)
         # The dictionary finds by digest, which tells an attacker nothing: a guess's digest cannot be steered.
         # The comparison is constant in time all the same.
-        if key is None or not hmac.compare_digest(key.digest, digest):
+        if key is None or not hmac.compare_digest(key.digest, digest) or (key.tenant and check_tenant(key.tenant)):
             raise Unauthorized("the API key is not known here: it may have been revoked")
         return key
 
@@ -128,7 +128,7 @@ def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[Scope, ...]) ->
         raise InvalidMessage(f"label must be 1 to {LABEL_CHARACTERS_MAX} printable characters", field="label")
     if kind == "admin" and tenant:
         raise InvalidMessage("an admin key belongs to no tenant", field="tenant")
-    if kind == "tenant" and (problem := check_id(tenant, "tenant")):
+    if kind == "tenant" and (problem := check_tenant(tenant)):
         raise InvalidMessage(problem, field="tenant")
     beyond = sorted(set(scopes) - _ALLOWED[kind])
     if beyond or not scopes:

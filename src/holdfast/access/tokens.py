@@ -19,7 +19,7 @@ import jwt
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Clock
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
-from holdfast.message import User, check_id
+from holdfast.message import User, check_id, check_tenant
 
 TOKEN_BYTES_MAX = 4096
 SECRET_BYTES_MIN = 32
@@ -105,8 +105,8 @@ class Tokens:
         tenant = claims.get("tenant", self._settings.default_tenant)
         if tenant is None:
             raise Unauthorized("the token lacks the claim tenant", claim="tenant")
-        for claim, value in (("sub", claims["sub"]), ("tenant", tenant)):
-            problem = check_id(value, claim) if isinstance(value, str) else f"{claim} must be a string"
+        for claim, value, check in (("sub", claims["sub"], check_id), ("tenant", tenant, check_tenant)):
+            problem = check(value, claim) if isinstance(value, str) else f"{claim} must be a string"
             if problem:
                 raise Unauthorized(f"the token's claim is not usable: {problem}", claim=claim)
         return Principal(tenant, claims["sub"], USER_SCOPES, "user", expires_at)

@@ -21,7 +21,7 @@ import typer
 from holdfast.cli.rest import Rest
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
-from holdfast.message import User, check_id
+from holdfast.message import User, check_id, check_tenant
 from holdfast.places import default_state_dir
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ class Reach:
         """A token for ``user``, signed with the secret in the state directory."""
         from holdfast.access import Tokens, shared_secret
 
-        for value, name in ((user, "user"), (tenant, "tenant")):
-            if problem := check_id(value, name):
-                raise InvalidMessage(problem)
+        if problem := check_id(user, "user") or check_tenant(tenant):
+            raise InvalidMessage(problem)
         secret = self._secrets().jwt_secret
         tokens = Tokens(self._token_settings(), shared_secret(secret.encode()), SystemClock())
         return tokens.mint(User(tenant, user), hours * 3600)
