@@ -122,6 +122,38 @@ def test_a_sixth_window_is_told_that_five_are_enough(program: Program) -> None:
         window.close()
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_damaged_file_of_a_window_is_told_and_does_not_keep_the_chat_closed(program: Program, window: int) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    program.ok("chat", "open", chat_id, "-u", "alice")
+    (first,) = (program.state_dir / "cli").glob("*-1.db")
+    damaged = first.with_name(first.name.replace("-1", f"-{window}"))
+    damaged.write_bytes(b"no database" * 1000)
+    talked = program.run("chat", "open", chat_id, "-u", "alice")
+    assert talked.returncode == 0
+    assert f"{damaged} is damaged" in talked.stderr and "move it away" in talked.stderr
+
+
+def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(program: Program) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    program.ok("chat", "open", chat_id, "-u", "alice")
+    (first,) = (program.state_dir / "cli").glob("*-1.db")
+    other = first.with_name(first.name.replace("-1", "-2"))
+    other.write_bytes(first.read_bytes())
+    with closing(apsw.Connection(str(other))) as state:
+        for row in (("key-long", chat_id, "x" * 5000, "text/plain"), ("key", chat_id, "hello", "text/plain")):
+            state.execute(
+                "INSERT INTO outbox (client_message_id, chat_id, content, content_type) VALUES (?, ?, ?, ?)", row
+            )
+    talked = program.run("chat", "open", chat_id, "-u", "alice")
+    assert talked.returncode == 0 and "alice: hello" in talked.stdout
+    assert "5000 bytes" in talked.stderr and str(other) in talked.stderr
+    with closing(apsw.Connection(str(other))) as state:
+        assert state.execute("SELECT client_message_id FROM outbox").get == "key-long", "kept, and not locked"
+
+
 def test_who_is_removed_while_talking_is_told_and_the_talk_ends(program: Program) -> None:
     program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()

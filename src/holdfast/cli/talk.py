@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ from holdfast.client import ChatGone, ChatReset, Client, ConnectionChanged, Even
 from holdfast.client.state import FileState
 from holdfast.client.tokens import claims_of
 from holdfast.clock import Ids, SystemClock
-from holdfast.errors import HoldfastError, NotAMember, StateInUse
+from holdfast.errors import HoldfastError, NotAMember, OperatorError, Refused, StateCorrupted, StateInUse
 from holdfast.message import Cursor
 
 WINDOWS_MAX = 5
@@ -195,8 +196,7 @@ class _Left(Exception):
 async def talk(room: Room) -> None:
     """Talk until the user ends it; raises why if the server ends it for good."""
     page, away = _history(room)
-    client = await _entered(room, None if page is None else _end_of(page))
-    try:
+    async with _entered(room, None if page is None else _end_of(page)) as client:
         screen = screen_for(claims_of(room.token()).sub)
         try:
             talking = Talk(room, screen, client)
@@ -209,8 +209,6 @@ async def talk(room: Room) -> None:
             screen.close()
         if left := len(client.unsent()):
             print(f"{left} not sent yet: kept, and sent when you open this chat again", file=sys.stderr)
-    finally:
-        await client.__aexit__(None, None, None)
 
 
 def _history(room: Room) -> tuple[dict[str, Any] | None, str]:
@@ -228,34 +226,60 @@ def _end_of(page: dict[str, Any]) -> Cursor:
     return Cursor(page["epoch"], messages[-1]["sequence"] if messages else page["head"])
 
 
-async def _entered(room: Room, start: Cursor | None) -> Client:
-    """A client on the first state file that no other window holds, with what earlier windows left unsent."""
-    for window in range(1, WINDOWS_MAX + 1):
-        try:
-            client = await room.client(window, start).__aenter__()
-        except StateInUse:
-            continue
+@asynccontextmanager
+async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[Client]:
+    """A client, with what earlier windows left unsent. Whatever was shown counts as seen when it leaves."""
+    window, client = await _free_window(room, start)
+    try:
         for other in range(1, WINDOWS_MAX + 1):
             if other != window and room.state_file(other).exists():
-                await _take_over(FileState(room.state_file(other)), client)
-        return client
-    raise StateInUse(f"this chat is open in {WINDOWS_MAX} terminals, as many as a server allows a user; close one")
+                await _take_over(room.state_file(other), client)
+        yield client
+    finally:
+        await client.__aexit__(None, None, None)
 
 
-async def _take_over(left: FileState, client: Client) -> None:
-    """Send what a window that is not there any more left unsent.
+async def _free_window(room: Room, start: Cursor | None) -> tuple[int, Client]:
+    """A client on the first state file that no other window holds. A damaged one is told of when it is taken over."""
+    damaged: StateCorrupted | None = None
+    for window in range(1, WINDOWS_MAX + 1):
+        try:
+            return window, await room.client(window, start).__aenter__()
+        except StateInUse:
+            pass
+        except StateCorrupted as error:
+            damaged = error
+    raise damaged or StateInUse(
+        f"this chat is open in {WINDOWS_MAX} terminals, as many as a server allows a user; close one"
+    )
+
+
+async def _take_over(file: Path, client: Client) -> None:
+    """Send what a window that is not there any more left unsent; what cannot be taken is told of, and stays there.
 
     Each message is on the disk of this client before it leaves the other file; if this process dies between, both
     send it, under the same id, and the server stores it once.
     """
+    left = FileState(file)
     try:
         unsent = left.open(lambda entries, cursors, error: None).outbox
     except StateInUse:
         return
-    for entry in unsent:
-        await client.post(entry.chat_id, entry.content, entry.content_type, entry.client_message_id)
-        left.remove(entry)
-    await left.close()
+    except OperatorError as error:
+        print(f"-- {error}", file=sys.stderr)
+        return
+    try:
+        for entry in unsent:
+            try:
+                await client.post(entry.chat_id, entry.content, entry.content_type, entry.client_message_id)
+            except Refused as error:
+                print(f"-- not sent, and kept in {file}: {entry.content[:40]!r} ({error})", file=sys.stderr)
+            else:
+                left.remove(entry)
+    except HoldfastError as error:
+        print(f"-- what is unsent in {file} stays there: {error}", file=sys.stderr)
+    finally:
+        await left.close()
 
 
 async def _until_one_ends(talking: Talk) -> None:
