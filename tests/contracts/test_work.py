@@ -12,7 +12,7 @@ import pytest
 from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run, steps_of
 
 from holdfast.errors import NotFound
-from holdfast.work.contract import Child, Failed, LeaseLost, Mark, Query, Report, Want
+from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, Mark, Query, Report, Want
 from holdfast.work.job import Action, Failure, OnFailure, Policies, Reason, Stage, State, Verdict
 
 Open = Callable[[], Any]
@@ -744,14 +744,18 @@ def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Open) ->
                 raise RuntimeError("on second thought")
         left = await o.store.find(Query())
         assert m1 not in [job.seq for job in left] and m2 in [job.seq for job in left]
-        with pytest.raises(LeaseLost):
+        with pytest.raises(JobGone):
             async with hand.seat.transaction(hand.jobs[m1]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('m1 again')")
+        with pytest.raises(JobGone):
+            await hand.seat.step(hand.jobs[m1], int(Stage.PUBLISHED))
         await o.kill(hand.seat)
         heir = await Hand.sit(o.store, "heir")
         with pytest.raises(LeaseLost):
             async with hand.seat.transaction(hand.jobs[m3]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('by a zombie')")
+        with pytest.raises(LeaseLost):
+            await hand.seat.step(hand.jobs[m3], int(Stage.PUBLISHED))
         assert m3 in await heir.turn()
         async with heir.seat.transaction(heir.jobs[m3]) as connection:
             assert await _do(connection, "SELECT name FROM mine") == [("m1",)]

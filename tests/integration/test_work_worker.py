@@ -566,6 +566,77 @@ def test_a_defect_ends_the_seat_and_not_the_worker(opened: Any) -> None:
     check(opened, body)
 
 
+@pytest.mark.parametrize("ends", ["transaction", "step"])
+def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends: str) -> None:
+    async def body(o: Opened) -> None:
+        handlers, go, starts, after = Handlers(), asyncio.Event(), list[int](), list[int]()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            starts.append(order.number)
+            await go.wait()
+            if order.order_id == "buried" and order.number == 0:
+                if ends == "step":
+                    await ctx.step(Stage.USER, lambda: asyncio.sleep(0))
+                async with ctx.transaction():
+                    pass
+            after.append(order.number)
+
+        buried, *_ = await o.store.enqueue(
+            [handlers.draft(Order("buried", 0)), *(handlers.draft(Order(f"s{n}", n)) for n in range(1, 6))]
+        )
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: len(starts) == 6)
+            await o.store.bury([buried], by="ops", why="not this one")
+            await o.store.enqueue([handlers.draft(Order("buried", 6))])
+            go.set()
+            await until(lambda: empty(o))
+        assert sorted(starts) == [0, 1, 2, 3, 4, 5, 6], "nobody else's run was ended, the stream goes on"
+        assert sorted(after) == [1, 2, 3, 4, 5, 6]
+
+    check(opened, body)
+
+
+def test_a_job_ends_once_and_what_its_handler_does_after_that_harms_nobody(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, go, starts, refused = Handlers(), asyncio.Event(), list[int](), list[str]()
+
+        async def in_vain(ctx: Context, way: str) -> None:
+            if way == "step":
+                await ctx.step(Stage.USER, lambda: asyncio.sleep(0))
+            elif way == "error":
+                raise BadSetting("too late")
+            async with ctx.transaction():
+                pass
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            starts.append(order.number)
+            if order.order_id == "good":
+                await go.wait()
+                return
+            async with ctx.transaction():
+                if order.order_id == "nested" and ctx.job.attempt == 1:
+                    await in_vain(ctx, "nested")
+            if order.order_id != "nested":
+                try:
+                    await in_vain(ctx, order.order_id)
+                except BadSetting:
+                    refused.append(order.order_id)
+                    raise
+
+        ways = ("good", "twice", "step", "error", "nested")
+        await o.store.enqueue([handlers.draft(Order(way, n)) for n, way in enumerate(ways)])
+        async with Worker(o.store, handlers, settings=QUICK, policies=SOON).running():
+            await until(lambda: _left(o, 1))
+            go.set()
+            await until(lambda: empty(o))
+        assert sorted(starts) == [0, 1, 2, 3, 4, 4], "each once, but for the one that was rolled back"
+        assert sorted(refused) == ["error", "step", "twice"]
+
+    check(opened, body)
+
+
 class Untellable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")

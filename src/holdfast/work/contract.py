@@ -33,6 +33,10 @@ class LeaseLost(HoldfastError):
     """This worker was declared dead or its partition has moved; nothing of what it reported was applied."""
 
 
+class JobGone(HoldfastError):
+    """This job is not there any more: an operator buried it, or it ended already. Says nothing about other jobs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A failed run: which attempt of which job, what was decided, what was completed before (the bits of stages)."""
@@ -297,13 +301,13 @@ class Seat(Protocol):
         ...
 
     async def step(self, job: Job, stages: int) -> None:
-        """Add completed stages to a running job; durable on return."""
+        """Add completed stages to a running job; durable on return. Raises JobGone if there is no such job any more."""
         ...
 
     def transaction(self, job: Job) -> AbstractAsyncContextManager[Any]:
         """A transaction for the handler's effects that also completes the job: both or neither.
 
-        Leaving it deletes exactly this job's row under a valid lease, or raises LeaseLost and rolls back.
+        Leaving it deletes exactly this job's row under a valid lease, or raises LeaseLost or JobGone and rolls back.
         """
         ...
 

@@ -17,11 +17,12 @@ import apsw
 
 from holdfast.errors import NotFound
 from holdfast.sqlite.statements import load
-from holdfast.work.contract import Claimed, Failed, LeaseLost, Mark, Report, Rewound, Want
+from holdfast.work.contract import Claimed, Failed, JobGone, LeaseLost, Mark, Report, Rewound, Want
 from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
 from holdfast.work.statements import script
 
 SQL = load(script("sqlite/statements.sql"))
+GONE = "the job is gone: an operator acted on it, or it has ended"
 MIGRATIONS = [script(f"sqlite/migrations/{name}") for name in ("001_tables.sql", "002_due_by_type.sql")]
 
 
@@ -67,12 +68,20 @@ def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
 
 
 def finish(db: apsw.Connection, seat: int, seq: int) -> None:
-    """Complete a job in its handler's own transaction; LeaseLost unless exactly its row is deleted under the lease."""
+    """Complete a job in its handler's own transaction: exactly its row is deleted under the lease, or an error."""
     fenced(db, seat)
     db.execute(SQL["complete"], (seq,))
     if db.changes() != 1:
-        raise LeaseLost("the job is gone: another worker had it, or an operator acted on it")
+        raise JobGone(GONE)
     db.execute(SQL["lift"], (seq,))
+
+
+def step(db: apsw.Connection, seat: int, seq: int, stages: int) -> None:
+    """Add completed stages to a running job under the lease."""
+    fenced(db, seat)
+    db.execute(SQL["step"], (seq, stages))
+    if db.changes() != 1:
+        raise JobGone(GONE)
 
 
 def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: int, now: float) -> tuple[Claimed, int]:

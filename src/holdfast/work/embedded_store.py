@@ -218,11 +218,7 @@ class EmbeddedSeat:
         return await self._transact(embedded.standing)
 
     async def step(self, job: Job, stages: int) -> None:
-        def work(db: apsw.Connection) -> None:
-            embedded.fenced(db, self.instance)
-            db.execute(SQL["step"], (job.seq, stages))
-
-        await self._transact(work)
+        await self._transact(lambda db: embedded.step(db, self.instance, job.seq, stages))
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:

@@ -38,6 +38,7 @@ class Context(msgspec.Struct, eq=False):
     seat: Seat
     stages: int = 0
     finished: bool = False
+    entered: bool = False
     children: list[Child] = []
     released: list[int] = []
 
@@ -57,6 +58,8 @@ class Context(msgspec.Struct, eq=False):
 
     async def step(self, stage: int, action: Callable[[], Awaitable[Any]]) -> None:
         """Run ``action`` unless an earlier run completed it; its bit is durable before this returns."""
+        if self.finished:
+            raise BadSetting("the job is finished: its transaction must be the last thing a handler does")
         if self.completed(stage):
             return
         await action()
@@ -78,12 +81,21 @@ class Context(msgspec.Struct, eq=False):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """The store's own transaction, for effects exactly once: leaving it completes the job, or rolls back."""
+        """The store's own transaction, for effects exactly once: leaving it completes the job, or rolls back.
+
+        It is the last thing a handler does: a job ends once. One that was rolled back may be entered again.
+        """
+        if self.finished or self.entered:
+            raise BadSetting("a job ends with its transaction: it cannot be entered within itself or after it")
         if self.children:
             raise InvalidMessage("enqueue inside the transaction with holdfast.work.outbox, not with ctx.enqueue")
-        async with self.seat.transaction(self.job) as connection:
-            yield connection
-        self.finished = True
+        self.entered = True
+        try:
+            async with self.seat.transaction(self.job) as connection:
+                yield connection
+            self.finished = True
+        finally:
+            self.entered = False
 
 
 class Transport(Protocol):

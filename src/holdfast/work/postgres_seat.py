@@ -19,7 +19,7 @@ import asyncpg
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.work.contract import Claimed, LeaseLost, Report, Rewound, Roster, Want
+from holdfast.work.contract import Claimed, JobGone, LeaseLost, Report, Rewound, Roster, Want
 from holdfast.work.heartbeat import Beat, Heartbeat
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
 from holdfast.work.outbox import arguments
@@ -147,8 +147,7 @@ class PostgresSeat:
     async def step(self, job: Job, stages: int) -> None:
         with translated():
             values = (job.seq, stages, job.partition, self.instance)
-            if await self._pools.calls.fetchval(_SEAT["step"], *values) is None:
-                raise LeaseLost(_LOST)
+            _check(await self._pools.calls.fetchrow(_SEAT["step"], *values))
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
@@ -160,8 +159,7 @@ class PostgresSeat:
                 except BaseException as error:
                     own = error
                     raise
-                if await connection.fetchval(_SEAT["finish"], job.seq, job.partition, self.instance) is None:
-                    raise LeaseLost(_LOST)
+                _check(await connection.fetchrow(_SEAT["finish"], job.seq, job.partition, self.instance))
         except FOREIGN as error:
             if error is own:
                 raise
@@ -309,6 +307,14 @@ class PostgresSeat:
 
 async def _beat(connection: Any, instance: int) -> bool:
     return await connection.fetchval(_SEAT["beat"], instance) is not None
+
+
+def _check(row: Any) -> None:
+    """Under the lease, and of a job that is there: or it did not happen."""
+    if not row["owned"]:
+        raise LeaseLost(_LOST)
+    if not row["found"]:
+        raise JobGone("the job is gone: an operator acted on it, or it has ended")
 
 
 def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:

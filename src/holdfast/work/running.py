@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.work.breakers import Breakers
-from holdfast.work.contract import Child, Failed, LeaseLost, Seat
+from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, Seat
 from holdfast.work.failures import Hook, UnknownType, classify
 from holdfast.work.handling import Context, Handlers, Handling
 from holdfast.work.job import DEFAULTS, Action, Failure, Job, Policies, Policy, Reason, Verdict, decide
@@ -20,7 +20,9 @@ _DEADLINE_TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. ``finished``: the job completed itself in its own transaction."""
+    """How a run ended. ``finished``: there is nothing to report, the job completed itself in its own transaction or
+    is gone.
+    """
 
     failed: Failed | None = None
     finished: bool = False
@@ -50,7 +52,7 @@ class Runner:
         self._overdue: set[asyncio.Task[None]] = set()
 
     async def run(self, job: Job, seat: Seat, task: asyncio.Task[None]) -> Outcome:
-        """Raises LeaseLost when the store says so; every other error of a handler is an outcome.
+        """Raises LeaseLost when the store says so; every other error of a handler is an outcome of this run only.
 
         ``task`` is the caller's own, which is cancelled at the deadline.
         """
@@ -69,13 +71,17 @@ class Runner:
         except LeaseLost:
             self._breakers.neither(job.type)
             raise
+        except JobGone as error:
+            self._breakers.neither(job.type)
+            telemetry.log.warning("work_job_gone", seq=job.seq, type=job.type, error=error.message)
+            return _FINISHED
         except asyncio.CancelledError as error:
             if not task.cancelling():  # something the handler waited for was cancelled, not the handler
-                return self._failed(job, error, context.stages, context.released)
+                return self._raised(context, error)
             self._breakers.neither(job.type)
             raise
         except Exception as error:
-            return self._failed(job, error, context.stages, context.released)
+            return self._raised(context, error)
         self._breakers.succeeded(job.type)
         if context.finished:
             return _FINISHED
@@ -116,6 +122,17 @@ class Runner:
                 task.uncancel()
         if overdue and not context.finished:
             raise TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
+
+    def _raised(self, context: Context, error: BaseException) -> Outcome:
+        """A failure; but after its own transaction the job is completed, and cannot be tried again."""
+        job = context.job
+        if not context.finished:
+            return self._failed(job, error, context.stages, context.released)
+        self._breakers.neither(job.type)
+        failure, _ = self._judged(job, error)
+        told = f"{failure.error_type}: {failure.error}"[:200]
+        telemetry.log.error("work_failed_after_its_end", seq=job.seq, type=job.type, error=told)
+        return _FINISHED
 
     def _failed(self, job: Job, error: BaseException, stages: int, released: Sequence[int] = ()) -> Outcome:
         failure, policy = self._judged(job, error)
