@@ -249,9 +249,29 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {"count": 1}
             (dead,) = await command("jobs", "dead")
             status = 200
-            assert await command("jobs", "replay", "--type", "webhook", "--rate", "1") == {"count": 1}
-            await command("jobs", "replay", str(dead["seq"]), code=1)
+            assert (await command("jobs", "replay", "--type", "webhook", "--rate", "1"))["count"] == 1
+            gone = await command("jobs", "replay", str(dead["seq"]), code=1)
+            assert json.loads(gone) == {"count": 0, "missing": [dead["seq"]]}
             await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "doomed")
+
+            await until(nothing_left)
+            status = 500
+            await say("first of two")
+            await say("second of two")
+
+            async def two_wait() -> bool:
+                return [stream["waiting"] for stream in await command("jobs", "streams")] == [1]
+
+            await until(two_wait)
+            seqs = [str(job["seq"]) for job in await command("jobs", "ls")]
+            assert await command("jobs", "bury", *seqs, "--reason", "hopeless") == {"count": 2}
+            await command("jobs", "discard", "--yes", code=1)
+            await command("jobs", "discard", seqs[0], code=1)
+            assert await command("jobs", "discard", seqs[0], "--yes") == {"count": 1, "missing": []}
+            status = 200
+            said_again = json.loads(await command("jobs", "replay", *seqs, "--rate", "1", code=1))
+            assert said_again == {"count": 1, "missing": [int(seqs[0])]}
+            await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "second of two")
             await command("jobs", "release", "nowhere", "--through", "9", code=1)
             assert (await command("webhooks", "ls"))[0]["endpoint_id"] == made["endpoint_id"]
             assert (await command("webhooks", "enable", made["endpoint_id"]))["disabled"] == ""

@@ -10,6 +10,7 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.reach import ASKED, Reach, ReasonOption, reaching
+from holdfast.cli.rest import Rest
 from holdfast.errors import InvalidMessage, NotFound
 
 jobs = typer.Typer(no_args_is_help=True, help="Jobs that wait, failed or died.", rich_markup_mode=None)
@@ -18,6 +19,7 @@ LimitOption = Annotated[int, typer.Option(min=1, max=1000, help="At most so many
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this stream.")]
 FailedOption = Annotated[str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")]
+DISCARDED_PER_SECOND = 1000
 Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
 
@@ -247,7 +249,7 @@ def replay_jobs(
     rate: Annotated[int, typer.Option(min=1, max=1000, help="At most so many a second.")] = 100,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Enqueue dead letters again, oldest first, in the order of their streams.
+    """Enqueue dead letters again, oldest first, in the order of their streams; exit code 1 if one named is gone.
 
     Examples:
 
@@ -255,33 +257,90 @@ def replay_jobs(
       holdfast jobs replay 4711
       holdfast jobs replay --type SendMail --rate 50 --reason "the relay is back"
     """
+    body = {"reason": reason, **_chosen(type, stream, failed_with)}
+    _told(reach, *_exhumed(reach.as_operator(), "replay", body, seqs, rate), "enqueued again")
+
+
+@jobs.command("discard")
+@reaching
+def discard_jobs(
+    reach: Reach,
+    seqs: Annotated[list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")] = None,
+    type: TypeOption = None,
+    stream: StreamOption = None,
+    failed_with: FailedOption = None,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Forget dead letters for good, oldest first.
+
+    Examples:
+
+    \b
+      holdfast jobs discard 4711
+      holdfast jobs discard --type SendMail --yes --reason "they were told by hand"
+    """
+    chosen = _chosen(type, stream, failed_with)
+    if not (seqs or chosen):
+        raise InvalidMessage("say which: jobs by their numbers, --type, --stream or --failed-with")
+    if not sure:
+        which = " ".join(map(str, seqs or chosen.values()))
+        typer.confirm(f"Forget the dead letters of {which}? Only a backup brings them back", abort=True, err=True)
+    body = {"reason": reason, **chosen}
+    _told(reach, *_exhumed(reach.as_operator(), "discard", body, seqs, DISCARDED_PER_SECOND), "forgotten")
+
+
+def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> dict[str, Any]:
     asked = {"type": type, "stream": stream, "failed_with": failed_with}
-    body = {name: value for name, value in asked.items() if value} | {"reason": reason, "limit": rate}
-    rest, total = reach.as_operator(), 0
-    for portion in _portions(seqs, rate, rest.get("/admin/jobs/stats")["dead"]):
+    return {name: value for name, value in asked.items() if value}
+
+
+def _exhumed(rest: Rest, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int) -> tuple[int, list[int]]:
+    """How many dead letters it was done to, and which of the named are none."""
+    if seqs:
+        return _one_by_one(rest, verb, body, seqs, rate)
+    total = 0
+    for limit in _portions(rate, rest.get("/admin/jobs/stats")["dead"]):
         if total:
             time.sleep(1.0)
         try:
-            total += rest.post("/admin/jobs/replay", body={**body, **portion})["count"]
+            total += rest.post(f"/admin/jobs/{verb}", body={**body, "limit": limit})["count"]
         except NotFound:
             if not total:
                 raise
             break
+    return total, []
+
+
+def _one_by_one(rest: Rest, verb: str, body: dict[str, Any], seqs: list[int], rate: int) -> tuple[int, list[int]]:
+    """Oldest first; one that is gone does not keep the others back."""
+    done, missing = 0, list[int]()
+    for number, seq in enumerate(sorted(set(seqs))):
+        if number and number % rate == 0:
+            time.sleep(1.0)
+        try:
+            done += rest.post(f"/admin/jobs/{verb}", body={**body, "seqs": [seq]})["count"]
+        except NotFound:
+            missing.append(seq)
+    return done, missing
+
+
+def _told(reach: Reach, count: int, missing: list[int], done: str) -> None:
+    """Exit code 1 if one that was named is none."""
     if reach.as_json:
-        show.as_json({"count": total})
+        show.as_json({"count": count, "missing": missing})
     else:
-        show.line(f"{total} enqueued again")
+        gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
+        show.line(f"{count} {done}{gone}")
+    if missing:
+        raise typer.Exit(1)
 
 
-def _portions(seqs: list[int] | None, rate: int, dead: int) -> Iterator[dict[str, Any]]:
-    """What to replay in each second; in all no more than is dead now: what dies again is not replayed for ever."""
-    if seqs:
-        chosen = sorted(seqs)
-        yield from ({"seqs": chosen[start : start + rate]} for start in range(0, len(chosen), rate))
-    else:
-        yield from ({"limit": min(rate, dead - start)} for start in range(0, dead, rate))
-        if not dead:
-            yield {}
+def _portions(rate: int, dead: int) -> Iterator[int]:
+    """How many in each second; in all no more than is dead now: what dies again is not replayed for ever."""
+    yield from (min(rate, dead - start) for start in range(0, dead, rate))
+    if not dead:
+        yield rate
 
 
 def _act(reach: Reach, verb: str, body: dict[str, Any], done: str) -> None:
