@@ -152,8 +152,8 @@ def _closings() -> Iterator[str]:
         "## Close codes",
         "",
         "The range is the rule: 4000–4499 reconnect, 4500–4999 do not. Before it closes the server answers every accepted",
-        "request and says `connection_closing`. What cannot be read as a WebSocket frame at all (no mask, an unknown opcode,",
-        "a length in the wrong form) is closed by 1002 alone.",
+        "request and says `connection_closing`; also where what came is no WebSocket frame at all (no mask, an unknown opcode,",
+        "a length in the wrong form), which is a `protocol_error` like any other.",
         "",
     )
     yield from ("| reason | code | reconnect | spread delay | when |", "|---|---|---|---|---|")

@@ -26,8 +26,8 @@ MASK = b"\x0a\x0b\x0c\x0d"
 WAIT = b""
 ANSWER, FAILS, THE_END = "answer", "fails", "the end"
 """The request is answered; the connection is failed: a close frame that says so, and the end."""
-FAILURES = {4501, 1002, 1007, 1009}
-"""Ours, and those that the library beneath us sends by itself for frames which it cannot take apart."""
+FAILURE = 4501
+"""Whatever it was; the library beneath us has no word of its own in it."""
 
 
 def frame(opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0) -> bytes:
@@ -234,7 +234,7 @@ async def _next(reader: asyncio.StreamReader) -> list[str | bytes]:
         extra = await reader.readexactly(2 if size == 126 else 8)
     payload = await reader.readexactly(int.from_bytes(extra, "big") if extra else size)
     if first & 0x0F != TEXT:
-        failed = first == 0x88 and int.from_bytes(payload[:2], "big") in FAILURES and len(payload) > 2
+        failed = first == 0x88 and int.from_bytes(payload[:2], "big") == FAILURE and len(payload) > 2
         return [FAILS if failed else bytes([first, size]) + payload]
     return [ANSWER] if json.loads(payload).get("request_id") == "q" else []
 

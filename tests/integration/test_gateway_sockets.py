@@ -20,6 +20,7 @@ from sockets import ask, connected, create_chat, serve, token
 from holdfast.node import http
 from holdfast.node.node import Node
 from holdfast.session.session import Session
+from holdfast.wire.closing import Closing
 
 
 class Raw:
@@ -308,9 +309,17 @@ def bad_close_code(client: Raw) -> None:
     client.send(0x8, (1005).to_bytes(2, "big"))
 
 
+def unknown_opcode(client: Raw) -> None:
+    client.send(0x3, b"{}")
+
+
+def longer_length_than_needed(client: Raw) -> None:
+    client._writer.write(b"\x81\xfe" + (2).to_bytes(2, "big") + bytes(4) + b"{}")
+
+
 BREAKS = [
     oversize, far_oversize, binary, reserved_bit, bad_utf8, seventeen_fragments, lone_continuation, unmasked,
-    reserved_ping, bad_close_code,
+    reserved_ping, bad_close_code, unknown_opcode, longer_length_than_needed,
 ]  # fmt: skip
 
 
@@ -336,7 +345,8 @@ def test_a_broken_protocol_ends_that_connection_and_no_other(tmp_path: Path, bre
             client = await raw(node, "alice")
             breaks(client)
             rest = await client.rest()
-            assert b"\x88" in rest, "a close frame is sent"
+            assert b'"reason":"protocol_error"' in rest and b"\x88" in rest, "it is said why before the close frame"
+            assert int.from_bytes(rest[rest.rindex(b"\x88") + 2 :][:2], "big") == Closing.PROTOCOL_ERROR.code
             assert (await ask(bob, "resume", cursors={}))["type"] == "resumed"
 
     serve(tmp_path, story)

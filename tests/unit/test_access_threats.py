@@ -8,6 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from holdfast.api.bodies import NewToken
+from holdfast.api.deps import ApiSettings
+from holdfast.cli.app import app
+from holdfast.cli.reach import TOKEN_HOURS
+from holdfast.node.http import HEAD_SECONDS
+from holdfast.session.limits import Timeouts
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if re.match(r"\| (?!actor|-)", line)]
@@ -17,6 +25,16 @@ ROWS = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if re.m
 def names_in(path: str) -> frozenset[str]:
     tree = ast.parse((ROOT / path).read_text())
     return frozenset(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_the_times_that_the_page_gives_are_those_of_the_code() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    head, body, login = HEAD_SECONDS, ApiSettings().body_seconds_max, Timeouts().authentication_seconds
+    assert f"{head:g} s for the head of a request, {body:g} s for its body" in page and f"{login:g} s to auth" in page
+    assert "last an hour unless another time is asked for" in page and NewToken("alice").ttl_seconds == 3600
+    assert f"`holdfast token` {TOKEN_HOURS:g} hours" in page
+    (asked,) = [p for p in get_command(app).commands["token"].params if p.name == "hours"]
+    assert asked.default == TOKEN_HOURS
 
 
 def test_the_table_is_there() -> None:

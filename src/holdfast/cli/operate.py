@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, at_home, reaching
+from holdfast.cli.reach import ASKED, TOKEN_HOURS, Reach, ReasonOption, TenantOption, at_home, reaching
 from holdfast.errors import InvalidMessage
 
 key = typer.Typer(no_args_is_help=True, help="API keys of tenants and operators.", rich_markup_mode=None)
@@ -29,7 +29,7 @@ def token(
     reach: Reach,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom the token speaks for.")],
     tenant: TenantOption = "default",
-    hours: Annotated[float, typer.Option(min=0.01, max=720, help="How long it is valid.")] = 24,
+    hours: Annotated[float, typer.Option(min=0.01, max=720, help="How long it is valid.")] = TOKEN_HOURS,
 ) -> None:
     """Make a user token, offline, with the secret in the state directory.
 

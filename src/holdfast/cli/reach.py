@@ -57,6 +57,8 @@ AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=SERVER, help="Pr
 UserOption = Annotated[str | None, typer.Option("--user", "-u", help="Act as this user.")]
 TenantOption = Annotated[str, typer.Option("--tenant", help="The user's tenant.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")]
+TOKEN_HOURS = 24
+"""How long a token that a command makes is valid, unless another time is asked for."""
 ASKED = "asked for on the command line"
 
 
@@ -109,7 +111,7 @@ class Reach:
             return self.token
         if not user:
             raise InvalidMessage("say who you are: --user alice (uses the state directory's secret) or --token TOKEN")
-        return self.mint(user, tenant, hours=24)
+        return self.mint(user, tenant, TOKEN_HOURS)
 
     def as_user(self, user: str | None, tenant: str) -> Rest:
         return Rest(self.address, self.user_token(user, tenant))
