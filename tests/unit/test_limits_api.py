@@ -85,6 +85,30 @@ def test_a_service_may_check_as_often_as_its_tenant_may_ask(tmp_path: Path, act_
     limited(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("check", {"resource": "/api/search", "subject": "ann"}),
+        ("check-many", {"checks": [{"resource": "/api/search", "subject": "ann"}]}),
+        ("release", {"resource": "/api/search", "subject": "ann", "hold": "h"}),
+    ],
+)
+def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        few = next(rule for rule in DEFAULT_RULES if rule.resource == "check:tenant")
+        await plane.control.ensure([structs.replace(few, limit=3, burst_size=0)])
+        await applied(plane, store)
+        service, other = rest.tenant_key(), rest.tenant_key("other")
+        for user in ("ann", "bob", "eve"):
+            assert (await rest.ask("POST", f"/v1/limits/{path}", service, body, X_Act_As=user)).status_code != 429
+        refused = await rest.ask("POST", f"/v1/limits/{path}", service, body)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["details"]["rule"] == "*/check:tenant"
+        assert (await rest.ask("POST", f"/v1/limits/{path}", other, body)).status_code != 429
+
+    limited(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("tenant", ["holdfast", "acme", "**"])
 def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: str) -> None:
     async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:

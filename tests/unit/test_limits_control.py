@@ -251,7 +251,7 @@ def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
 
 
 def test_what_every_door_asks_is_known_as_an_entrance() -> None:
-    entrances: tuple[Entrance, ...] = ("connect", "send", "rest", "admin")
+    entrances: tuple[Entrance, ...] = ("connect", "send", "rest", "check", "admin")
     asked = [questions(entrance, User("acme", "ann"), "192.0.2.1") for entrance in entrances]
     assert {check.resource for checks in asked for check in checks} == ENTRANCE_RESOURCES
     assert {rule.resource for rule in DEFAULT_RULES} == ENTRANCE_RESOURCES, "no rule that nobody asks"

@@ -134,8 +134,12 @@ def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Reques
 
 
 async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
-    """RateLimited by the rules of the entrance. Who may ask about limits is not limited in asking."""
-    if deps.limits is None or endpoint.caller == "anybody" or endpoint.scope == "limits:check":
+    """RateLimited by the rules of the entrance. Who asks about limits does not wait for another answer before."""
+    if deps.limits is None or endpoint.caller == "anybody":
+        return
+    if endpoint.scope == "limits:check":
+        if refused := deps.limits.entrances.ask_at_once("check", principal.user):
+            raise refused
         return
     entrance: Entrance = "admin" if endpoint.caller == "operator" else "rest"
     decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))

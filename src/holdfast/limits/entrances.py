@@ -25,7 +25,7 @@ from holdfast.limits.rules import ANY, Check, Decision, Rule
 from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody
 
-Entrance = Literal["connect", "send", "rest", "admin"]
+Entrance = Literal["connect", "send", "rest", "check", "admin"]
 
 QUESTIONS_MAX = 16_384
 """Who asked lately: their questions are the same for every send."""
@@ -46,6 +46,7 @@ DEFAULT_RULES = (
     _rule("send:tenant", 600_000, 60_000),
     _rule("rest:user", 1_200, 200),
     _rule("rest:tenant", 60_000, 6_000),
+    _rule("check:tenant", 600_000, 60_000),
     _rule(ADMIN, 600, 200),
 )
 """What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
@@ -57,7 +58,7 @@ def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Chec
     if entrance == "admin":
         return [Check(ADMIN_TENANT, ADMIN, who.user_id or address)]
     asked = []
-    if who.user_id:
+    if who.user_id and entrance != "check":  # a service that asks about limits asks for everybody
         asked.append(Check(who.tenant, f"{entrance}:user", who.user_id))
     if entrance == "connect":
         if address:

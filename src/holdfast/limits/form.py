@@ -19,7 +19,16 @@ HOLDERS_MAX = 1_000
 """Holders of one concurrency counter: they are kept together, so their number bounds the cost of a check."""
 
 ENTRANCE_RESOURCES = frozenset(
-    {"connect:user", "connect:address", "send:user", "send:tenant", "rest:user", "rest:tenant", "admin:key"}
+    {
+        "connect:user",
+        "connect:address",
+        "send:user",
+        "send:tenant",
+        "rest:user",
+        "rest:tenant",
+        "check:tenant",
+        "admin:key",
+    }
 )
 """What Holdfast's own doors ask about. They count arrivals; none of them says when somebody has left."""
 
