@@ -462,8 +462,9 @@ def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(monkeypa
             monkeypatch.setattr(socket, "getaddrinfo", resolve)
             for _ in range(3):
                 check_url(f"https://rebind.example:{port}/", private_allowed=False)
-                with pytest.raises(OSError, match="not public"):
+                with pytest.raises(OSError, match="not public") as refused:
                     await call(f"https://rebind.example:{port}/")
+                assert "127.0.0" not in str(refused.value), "an error is no way to look up names inside"
             assert reached == []
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ def public_socket(address: AddrInfoType) -> socket.socket:
     """The socket that will connect to this address; RefusedAddress if it is not public."""
     family, kind, protocol, _, place = address
     if not is_public(place[0]):
-        raise RefusedAddress(place[0])
+        raise RefusedAddress
     return socket.socket(family, kind, protocol)
 
 

@@ -25,10 +25,10 @@ _ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)\.?")
 
 
 class RefusedAddress(OSError):
-    """The address is not public."""
+    """The address is not public; which it is, is nothing to tell: a name inside would be looked up by its error."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(errno.EACCES, f"{address} is not public")
+    def __init__(self) -> None:
+        super().__init__(errno.EACCES, "the address is not public")
 
 
 def is_public(address: str) -> bool:
