@@ -14,6 +14,7 @@ await utils.withPgClient((client) =>
   client.query("SELECT graphile_worker.add_job('fetch', '{}') FROM generate_series(1, $1)", [total]),
 );
 await utils.release();
+globalThis.gc?.();
 
 let done = 0;
 let finished;

@@ -2,8 +2,9 @@
 
 The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500 streams, retries what fails (one
 job in 499 fails once) and sweeps for late commits; the peers do what they do by default. Synchronous commit is on for
-all. Rates are for draining a filled queue, with the garbage of filling it collected before. A ratio is the median of
-the rounds' own ratios; the order within a round changes from round to round.
+all. Rates are for draining a filled queue, with the garbage of filling it collected before; every arm, a peer's too,
+begins with an empty database and a checkpoint. A ratio is the median of the rounds' own ratios; the order within a
+round changes from round to round.
 
     python bench/work.py --quick --json
 """
@@ -91,11 +92,19 @@ async def drain(store: WorkStore, total: int, batch: int = 500) -> float:
     return total / (time.perf_counter() - started)
 
 
-@asynccontextmanager
-async def fresh(url: str) -> AsyncIterator[PostgresWork]:
+async def empty(url: str) -> None:
+    """Before every arm alike: nothing is left of the others, on disk or in memory, that it would have to pay for."""
     connection = await asyncpg.connect(url)
-    await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
+    for name in ("holdfast_work", "graphile_worker", "public"):  # in public: PgQueuer, Procrastinate
+        await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+    await connection.execute("CREATE SCHEMA public")
+    await connection.execute("CHECKPOINT")
     await connection.close()
+    gc.collect()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[PostgresWork]:
     store = await PostgresWork.open(url)
     try:
         yield store
@@ -103,23 +112,14 @@ async def fresh(url: str) -> AsyncIterator[PostgresWork]:
         await store.close()
 
 
-async def calm(connection: Any) -> None:
-    """Before every arm alike: what was written before it is on the disk and known to the planner."""
-    await connection.execute("VACUUM ANALYZE holdfast_work.job")
-    await connection.execute("CHECKPOINT")
-
-
 async def holdfast(url: str, total: int) -> float:
-    async with fresh(url) as store:
-        connection = await asyncpg.connect(url)
-        await calm(connection)
-        await connection.close()
+    async with opened(url) as store:
         return await drain(store, total)
 
 
 async def with_blocked(url: str, total: int, blocked: int) -> float:
     """The rate while 100 streams with ``blocked`` jobs in all wait behind parked heads."""
-    async with fresh(url) as store:
+    async with opened(url) as store:
         connection = await asyncpg.connect(url)
         await connection.execute(
             "INSERT INTO holdfast_work.job (partition, state, type, payload, stream) "
@@ -128,16 +128,17 @@ async def with_blocked(url: str, total: int, blocked: int) -> float:
             "INSERT INTO holdfast_work.block (head, stream, partition, policy) "
             "SELECT seq, stream, partition, 2 FROM holdfast_work.job WHERE state = 3"
         )
-        await calm(connection)
+        # They have been there for long: on the disk, and known to the planner.
+        await connection.execute("VACUUM ANALYZE holdfast_work.job")
+        await connection.execute("CHECKPOINT")
         await connection.close()
         return await drain(store, total)
 
 
 async def with_held(url: str, total: int) -> float:
     """The rate while another transaction has enqueued one job and stays open."""
-    async with fresh(url) as store:
+    async with opened(url) as store:
         connection = await asyncpg.connect(url)
-        await calm(connection)
         transaction = connection.transaction()
         await transaction.start()
         await enqueue(connection, Draft("Piece", b"{}", "held"))
@@ -150,7 +151,7 @@ async def with_held(url: str, total: int) -> float:
 
 async def latency(url: str, seconds: float, per_second: int = 1000) -> float:
     """p99 in milliseconds from before the enqueue to the handler, at a steady rate in calls of ten."""
-    async with fresh(url) as store:
+    async with opened(url) as store:
         handlers, seen = Handlers(), list[float]()
 
         @handlers.handle(Piece, stream=lambda piece: piece.stream)
@@ -189,14 +190,16 @@ async def sqlite(total: int) -> float:
 
 @dataclass
 class Runs:
-    """What was measured, by name, round by round."""
+    """What was measured on this server, by name, round by round."""
 
+    url: str
     values: dict[str, list[float]] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
 
     async def add(self, name: str, measured: Callable[[], Awaitable[float]]) -> None:
         if name in self.missing:
             return
+        await empty(self.url)
         try:
             value = await measured()
         except PeerMissing as error:
@@ -219,7 +222,7 @@ class Runs:
 
 async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
     rounds, peer_rounds, jobs = (5, 2, 12_000) if quick else (5, 3, 60_000)
-    runs = Runs()
+    runs = Runs(url)
     own: dict[str, Callable[[], Awaitable[float]]] = {"holdfast": lambda: holdfast(url, jobs)}
     if "blocked" in parts:
         own["with 100 k blocked"] = lambda: with_blocked(url, jobs, 100_000)

@@ -1,8 +1,9 @@
-"""The peers of ``bench/work.py``, each as its documentation runs it: fill the queue, drain it, jobs per second."""
+"""The peers of ``bench/work.py``, each as its documentation runs it: fill an empty queue, drain it, jobs per second."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import subprocess
 import tempfile
@@ -43,11 +44,7 @@ async def pgqueuer(url: str, total: int, batch: int) -> float:
     connections = [await asyncpg.connect(url) for _ in range(6)]
     try:
         queries = Queries.from_asyncpg_connection(connections[0])
-        await connections[0].execute("DROP TABLE IF EXISTS pgqueuer_seen")
-        try:
-            await queries.install()
-        except asyncpg.DuplicateObjectError:
-            await queries.clear_queue()
+        await queries.install()
         for start in range(0, total, 500):
             count = min(500, total - start)
             await queries.enqueue(["fetch"] * count, [b"{}"] * count, [0] * count)
@@ -61,6 +58,7 @@ async def pgqueuer(url: str, total: int, batch: int) -> float:
                 await asyncio.sleep(0)
                 done += 1
 
+        gc.collect()
         started = time.perf_counter()
         await asyncio.gather(*(m.run(batch_size=batch, mode=QueueExecutionMode.drain) for m in managers))
         seconds = time.perf_counter() - started
@@ -74,7 +72,6 @@ async def pgqueuer(url: str, total: int, batch: int) -> float:
 async def procrastinate(url: str, total: int) -> float:
     with _imported():
         from procrastinate import App, PsycopgConnector
-        from procrastinate.exceptions import ConnectorException
 
     app = App(connector=PsycopgConnector(conninfo=url))
     done = 0
@@ -86,11 +83,9 @@ async def procrastinate(url: str, total: int) -> float:
         done += 1
 
     async with app.open_async():
-        try:
-            await app.schema_manager.apply_schema_async()
-        except ConnectorException:
-            pass  # it is there already
+        await app.schema_manager.apply_schema_async()
         await fetch.batch_defer_async(*({} for _ in range(total)))
+        gc.collect()
         started = time.perf_counter()
         await app.run_worker_async(concurrency=100, wait=False, install_signal_handlers=False, listen_notify=False)
         seconds = time.perf_counter() - started
@@ -100,7 +95,7 @@ async def procrastinate(url: str, total: int) -> float:
 
 async def graphile(url: str, total: int) -> float:
     """Graphile Worker on Node, one process; what it needs is installed into a temporary folder once."""
-    command = ["node", "graphile.mjs", url, str(total), str(GRAPHILE_CONCURRENCY)]
+    command = ["node", "--expose-gc", "graphile.mjs", url, str(total), str(GRAPHILE_CONCURRENCY)]
     folder = await asyncio.to_thread(_graphile_folder)
     return float(await asyncio.to_thread(_output, command, folder))
 
