@@ -637,6 +637,19 @@ def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there
     run(body())
 
 
+def test_the_record_of_acts_forgets_the_oldest(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("embedded", "postgres"):
+        monkeypatch.setattr(f"holdfast.work.{module}.ACTS_KEPT_MAX", 3)
+
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft(None) for _ in range(5)])
+        for seq in seqs:
+            await o.store.park([seq], by="ann", why=f"the {seq}th")
+        assert [act.why for act in await o.store.acts()] == [f"the {seq}th" for seq in reversed(seqs[2:])]
+
+    check(opened, body)
+
+
 def test_open_breakers_are_shared_and_end(opened: Open) -> None:
     async def body(o: Opened) -> None:
         hand = await Hand.sit(o.store)

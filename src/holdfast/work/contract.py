@@ -27,6 +27,8 @@ PER_BACKLOG = 64
 
 
 POISON_CANDIDATE_ATTEMPTS = 10
+ACTS_KEPT_MAX = 100_000
+"""The record of operators' acts forgets the oldest beyond this many; the node's audit log has its own."""
 
 
 class LeaseLost(HoldfastError):

@@ -17,7 +17,7 @@ import apsw
 
 from holdfast.errors import NotFound
 from holdfast.sqlite.statements import load
-from holdfast.work.contract import Claimed, Failed, JobGone, LeaseLost, Mark, Report, Rewound, Want
+from holdfast.work.contract import ACTS_KEPT_MAX, Claimed, Failed, JobGone, LeaseLost, Mark, Report, Rewound, Want
 from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
 from holdfast.work.statements import script
 
@@ -281,5 +281,6 @@ def record(db: apsw.Connection, act: tuple[str, str, str, str], count: int, noth
         raise NotFound(nothing)
     verb, target, by, why = act
     db.execute(SQL["record"], (now, verb, target[:1000], count, by, why))
+    db.execute(SQL["forget_acts"], (ACTS_KEPT_MAX,))
     db.execute(SQL["notice"])
     return count

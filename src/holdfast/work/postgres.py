@@ -13,6 +13,7 @@ import asyncpg
 from holdfast import telemetry
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
 from holdfast.work.contract import (
+    ACTS_KEPT_MAX,
     Act,
     BlockedStream,
     Capabilities,
@@ -252,7 +253,7 @@ class _Act:
         if not rows:
             raise NotFound(nothing)
         what, who = self._record
-        await self.connection.execute(_PEOPLE["record"], *what, len(rows), *who)
+        await self.connection.execute(_PEOPLE["record"], *what, len(rows), *who, ACTS_KEPT_MAX)
         partitions = [row["partition"] for row in rows if "partition" in row]
         await self.connection.execute("SELECT holdfast_work.tell($1::smallint[])", partitions)
         return len(rows)

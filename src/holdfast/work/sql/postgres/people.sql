@@ -76,8 +76,11 @@ SELECT FROM holdfast_work.instance WHERE id IN (
 SELECT partition FROM holdfast_work.job WHERE seq = ANY ($1::bigint[])
 
 -- name: record
--- $1 verb, $2 target, $3 count, $4 by, $5 why
-INSERT INTO holdfast_work.act (verb, target, count, by, why) VALUES ($1, $2, $3, $4, $5)
+-- And forget the oldest. $1 verb, $2 target, $3 count, $4 by, $5 why, $6 how many are kept
+WITH recorded AS (
+    INSERT INTO holdfast_work.act (verb, target, count, by, why) VALUES ($1, $2, $3, $4, $5) RETURNING number
+)
+DELETE FROM holdfast_work.act WHERE number <= (SELECT number FROM recorded) - $6::bigint
 
 -- name: acts
 -- $1 limit

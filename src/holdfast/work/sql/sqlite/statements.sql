@@ -186,6 +186,9 @@ UPDATE job SET state = 3, due_at = NULL WHERE seq = ?1 AND state <> 3
 -- name: record
 INSERT INTO act (at, verb, target, count, by, why) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 
+-- name: forget_acts
+DELETE FROM act WHERE number <= (SELECT max(number) FROM act) - ?1
+
 -- name: acts
 SELECT at, verb, target, count, by, why FROM act ORDER BY number DESC LIMIT ?1
 
