@@ -707,6 +707,45 @@ def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -
     check(opened, body)
 
 
+def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_not_in_flight(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, go, done, running = Handlers(), asyncio.Event(), 0, set[int]()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            nonlocal done
+            if order.order_id.startswith("deep"):
+                await go.wait()
+            else:
+                done += 1
+
+        join = o.store.join
+
+        async def overheard(name: str) -> Any:
+            seat = await join(name)
+            process = seat.process
+
+            async def listen(report: Report, want: Want) -> Claimed:
+                running.update(report.running)
+                return await process(report, want)
+
+            seat.process = listen
+            return seat
+
+        o.store.join = overheard
+        deep = [handlers.draft(Order(f"deep{n % 4}", n)) for n in range(400)]
+        others = [handlers.draft(Order(f"s{n}", n)) for n in range(60)]
+        seqs = await o.store.enqueue(deep + others)
+        settings = WorkerSettings(concurrency=8, jobs_max=64, drain_seconds=5, balance_seconds=0.3)
+        async with Worker(o.store, handlers, settings=settings).running():
+            await until(lambda: done == 60)
+            assert len(running & set(seqs[:400])) <= 8, "no crash is laid to what no runner could get"
+            go.set()
+            await until(lambda: empty(o))
+
+    check(opened, body)
+
+
 def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: Any) -> None:
     async def body(o: Opened) -> None:
         handlers, started, over, warm = Handlers(), asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -19,7 +19,7 @@ def jobs(stream: str | None, *seqs: int, crashes: int = 0) -> list[Job]:
 
 
 def start_all(streams: Streams, announce: int = 1000) -> list[int]:
-    streams.announce(announce)
+    streams.announce(announce, announce)
     started = []
     while (job := streams.next()) is not None:
         started.append(job.seq)
@@ -87,6 +87,81 @@ def test_a_deep_stream_does_not_crowd_out_the_others() -> None:
     assert streams.backlogs() == {"deep": 2}
 
 
+def test_a_deep_stream_takes_no_announcement_from_the_others() -> None:
+    streams = Streams()
+    streams.add(jobs("deep", *range(1, 100)))
+    streams.announce(10, 10)
+    streams.add([*jobs("b", 200, 202), *jobs(None, 201), *jobs("c", 203)])
+    assert streams.announced == {1, 2} and streams.ahead == 1, "a stream that has not moved yet has one more"
+    assert streams.announceable(1, 0) and not streams.announceable(0, 9)
+    streams.announce(2, 0)
+    assert streams.announced == {1, 2, 200, 201}, "what came first"
+    streams.announce(9, 0)
+    assert streams.announced == {1, 2, 200, 201, 203}, "what could not start has to wait for room"
+    assert not streams.announceable(9, 0) and streams.announceable(0, 1)
+
+
+def test_what_is_announced_ahead_follows_the_pace_of_its_stream() -> None:
+    streams = Streams()
+    streams.add(jobs("a", *range(1, 1000)))
+    most = []
+    for _ in range(5):
+        streams.announce(1, 1000)
+        most.append(streams.ahead)
+        while (job := streams.next()) is not None:
+            streams.done(job)
+    assert most == [1, 3, 7, 15, 31], "all of them ended before the next announcement"
+    for _ in range(70):
+        streams.announce(1, 1000)
+        job = streams.next()
+        assert job is not None
+        streams.done(job)
+    streams.announce(1, 1000)
+    assert streams.ahead == 1, "one ended between two announcements"
+
+
+def test_what_is_announced_is_always_the_front_of_its_stream() -> None:
+    streams = Streams()
+    streams.add(jobs("a", *range(10, 20)))
+    streams.announce(1, 1)
+    assert streams.announced == {10, 11}
+    streams.add(jobs("a", 5))
+    assert streams.announced == set(), "a retried head comes first, and so is nothing behind it in flight"
+    streams.announced_by_store([10, 11])
+    assert streams.announced == set(), "nor out of turn"
+    streams.announce(1, 0)
+    streams.announced_by_store([10, 11])
+    assert streams.announced == {5, 10} and streams.ahead == 1, "nor more than its pace asks for"
+
+
+def test_a_few_deep_streams_make_room_when_runners_are_idle() -> None:
+    streams = Streams(jobs_max=16, per_stream_max=8)
+    streams.add([*jobs("a", *range(1, 9)), *jobs("b", *range(11, 19))])
+    start_all(streams)
+    assert streams.room()[0] == 0
+    streams.make_room(runners=2)
+    assert streams.room()[0] == 0, "nobody would gain by it"
+    streams.make_room(runners=3)
+    assert sorted(streams.take_held()) == [6, 7, 8, 16, 17, 18]
+    assert streams.room()[0] == 6 and streams.backlogs() == {}, "read on when they have worked off what they kept"
+    streams.add([*jobs("a", 20), *jobs("c", 21)])
+    assert streams.take_held() == [20] and start_all(streams) == [21]
+    for seq in range(1, 5):
+        streams.done(streams.started[seq])
+        start_all(streams)
+    assert streams.backlogs() == {"a": 5}
+
+
+def test_a_stream_of_large_jobs_makes_room_too_and_keeps_one() -> None:
+    streams = Streams(bytes_max=1000)
+    streams.add(Job(seq, "t", b"x" * 250, "a") for seq in range(1, 5))
+    streams.make_room(runners=2)
+    assert streams.take_held() == [3, 4] and streams.room()[1] == 500
+    streams.add([Job(9, "t", b"x" * 900, "b")])
+    streams.make_room(runners=3)
+    assert streams.take_held() == [2] and sorted(start_all(streams)) == [1, 9]
+
+
 def test_a_backlog_that_was_cut_by_its_bytes_is_read_on_and_every_stream_has_its_turn() -> None:
     streams = Streams()
     streams.rewound([], ["a", "b", "c"])
@@ -140,7 +215,7 @@ def test_what_is_known_is_not_taken_twice() -> None:
 def test_a_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
     streams = Streams()
     streams.add([Job(1, "t", b"", "a", partition=7), Job(2, "t", b"", "a", partition=7), Job(3, "t", b"", partition=9)])
-    streams.announce(1)
+    streams.announce(1, 1)
     assert streams.next() is not None
     streams.close([7])
     streams.done(streams.started[1])
@@ -222,7 +297,10 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
     for _ in range(4000):
         if not store.streams:
             break
-        streams.announce(4)
+        if rng.random() < 0.1:
+            streams.make_room(8)
+        streams.announce(rng.randrange(1, 5), rng.randrange(4))
+        assert streams.ahead == len(streams.announced) - len({stream_of[seq] for seq in streams.announced})
         reported = [*done, *failed]
         store.report(done, failed, streams.take_held())
         done, failed = [], {}
@@ -232,6 +310,7 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
         streams.reported(reported)
         streams.add_backlog(backlog, asked)
         streams.add(claimed)
+        streams.announced_by_store([job.seq for job in claimed if rng.random() < 0.5])
         run_some()
         if rng.random() < 0.1:
             blocks, backlogs = store.rewind()

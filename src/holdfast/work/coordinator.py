@@ -30,6 +30,9 @@ from holdfast.work.job import PARTITIONS, Block, Job, Policies
 from holdfast.work.running import Outcome, Runner
 from holdfast.work.streams import Streams
 
+_CROWDED_SECONDS = 1.0
+"""So often a worker looks whether its memory is full of jobs that wait for each other."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -144,6 +147,7 @@ class _Shift:
         self._closing: set[int] = set()
         self._stopping = False
         self._window = settings.concurrency
+        self._crowding_at, self._ended_since = clock.monotonic() + _CROWDED_SECONDS, 0
         self._recently_ended: deque[int] = deque(maxlen=8)
         self._poll = settings.poll_min_seconds
         self._asleep = self._resting = False
@@ -251,17 +255,39 @@ class _Shift:
         """What ended since the last report, and what may start before the next.
 
         The window of announced jobs follows the pace: what ends during one round trip, what runs during the next,
-        and as much again, so that runners never wait for an announcement.
+        and as much again, so that runners never wait for an announcement. Jobs behind others of their stream are
+        announced only in a window with room: they may wait for long, and would be suspects if this process died.
         """
         report, self._report = self._report, Report()
-        report.held = self._streams.take_held()
-        self._recently_ended.append(len(report.completed) + len(report.failed))
+        ended = len(report.completed) + len(report.failed)
+        self._recently_ended.append(ended)
         fastest = max(self._recently_ended)
         self._window = max(self._settings.concurrency, min(3 * fastest, self._settings.jobs_max // 2))
         if not self._stopping:
-            self._streams.announce(self._window - len(self._streams.announced))
+            self._make_room(ended)
+            self._streams.announce(*self._announceable())
+        report.held = self._streams.take_held()
         report.running = list(self._streams.announced)
         return report
+
+    def _announceable(self) -> tuple[int, int]:
+        """How many more heads of streams may be announced, and how many more behind them."""
+        ahead = self._window - len(self._streams.announced)
+        return ahead + self._streams.ahead, ahead
+
+    def _make_room(self, ended: int) -> None:
+        """A few slow streams must not keep all others out: see ``Streams.make_room``.
+
+        Not while the memory is turned over within a second: what is given back costs a write more.
+        """
+        self._ended_since += ended
+        if (now := self._clock.monotonic()) < self._crowding_at:
+            return
+        slow = self._ended_since < self._settings.jobs_max
+        self._crowding_at, self._ended_since = now + _CROWDED_SECONDS, 0
+        jobs, bytes_left = self._streams.room()
+        if slow and (jobs < self._settings.jobs_max // 8 or bytes_left < self._settings.bytes_max // 8):
+            self._streams.make_room(self._settings.concurrency)
 
     def _want(self) -> Want:
         if self._stopping:
@@ -301,7 +327,7 @@ class _Shift:
         report = self._report
         if report.completed or report.failed:
             return True
-        return self._streams.announceable and len(self._streams.announced) < self._window and not self._stopping
+        return not self._stopping and self._streams.announceable(*self._announceable())
 
     def _fell_asleep(self, want: Want, claimed: Claimed) -> bool:
         """Whether the store has just learned that we sleep: who enqueued before that woke nobody, so look once more."""

@@ -6,16 +6,21 @@ others. When a block is lifted, or a deep stream has room again, its held jobs a
 read to its end, newer jobs of the stream are held too, so that order is kept.
 
 A job is waiting, then announced (the store has recorded that it is about to run, so that a crash is laid to its
-account), then started, then ended; it is forgotten when the store has taken the report on it. Suspects, which were
-running when a process died, are announced one at a time, so that the culprit is found and the others go free.
+account), then started, then ended; it is forgotten when the store has taken the report on it. What is announced of a
+stream is always the front of its queue; its first job in flight is a *head*, the others are *ahead* of their time.
+Heads come first, so that a deep stream keeps nobody waiting. How many of a stream are announced ahead of their time
+follows its pace, twice what ended between two announcements: a slow stream has one. Suspects, which were running when
+a process died, are announced one at a time, so that the culprit is found and the others go free.
+
 Bounds: ``jobs_max`` and ``bytes_max`` in all, ``per_stream_max`` of one stream. Beyond them nothing is claimed.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from holdfast.work.contract import Want
 from holdfast.work.job import Block, Job
@@ -23,25 +28,36 @@ from holdfast.work.job import Block, Job
 
 @dataclass(slots=True)
 class _Stream:
-    """``backlog`` is None when no held jobs are to be read, else the sequence after which they are."""
+    """``told``: how many of the queue, from its front, are announced. ``reach``: how many may be, behind the head;
+    it follows how many ``ended`` since the last ``round`` of announcements.
+
+    ``backlog`` is None when no held jobs are to be read, else the sequence after which they are.
+    """
 
     queue: deque[Job] = field(default_factory=deque)
     blocks: list[Block] = field(default_factory=list)
+    told: int = 0
+    reach: int = 1
+    ended: int = 0
+    round: int = 0
     busy: bool = False
     listed: bool = False
     has_held: bool = False
     backlog: int | None = None
 
+    @property
+    def in_flight(self) -> int:
+        return self.told + self.busy
+
+    def kept_pace(self, round: int) -> None:
+        """One more of its jobs has ended after this round of announcements."""
+        if self.round != round:
+            self.round, self.ended, self.reach = round, 0, max(1, self.reach // 2)
+        self.ended += 1
+        self.reach = max(self.reach, 2 * self.ended - 1)
+
     def holds(self, job: Job) -> bool:
         return bool(self.blocks) and any(block.holds(job.seq, job.type) for block in self.blocks)
-
-    def insert(self, job: Job) -> None:
-        """In sequence order; almost always at the end, a retried head at the front."""
-        if not self.queue or self.queue[-1].seq < job.seq:
-            self.queue.append(job)
-        else:
-            place = next(i for i, other in enumerate(self.queue) if other.seq > job.seq)
-            self.queue.insert(place, job)
 
 
 class Streams:
@@ -57,8 +73,13 @@ class Streams:
         self._streams: dict[str, _Stream] = {}
         self._backlogs: dict[str, None] = {}
         self._announced: set[int] = set()
-        self._silent: deque[Job] = deque()
-        self._put_off = 0
+        self._ahead = 0
+        self._round = 0
+        # To be announced, by stream, or by sequence without one. A head may start when it is announced; a follower's
+        # stream has something in flight; a suspect waits until no other is in flight.
+        self._heads: OrderedDict[str | int, None] = OrderedDict()
+        self._followers: OrderedDict[str | int, None] = OrderedDict()
+        self._suspects: OrderedDict[str | int, None] = OrderedDict()
         self._suspect: int | None = None
         self._ready: deque[str | Job] = deque()
         self._bytes = 0
@@ -86,6 +107,7 @@ class Streams:
                 continue
             if job.stream is None:
                 self._keep(job)
+                self._heads[job.seq] = None
                 continue
             stream = self._stream(job.stream)
             if stream.backlog is None and len(stream.queue) >= self._per_stream_max:
@@ -94,7 +116,7 @@ class Streams:
                 stream.has_held = True
                 self._held.append(job.seq)
             else:
-                self._join(stream, job)
+                self._join(job.stream, stream, job)
 
     def add_backlog(self, jobs: Sequence[Job], asked: Want) -> None:
         """Take the held jobs that were asked for; a stream that got less than was asked for has no more."""
@@ -114,7 +136,7 @@ class Streams:
             sizes[key] += len(job.payload)
             stream.backlog = job.seq
             if not self._ignored(job) and not stream.holds(job):
-                self._join(stream, job)
+                self._join(key, stream, job)
         for key, stream in current.items():
             if counts[key] < asked.per_backlog and sizes[key] < asked.per_backlog_bytes:
                 stream.backlog = None
@@ -125,9 +147,10 @@ class Streams:
     def backlogs(self, limit: int = 64) -> dict[str, int]:
         """Some streams whose held jobs are wanted now, with the sequence after which; the others are next."""
         wanted: dict[str, int] = {}
+        enough = self._share() // 2
         for key in self._backlogs:
             stream = self._streams[key]
-            if stream.backlog is not None and len(stream.queue) <= self._per_stream_max // 2:
+            if stream.backlog is not None and len(stream.queue) <= enough:
                 wanted[key] = stream.backlog
                 if len(wanted) >= limit:
                     break
@@ -142,41 +165,64 @@ class Streams:
         return self._announced
 
     @property
-    def announceable(self) -> bool:
+    def ahead(self) -> int:
+        """How many of the announced stand behind another one of their stream."""
+        return self._ahead
+
+    def announceable(self, heads: int, ahead: int) -> bool:
         """Whether ``announce`` might find something."""
-        return len(self._silent) > self._put_off or (bool(self._put_off) and self._suspect is None)
+        if heads > 0 and (self._heads or (self._suspects and self._suspect is None)):
+            return True
+        return ahead > 0 and bool(self._followers)
 
     @property
     def startable(self) -> int:
         """How many jobs ``next`` could start, at most."""
         return len(self._ready)
 
-    def announce(self, limit: int) -> None:
-        """Choose up to ``limit`` more waiting jobs to be told to the store as in flight.
-
-        At least one if nothing else could run: what is announced may all wait for something that is not.
+    def announce(self, heads: int, ahead: int) -> None:
+        """Choose more waiting jobs to be told to the store as in flight: up to ``heads`` that could start at once,
+        oldest first, and up to ``ahead`` behind those.
         """
-        if not self._started and not self._ready:
-            limit = max(limit, 1)
-        put_off: list[Job] = []
-        while self._silent and limit > 0:
-            job = self._silent.popleft()
-            if self._waiting.get(job.seq) is not job or job.seq in self._announced:
-                continue
-            if not self._may_announce(job):
-                put_off.append(job)
-                continue
-            self._announce(job)
-            limit -= 1
-        self._silent.extendleft(reversed(put_off))
-        self._put_off = len(put_off)
+        self._round += 1
+        while self._suspects and self._suspect is None and heads > 0:
+            key, _ = self._suspects.popitem(last=False)
+            if isinstance(key, str) and self._streams[key].in_flight:
+                self._followers[key] = None
+            else:
+                heads -= self._announce(key, 1)
+        while self._heads and heads > 0:
+            heads -= self._announce(self._heads.popitem(last=False)[0], 1)
+        while self._followers and ahead > 0:
+            ahead -= self._announce(self._followers.popitem(last=False)[0], ahead)
 
     def announced_by_store(self, seqs: Iterable[int]) -> None:
-        """The store has recorded these on its own when it handed them out."""
-        for seq in seqs:
+        """The store has recorded these on its own when it handed them out; some may have to wait all the same."""
+        for seq in sorted(seqs):
             job = self._waiting.get(seq)
-            if job is not None and seq not in self._announced and self._may_announce(job):
-                self._announce(job)
+            if job is None or seq in self._announced:
+                continue
+            key = job.stream if job.stream is not None else seq
+            place = self._heads if key in self._heads else self._followers
+            if key in place and self._following(key) is job:
+                del place[key]
+                self._announce(key, 1)
+
+    def make_room(self, runners: int) -> None:
+        """Give back what is beyond the share of a stream, if so few of them fill the memory that runners are idle."""
+        if len(self._announced) - self._ahead + len(self._heads) >= runners:
+            return
+        jobs_max, bytes_max = self._share(), self._bytes_max // (2 * max(1, len(self._streams)))
+        for key, stream in self._streams.items():
+            kept = size = 0
+            for job in stream.queue:
+                size += len(job.payload)
+                if kept and (kept >= jobs_max or size > bytes_max):
+                    break
+                kept += 1
+            if kept < len(stream.queue):
+                self._give_back(key, stream, [stream.queue[place] for place in range(kept, len(stream.queue))])
+                self._want_backlog(key, stream, stream.queue[-1].seq)
 
     def next(self) -> Job | None:
         """Start the next announced job that may start; the caller runs it."""
@@ -190,8 +236,9 @@ class Streams:
             if stream is None or not stream.listed:
                 continue
             stream.listed = False
-            if stream.queue and not stream.busy and stream.queue[0].seq in self._announced:
+            if stream.told and not stream.busy:
                 stream.busy = True
+                stream.told -= 1
                 return self._start(stream.queue.popleft())
         return None
 
@@ -220,11 +267,7 @@ class Streams:
         self._unreported[job.seq] = block
         stream.backlog = None  # it is read from its start when the block is lifted
         self._backlogs.pop(job.stream, None)
-        for follower in [other for other in stream.queue if block.holds(other.seq, other.type)]:
-            stream.queue.remove(follower)
-            self._drop(follower)
-            self._held.append(follower.seq)
-            stream.has_held = True
+        self._give_back(job.stream, stream, [other for other in stream.queue if block.holds(other.seq, other.type)])
         self._list(job.stream, stream)
 
     def reported(self, seqs: Iterable[int]) -> None:
@@ -248,12 +291,16 @@ class Streams:
         """
         for job in list(self._waiting.values()):
             self._drop(job)
+            self._unannounce(job)
+        for waiting in (self._heads, self._followers, self._suspects):
+            waiting.clear()
+        self._ahead = 0
         self._ready.clear()
-        self._silent.clear()
         self._held.clear()
         self._backlogs.clear()
         for key, stream in list(self._streams.items()):
             stream.queue.clear()
+            stream.told = 0
             stream.blocks, stream.backlog, stream.has_held, stream.listed = [], None, False, False
             self._forget(key, stream)
         known = {block.head: block for block in blocks} | self._unreported
@@ -272,11 +319,16 @@ class Streams:
         self._closed.update(partitions)
         for job in [job for job in self._waiting.values() if job.partition in self._closed]:
             self._drop(job)
-            if job.stream is not None and job.stream in self._streams:
+            if job.stream is None:
+                self._unannounce(job)
+                self._displace(job.seq)
+            elif job.stream in self._streams:
                 stream = self._streams[job.stream]
+                self._silence(stream, 0)
                 stream.queue.clear()
                 stream.backlog = None
                 self._backlogs.pop(job.stream, None)
+                self._displace(job.stream)
                 self._forget(job.stream, stream)
 
     def reopen(self, partitions: Iterable[int]) -> None:
@@ -292,40 +344,111 @@ class Streams:
 
     def _keep(self, job: Job) -> None:
         self._waiting[job.seq] = job
-        self._silent.append(job)
         self._bytes += len(job.payload)
 
     def _drop(self, job: Job) -> None:
         del self._waiting[job.seq]
         self._bytes -= len(job.payload)
-        self._unannounce(job)
 
-    def _may_announce(self, job: Job) -> bool:
-        """Suspects one at a time, and nothing behind a head that is not announced itself."""
-        if job.suspect and self._suspect is not None:
-            return False
-        if job.stream is None:
-            return True
-        head = self._streams[job.stream].queue[0]
-        return head is job or head.seq in self._announced
+    def _share(self) -> int:
+        """How many jobs of one stream are enough when the memory is full: all of them together fill half of it."""
+        return max(1, min(self._per_stream_max, self._jobs_max // (2 * max(1, len(self._streams)))))
 
-    def _announce(self, job: Job) -> None:
-        self._announced.add(job.seq)
-        if job.suspect:
-            self._suspect = job.seq
-        if job.stream is None:
-            self._ready.append(job)
-        else:
-            self._list(job.stream, self._streams[job.stream])
+    def _following(self, key: str | int) -> Job:
+        """The next job to be announced of this stream, or the job itself."""
+        if isinstance(key, int):
+            return self._waiting[key]
+        stream = self._streams[key]
+        return stream.queue[stream.told]
+
+    def _announce(self, key: str | int, most: int) -> int:
+        """Announce the job, or what follows in the stream, up to its reach; put the stream where it belongs then."""
+        if isinstance(key, int):
+            return self._tell(key, (self._waiting[key],))
+        stream = self._streams[key]
+        in_flight = stream.told + stream.busy
+        most = min(most, max(1, stream.reach + 1 - in_flight))
+        count = self._tell(key, islice(stream.queue, stream.told, stream.told + most))
+        if count:
+            self._ahead += count if in_flight else count - 1
+            stream.told += count
+            self._list(key, stream)
+        if key not in self._suspects:
+            self._offer(key, stream)
+        return count
+
+    def _tell(self, key: str | int, jobs: Iterable[Job]) -> int:
+        """How many could be announced: a suspect waits until no other is in flight."""
+        count = 0
+        for job in jobs:
+            if job.crashes:
+                if self._suspect is not None:
+                    self._suspects[key] = None
+                    break
+                self._suspect = job.seq
+            self._announced.add(job.seq)
+            count += 1
+        if count and isinstance(key, int):
+            self._ready.append(self._waiting[key])
+        return count
 
     def _unannounce(self, job: Job) -> None:
         self._announced.discard(job.seq)
         if self._suspect == job.seq:
             self._suspect = None
 
-    def _join(self, stream: _Stream, job: Job) -> None:
+    def _silence(self, stream: _Stream, told: int) -> None:
+        """Only the first ``told`` jobs of the queue stay announced; none of the others has started."""
+        while stream.told > told:
+            stream.told -= 1
+            self._unannounce(stream.queue[stream.told])
+            self._ahead -= stream.in_flight > 0
+
+    def _place(self, key: str, stream: _Stream) -> None:
+        """Put the stream where it belongs after its queue has changed."""
+        self._displace(key)
+        self._offer(key, stream)
+
+    def _offer(self, key: str, stream: _Stream) -> None:
+        """Put the stream where its next job to be announced belongs, if there is one."""
+        if stream.told < len(stream.queue):
+            in_flight = stream.told + stream.busy
+            if not in_flight:
+                self._heads[key] = None
+            elif in_flight <= stream.reach:
+                self._followers[key] = None
+
+    def _displace(self, key: str | int) -> None:
+        for waiting in (self._heads, self._followers, self._suspects):
+            waiting.pop(key, None)
+
+    def _give_back(self, key: str, stream: _Stream, jobs: Sequence[Job]) -> None:
+        """These go back to the store as held."""
+        if not jobs:
+            return
+        first = next(place for place, job in enumerate(stream.queue) if job is jobs[0])
+        self._silence(stream, first)
+        gone = {job.seq for job in jobs}
+        stream.queue = deque(job for job in stream.queue if job.seq not in gone)
+        for job in jobs:
+            self._drop(job)
+        self._held.extend(gone)
+        stream.has_held = True
+        self._place(key, stream)
+
+    def _join(self, key: str, stream: _Stream, job: Job) -> None:
+        """In sequence order; almost always at the end, a retried head at the front."""
         self._keep(job)
-        stream.insert(job)
+        queue = stream.queue
+        if not queue or queue[-1].seq < job.seq:
+            queue.append(job)
+            if stream.told == len(queue) - 1:
+                self._offer(key, stream)
+        else:
+            place = next(i for i, other in enumerate(queue) if other.seq > job.seq)
+            self._silence(stream, place)
+            queue.insert(place, job)
+            self._place(key, stream)
 
     def _start(self, job: Job) -> Job:
         del self._waiting[job.seq]
@@ -340,6 +463,13 @@ class Streams:
             return None
         stream = self._streams[job.stream]
         stream.busy = False
+        stream.kept_pace(self._round)
+        if stream.told:
+            self._ahead -= 1
+        if stream.told < len(stream.queue) and job.stream not in self._suspects:
+            if not stream.told:
+                self._followers.pop(job.stream, None)
+            self._offer(job.stream, stream)
         return stream
 
     def _stream(self, key: str) -> _Stream:
@@ -354,7 +484,7 @@ class Streams:
         self._backlogs[key] = None
 
     def _list(self, key: str, stream: _Stream) -> None:
-        if stream.queue and not stream.busy and not stream.listed and stream.queue[0].seq in self._announced:
+        if stream.told and not stream.busy and not stream.listed:
             stream.listed = True
             self._ready.append(key)
 
