@@ -18,7 +18,7 @@ from holdfast.work.job import State
 from holdfast.work.sqlite import SqliteWork
 
 CUTS = 40
-OPERATIONS_MAX = 400
+OPERATIONS_MAX = 500
 READER = "log"
 
 
