@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import asyncpg
@@ -154,6 +155,14 @@ def test_a_server_that_is_too_old_is_refused() -> None:
 def test_a_server_that_is_away_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="cannot connect"):
         asyncio.run(PostgresWork.open("postgresql://postgres@127.0.0.1:1/postgres"))
+
+
+def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.work.postgres.CONNECT_SECONDS_MAX", 0.05)
+    silent = socket.create_server(("127.0.0.1", 0))
+    away = pytest.raises(Unavailable, match="cannot connect to PostgreSQL: TimeoutError")
+    with silent, away:
+        asyncio.run(PostgresWork.open(f"postgresql://x@127.0.0.1:{silent.getsockname()[1]}/x"))
 
 
 def test_many_processes_may_migrate_at_once(postgres_server: Server) -> None:

@@ -63,6 +63,6 @@ def reaching() -> Iterator[None]:
     except ValueError as error:
         raise BadSetting(f"this is no address of PostgreSQL: {error}") from error
     except (*GIVEN_UP, *CUT_OFF) as error:
-        raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
+        raise Unavailable(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
     except asyncpg.PostgresError as error:
         raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error
