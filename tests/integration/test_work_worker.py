@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,51 @@ def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> 
         assert sorted(mails) == list(range(10))
 
     check(opened, body)
+
+
+def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(postgres_server: Server) -> None:
+    async def body(o: Opened) -> None:
+        handlers, calls, refused = Handlers(), 0, list[tuple[float, int]]()
+        clock = asyncio.get_running_loop().time
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.order_id == "parent":
+                ctx.enqueue(handlers.draft(Order("child")))
+
+        join = o.store.join
+
+        async def overheard(name: str) -> Any:
+            seat = await join(name)
+            process = seat.process
+
+            async def listen(report: Report, want: Want) -> Claimed:
+                nonlocal calls
+                calls += 1
+                claimed = await process(report, want)
+                if claimed.busy:
+                    refused.append((clock(), calls))
+                return claimed
+
+            seat.process = listen
+            return seat
+
+        o.store.join = overheard
+        caller = await asyncpg.connect(postgres_server.url)
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            transaction = caller.transaction()
+            await transaction.start()
+            await enqueue(caller, handlers.draft(Order("child")))
+            await o.store.enqueue([handlers.draft(Order("parent"))])
+            await until(lambda: len(refused) == 5)
+            await transaction.commit()
+            await until(lambda: empty(o))
+        await caller.close()
+        waits = [later[0] - sooner[0] for sooner, later in itertools.pairwise(refused)]
+        assert all(wait >= least for wait, least in zip(waits, (0.02, 0.04, 0.05, 0.05), strict=True))
+        assert refused[-1][1] - refused[0][1] < 30, "meanwhile the store was left in peace"
+
+    check(lambda: postgres_work(postgres_server.url), body)
 
 
 def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(opened: Any) -> None:

@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff, BreakerSettings
 from holdfast.work.balance import share_of
 from holdfast.work.breakers import Breakers
-from holdfast.work.contract import PER_BACKLOG, Claimed, LeaseLost, Report, Seat, Want, WorkStore
+from holdfast.work.contract import PER_BACKLOG, Child, Claimed, LeaseLost, Report, Seat, Want, WorkStore
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
 from holdfast.work.job import PARTITIONS, Block, Job, Policies
@@ -142,6 +142,8 @@ class _Shift:
         self._seat, self._shared, self._runner, self._settings, self._clock = seat, shared, runner, settings, clock
         self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max)
         self._report = Report()
+        self._put_off = Report()  # parents whose children have to wait for somebody's open transaction
+        self._put_off_until, self._put_off_seconds = 0.0, settings.poll_min_seconds
         self._idle: deque[asyncio.Future[None]] = deque()
         self._owned: set[int] = set()
         self._closing: set[int] = set()
@@ -259,6 +261,10 @@ class _Shift:
         announced only in a window with room: they may wait for long, and would be suspects if this process died.
         """
         report, self._report = self._report, Report()
+        if self._put_off.completed and self._clock.monotonic() >= self._put_off_until:
+            report.completed.extend(self._put_off.completed)
+            report.children.extend(self._put_off.children)
+            self._put_off = Report()
         ended = len(report.completed) + len(report.failed)
         self._recently_ended.append(ended)
         fastest = max(self._recently_ended)
@@ -303,8 +309,9 @@ class _Shift:
     def _apply(self, report: Report, want: Want, claimed: Claimed) -> None:
         busy = set(claimed.busy)
         if busy:
-            self._report.completed.extend(busy)
-            self._report.children.extend(child for child in report.children if child.parent in busy)
+            self._ask_later(busy, [child for child in report.children if child.parent in busy])
+        elif report.children:
+            self._put_off_seconds = self._settings.poll_min_seconds
         self._streams.reported(seq for seq in report.completed if seq not in busy)
         self._streams.reported(failed.seq for failed in report.failed)
         self._streams.add_backlog(claimed.backlog, want)
@@ -313,6 +320,14 @@ class _Shift:
         telemetry.work_completed(len(report.completed) - len(busy))
         if claimed.jobs or claimed.backlog:
             self._poll = self._settings.poll_min_seconds
+
+    def _ask_later(self, parents: set[int], children: list[Child]) -> None:
+        """The transaction in their way may be open for hours: they are reported again after 20 ms, 40 and so on."""
+        if not self._put_off.completed:
+            self._put_off_until = self._clock.monotonic() + self._put_off_seconds
+            self._put_off_seconds = min(2 * self._put_off_seconds, self._settings.poll_max_seconds)
+        self._put_off.completed.extend(parents)
+        self._put_off.children.extend(children)
 
     def _give_back(self, report: Report) -> None:
         """The outcome of this report is unknown: it is sent again, before what was added since."""
@@ -337,7 +352,7 @@ class _Shift:
 
     @property
     def _drained(self) -> bool:
-        return not (self._streams.started or self._report.completed or self._report.failed)
+        return not (self._streams.started or self._report.completed or self._report.failed or self._put_off.completed)
 
     async def _rest(self, claimed: Claimed) -> None:
         """Until something ends, comes or is due."""
@@ -346,6 +361,8 @@ class _Shift:
             self._poll = min(self._poll * 2, self._settings.poll_max_seconds)
         if claimed.next_due_seconds is not None:
             seconds = min(seconds, max(claimed.next_due_seconds, 0.001))
+        if self._put_off.completed:
+            seconds = min(seconds, max(self._put_off_until - self._clock.monotonic(), 0.001))
         if self._closing:
             seconds = min(seconds, self._settings.poll_min_seconds)
         self._resting = True
