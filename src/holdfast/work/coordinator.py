@@ -345,10 +345,14 @@ class _Shift:
         return not self._stopping and self._streams.announceable(*self._announceable())
 
     def _fell_asleep(self, want: Want, claimed: Claimed) -> bool:
-        """Whether the store has just learned that we sleep: who enqueued before that woke nobody, so look once more."""
-        asleep = self._shared and want.sleeping and not (claimed.jobs or claimed.backlog)
-        before, self._asleep = self._asleep, asleep
-        return asleep and not before
+        """Whether to look once more before resting: who enqueued before the store learned that we sleep woke nobody,
+        and it learns that only from a call that finds nothing.
+        """
+        if claimed.jobs or claimed.backlog:
+            self._asleep = False
+            return want.sleeping
+        before, self._asleep = self._asleep, self._shared and want.sleeping
+        return self._asleep and not before
 
     @property
     def _drained(self) -> bool:
