@@ -64,25 +64,38 @@ def finish(bench: str, figures: Mapping[str, float], ratios: Mapping[str, float]
 
 
 @contextmanager
-def process(*command: str, env: Mapping[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """A child that prints one JSON line when it is ready and obeys lines on its standard input; stopped by pid."""
-    child = subprocess.Popen(
-        [sys.executable, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})},
-    )
+def process(*command: str, env: Mapping[str, str] | None = None) -> Iterator[tuple[Child, Any]]:
+    """One child; see `processes`."""
+    with processes(command, env=env) as [only]:
+        yield only
+
+
+@contextmanager
+def processes(*commands: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[list[tuple[Child, Any]]]:
+    """Children that print one JSON line when they are ready and obey lines on their standard input; started and
+    stopped side by side, stopped by pid."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})},
+        )
+        for command in commands
+    ]
     try:
-        yield child, answer(child)
+        yield [(child, answer(child)) for child in children]
     finally:
-        child.terminate()
-        try:
-            child.wait(10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        for child in children:
+            child.terminate()
+        for child in children:
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
 
 
 def answer(child: subprocess.Popen[str]) -> Any:

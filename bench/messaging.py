@@ -29,7 +29,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ import uvloop
 
 import store as store_bench
 from clients import Audience, Client, Senders, connect, connect_many, disconnect
-from harness import Child, arguments, finish, median, percentile, process, say, tell
+from harness import Child, arguments, finish, median, percentile, process, processes, say, tell
 
 QUICK_PARTS = ("sends", "fanout", "idle", "latency")
 PARTS = (*QUICK_PARTS, "flat")
@@ -81,8 +80,8 @@ def measure_sends(report: Report, options: Options) -> None:
             stored = await asyncio.to_thread(store_bench.measure, group, seconds)
             stores.append(stored["sends_per_second"])
 
-    with process(CHILDREN, "node") as node, process(CHILDREN, "node", ONE_BY_ONE) as one_by_one:
-        uvloop.run(measure([node, one_by_one]))
+    with processes((CHILDREN, "node"), (CHILDREN, "node", ONE_BY_ONE)) as nodes:
+        uvloop.run(measure(nodes))
     grouped, single = median([load["per_s"] for load in together]), median([load["per_s"] for load in alone])
     report.figures["sends_per_s"] = grouped
     report.figures["sends_one_by_one_per_s"] = single
@@ -90,8 +89,9 @@ def measure_sends(report: Report, options: Options) -> None:
     report.figures["group_formed"] = median([load["group"] for load in together])
     report.figures["send_cpu_us"] = median([load["cpu_us"] for load in together])
     report.figures["send_load_us"] = median([load["load_us"] for load in together])
-    report.ratios["sends_vs_one_by_one"] = grouped / single
-    report.ratios["sends_vs_store"] = grouped / median(stores)
+    rates = [load["per_s"] for load in together]
+    report.ratios["sends_vs_one_by_one"] = ratio(rates, [load["per_s"] for load in alone])
+    report.ratios["sends_vs_store"] = ratio(rates, stores)
 
 
 # --- fanout -----------------------------------------------------------------------------------------------
@@ -120,15 +120,12 @@ def measure_fanout(report: Report, options: Options) -> None:
                     results.setdefault(f"{name}_{together}", []).append(spent)
         return results
 
-    with ExitStack() as running:
-        node = running.enter_context(process(CHILDREN, "node"))
-        peers = [running.enter_context(process(CHILDREN, "websockets", loop)) for loop in loops]
+    with processes((CHILDREN, "node"), *((CHILDREN, "websockets", loop) for loop in loops)) as [node, *peers]:
         results = uvloop.run(measure(node, peers))
     for name, values in results.items():
         report.figures[f"fanout_{name}_us"] = median(values)
     for name, together in (("single", 1), ("burst", 16)):
-        pairs = zip(results[f"our_{together}"], results[f"their_{together}"], strict=True)
-        report.ratios[f"fanout_{name}_vs_websockets"] = median([theirs / ours for ours, theirs in pairs])
+        report.ratios[f"fanout_{name}_vs_websockets"] = ratio(results[f"their_{together}"], results[f"our_{together}"])
 
 
 # --- idle connections -------------------------------------------------------------------------------------
@@ -243,8 +240,8 @@ def measure_flat(report: Report, options: Options) -> None:
                 sends[name].append((await senders.load(seconds))["cpu_us"])
                 deliveries[name].append(await audience.per_delivery(32, 1))
 
-    with ExitStack() as running:
-        uvloop.run(measure({name: running.enter_context(process(CHILDREN, "node")) for name in steps}))
+    with processes(*[(CHILDREN, "node")] * len(steps)) as nodes:
+        uvloop.run(measure(dict(zip(steps, nodes, strict=True))))
     for name in list(steps)[1:]:
         report.figures[f"send_cost_{name}"] = ratio(sends[name], sends["base"])
         report.figures[f"delivery_cost_{name}"] = ratio(deliveries[name], deliveries["base"])
@@ -262,6 +259,7 @@ async def stocked(child: Child, url: str, stock: Stock, size: int) -> tuple[Send
 
 
 def ratio(values: list[float], base: list[float]) -> float:
+    """Of what was measured in turn, so that a slow minute of the machine is in both."""
     return median([value / other for value, other in zip(values, base, strict=True)])
 
 
