@@ -251,9 +251,9 @@ async def stocked(child: Child, url: str, stock: Stock, size: int) -> tuple[Send
     """Senders and an audience on a server that holds so much else; the messages are in the chat of the audience and
     in the first sender's."""
     tell(child, do="elsewhere", chats=stock.chats, members=stock.members)
-    senders = await Senders.gather(child, url, 32, 4, stock.messages)
-    chat = tell(child, do="create", first=0, count=size)
+    chat = tell(child, do="create", first=0, count=size)  # before they come: a chat that is new to them is news
     tell(child, do="store", chat_id=chat["chat_id"], count=stock.messages)
+    senders = await Senders.gather(child, url, 32, 4, stock.messages)
     tokens = tell(child, do="mint", count=size)["tokens"]
     return senders, Audience(child, await connect_many(url, tokens, {chat["chat_id"]: (1, stock.messages)}), chat)
 
