@@ -15,6 +15,8 @@ from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from harness import Child, tell
 
+ARRIVAL_SECONDS_MAX = 30.0
+"""A message that has not reached everybody by then is lost, and the run with it."""
 CONTENT = b"x" * 100
 NUMBER = b"%012d"
 ACK = b'{"type":"message_ack","payload":{"client_message_id":"'
@@ -278,8 +280,9 @@ class Audience:
             for client in self._clients:
                 client.on_frame = got
             tell(self._child, do="send", together=together, **self._order)
-            while len(self._sockets.poll(0)) < total:
+            end = time.monotonic() + ARRIVAL_SECONDS_MAX
+            while len(self._sockets.poll(0)) < total and time.monotonic() < end:
                 time.sleep(0.001)  # noqa: ASYNC251  # not for the loop, which would read
-            await asyncio.wait_for(everybody, 30)
+            await asyncio.wait_for(everybody, ARRIVAL_SECONDS_MAX)
         used = tell(self._child, do="used")["loop_cpu"] - before
         return used / (messages * total) * 1e6

@@ -9,26 +9,19 @@ from typing import Any
 
 import apsw
 import pytest
-from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run, steps_of
+from work_stores import WORK_STORES, Hand, Opened, Opener, draft, embedded_work, opener_of, run, steps_of
 
 from holdfast.errors import NotFound
 from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, Mark, Query, Report, Want
 from holdfast.work.job import Action, Failure, OnFailure, Policies, Reason, Stage, State, Verdict
 
-Open = Callable[[], Any]
+
+@pytest.fixture(params=WORK_STORES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    return opener_of(request, tmp_path)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    if request.param == "memory":
-        return lambda: embedded_work(None)
-    if request.param == "sqlite":
-        return lambda: embedded_work(tmp_path / "work.db")
-    server = request.getfixturevalue("postgres_server")
-    return lambda: postgres_work(server.url)
-
-
-def check(opened: Open, body: Callable[[Opened], Any]) -> None:
+def check(opened: Opener, body: Callable[[Opened], Any]) -> None:
     async def main() -> None:
         async with opened() as store:
             await body(store)
@@ -36,7 +29,7 @@ def check(opened: Open, body: Callable[[Opened], Any]) -> None:
     run(main())
 
 
-def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Open) -> None:
+def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft("a"), draft("b"), draft(None), draft("a")])
         assert seqs == sorted(seqs)
@@ -50,7 +43,7 @@ def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Open) -> None:
     check(opened, body)
 
 
-def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open) -> None:
+def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
         hand = await Hand.sit(o.store)
@@ -63,7 +56,7 @@ def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open
     check(opened, body)
 
 
-def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Open) -> None:
+def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
         hand = await Hand.sit(o.store)
@@ -78,7 +71,7 @@ def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Open) -> None:
     check(opened, body)
 
 
-def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Open) -> None:
+def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(f"s{n}", payload=b"x" * 1000) for n in range(5)])
         held = await o.store.enqueue([draft("deep", payload=b"x" * 1000) for _ in range(5)])
@@ -98,7 +91,7 @@ def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Open) -> None:
 
 
 @pytest.mark.seed("003 ProcessWorkBatch_FailsOutboxMessages_MarksAsFailedWithErrorAsync")
-def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(opened: Open) -> None:
+def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -122,7 +115,7 @@ def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(ope
 
 
 @pytest.mark.seed("003 ProcessWorkBatch_ScheduledRetry_BlocksLaterMessagesInStreamAsync")
-def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(opened: Open) -> None:
+def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, other = await o.store.enqueue([draft(), draft(), draft("other")])
         hand = await Hand.sit(o.store)
@@ -138,7 +131,7 @@ def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(open
 
 
 @pytest.mark.seed("003 ProcessWorkBatch_ScheduledRetryExpires_UnblocksStreamAsync")
-def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Open) -> None:
+def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -154,7 +147,7 @@ def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Open
 
 
 @pytest.mark.seed("003 ProcessWorkBatch_StreamBasedFailureCascade_ReleasesLaterMessagesInSameStreamAsync")
-def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(opened: Open) -> None:
+def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, m4 = await o.store.enqueue([draft() for _ in range(4)])
         hand = await Hand.sit(o.store)
@@ -175,7 +168,7 @@ def test_process_work_batch_stream_based_failure_cascade_releases_later_messages
 
 
 @pytest.mark.seed("003 decision matrix: failed, scheduled / no release")
-def test_matrix_failed_and_scheduled_without_release_blocks(opened: Open) -> None:
+def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -188,7 +181,7 @@ def test_matrix_failed_and_scheduled_without_release_blocks(opened: Open) -> Non
 
 
 @pytest.mark.seed("003 decision matrix: failed, scheduled / released")
-def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: Open) -> None:
+def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -203,7 +196,7 @@ def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: O
 
 
 @pytest.mark.seed("003 decision matrix: failed, not scheduled / released")
-def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Open) -> None:
+def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store, policies=Policies().with_type("order", stream=OnFailure.PARK))
@@ -222,7 +215,7 @@ def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Open) ->
 
 
 @pytest.mark.seed("003 decision matrix: processing")
-def test_matrix_processing_blocks_for_every_other_worker(opened: Open) -> None:
+def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, _ = await o.store.enqueue([draft(), draft()])
         first = await Hand.sit(o.store)
@@ -236,7 +229,7 @@ def test_matrix_processing_blocks_for_every_other_worker(opened: Open) -> None:
 
 
 @pytest.mark.seed("003 decision matrix: completed")
-def test_matrix_completed_goes_on(opened: Open) -> None:
+def test_matrix_completed_goes_on(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -246,7 +239,7 @@ def test_matrix_completed_goes_on(opened: Open) -> None:
     check(opened, body)
 
 
-def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Open) -> None:
+def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(type="mail"), draft()])
         hand = await Hand.sit(o.store)
@@ -264,7 +257,7 @@ def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Open
     check(opened, body)
 
 
-def test_a_later_failure_makes_a_new_block(opened: Open) -> None:
+def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -281,7 +274,7 @@ def test_a_later_failure_makes_a_new_block(opened: Open) -> None:
     check(opened, body)
 
 
-def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Open) -> None:
+def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         await o.store.enqueue([draft()])
         with pytest.raises(NotFound, match="not blocked"):
@@ -291,7 +284,7 @@ def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Open) -> N
     check(opened, body)
 
 
-def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Open) -> None:
+def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store, policies=Policies.preset("seed").with_type("order", stream=OnFailure.SKIP))
@@ -304,7 +297,7 @@ def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Op
     check(opened, body)
 
 
-def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opened: Open) -> None:
+def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -325,7 +318,7 @@ def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opene
     check(opened, body)
 
 
-def test_serialization_and_validation_failures_are_dead_at_once(opened: Open) -> None:
+def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(None), draft(None)])
         hand = await Hand.sit(o.store, policies=Policies())
@@ -340,7 +333,7 @@ def test_serialization_and_validation_failures_are_dead_at_once(opened: Open) ->
     check(opened, body)
 
 
-def test_a_failure_report_counts_once(opened: Open) -> None:
+def test_a_failure_report_counts_once(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -355,7 +348,7 @@ def test_a_failure_report_counts_once(opened: Open) -> None:
 
 
 @pytest.mark.seed("003 partial completion")
-def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened: Open) -> None:
+def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -371,7 +364,7 @@ def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened
     check(opened, body)
 
 
-def test_a_step_is_durable_before_the_job_ends(opened: Open) -> None:
+def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -383,7 +376,7 @@ def test_a_step_is_durable_before_the_job_ends(opened: Open) -> None:
     check(opened, body)
 
 
-def test_a_delayed_job_comes_when_it_is_due(opened: Open) -> None:
+def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         later, now = await o.store.enqueue([draft(delay_seconds=100), draft()])
         hand = await Hand.sit(o.store)
@@ -397,7 +390,7 @@ def test_a_delayed_job_comes_when_it_is_due(opened: Open) -> None:
     check(opened, body)
 
 
-def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Open) -> None:
+def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         shop = {"source": "shop", "source_id": "42"}
         first = await o.store.enqueue([draft(**shop), draft(**shop), draft(source="shop", source_id="43"), draft()])
@@ -411,7 +404,7 @@ def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Open) -> N
     check(opened, body)
 
 
-def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: Open) -> None:
+def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         assert await o.store.position("webhooks") is None
         await o.store.enqueue([draft()], Mark("webhooks", 7))
@@ -423,7 +416,7 @@ def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: 
     check(opened, body)
 
 
-def test_children_are_stored_exactly_with_their_parents_completion(opened: Open) -> None:
+def test_children_are_stored_exactly_with_their_parents_completion(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -436,7 +429,7 @@ def test_children_are_stored_exactly_with_their_parents_completion(opened: Open)
     check(opened, body)
 
 
-def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Open) -> None:
+def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")])
         hand = await Hand.sit(o.store, policies=Policies())
@@ -469,7 +462,7 @@ def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Open) -> No
         (Query(fingerprint="another"), []),
     ],
 )
-def test_a_filter_means_the_same_to_everybody(opened: Open, query: Query, meant: list[int]) -> None:
+def test_a_filter_means_the_same_to_everybody(opened: Opener, query: Query, meant: list[int]) -> None:
     async def body(o: Opened) -> None:
         kinds = [("a", "order"), ("a", "mail"), ("b", "order"), ("b", "mail")]
         seqs = await o.store.enqueue([draft(stream, type) for stream, type in kinds])
@@ -492,7 +485,7 @@ def test_a_filter_means_the_same_to_everybody(opened: Open, query: Query, meant:
     check(opened, body)
 
 
-def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Open) -> None:
+def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -508,7 +501,7 @@ def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Open) ->
     check(opened, body)
 
 
-def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Open) -> None:
+def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -527,7 +520,7 @@ def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Open) -> No
 
 
 def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
-    opened: Open,
+    opened: Opener,
 ) -> None:
     async def body(o: Opened) -> None:
         fails, succeeds = await o.store.enqueue([draft("a"), draft("b")])
@@ -542,7 +535,7 @@ def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
     check(opened, body)
 
 
-def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Open) -> None:
+def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         failed, fresh = await o.store.enqueue([draft("a"), draft("b")])
         hand = await Hand.sit(o.store)
@@ -561,7 +554,7 @@ def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Op
     check(opened, body)
 
 
-def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(opened: Open) -> None:
+def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -581,7 +574,7 @@ def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_
     check(opened, body)
 
 
-def test_the_numbers_people_look_at(opened: Open) -> None:
+def test_the_numbers_people_look_at(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, _ = await o.store.enqueue([draft(), draft(), draft(None), draft(None)])
         hand = await Hand.sit(o.store, policies=Policies())
@@ -637,7 +630,7 @@ def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there
     run(body())
 
 
-def test_the_record_of_acts_forgets_the_oldest(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_acts_forgets_the_oldest(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("embedded", "postgres"):
         monkeypatch.setattr(f"holdfast.work.{module}.ACTS_KEPT_MAX", 3)
 
@@ -650,7 +643,7 @@ def test_the_record_of_acts_forgets_the_oldest(opened: Open, monkeypatch: pytest
     check(opened, body)
 
 
-def test_open_breakers_are_shared_and_end(opened: Open) -> None:
+def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         hand = await Hand.sit(o.store)
         left = await hand.seat.breakers({"mail": 30.0}, [])
@@ -665,7 +658,7 @@ def test_open_breakers_are_shared_and_end(opened: Open) -> None:
     check(opened, body)
 
 
-def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened: Open) -> None:
+def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         killer, innocent = await o.store.enqueue([draft(), draft()])
         for crash in range(3):
@@ -688,7 +681,7 @@ def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened
     check(opened, body)
 
 
-def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Open) -> None:
+def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft() for _ in range(4)])
         hand = await Hand.sit(o.store)
@@ -702,7 +695,7 @@ def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Open) ->
     check(opened, body)
 
 
-def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Open) -> None:
+def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         zombie = await Hand.sit(o.store, "zombie")
@@ -722,7 +715,7 @@ def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Open) -> None:
     check(opened, body)
 
 
-def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Open) -> None:
+def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store)
@@ -742,7 +735,7 @@ async def _do(connection: Any, sql: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in await connection.fetch(sql)]
 
 
-def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Open) -> None:
+def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, _ = await o.store.enqueue([draft("a"), draft("b"), draft("a"), draft("c")])
         hand = await Hand.sit(o.store)
@@ -776,7 +769,7 @@ def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Open) ->
     check(opened, body)
 
 
-def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(opened: Open) -> None:
+def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.sit(o.store)

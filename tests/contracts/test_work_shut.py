@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import Hand, draft, embedded_work, postgres_work, run, steps_of
+from work_stores import WORK_STORES, Hand, Opener, draft, embedded_work, opener_of, postgres_work, run, steps_of
 
 from engines import Server
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
@@ -18,20 +17,13 @@ from holdfast.work.embedded import MIGRATIONS
 from holdfast.work.sqlite import SqliteWork
 from holdfast.work.statements import script
 
-Open = Callable[[], Any]
+
+@pytest.fixture(params=WORK_STORES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    return opener_of(request, tmp_path)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    if request.param == "memory":
-        return lambda: embedded_work(None)
-    if request.param == "sqlite":
-        return lambda: embedded_work(tmp_path / "work.db")
-    server = request.getfixturevalue("postgres_server")
-    return lambda: postgres_work(server.url)
-
-
-def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Open) -> None:
+def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as o:
             drafts = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.work.contract import Claimed, Failed, Report, Rewound, Seat, Want, WorkStore
@@ -31,6 +32,17 @@ class Opened:
 
 
 Opener = Callable[[], Any]
+WORK_STORES = ("memory", "sqlite", "postgres")
+
+
+def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
+    """How to open the store that a fixture with ``WORK_STORES`` as its parameters is asked for."""
+    if request.param == "memory":
+        return lambda: embedded_work(None)
+    if request.param == "sqlite":
+        return lambda: embedded_work(folder / "work.db")
+    server = request.getfixturevalue("postgres_server")
+    return lambda: postgres_work(server.url)
 
 
 @asynccontextmanager

@@ -96,7 +96,7 @@ async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
     with extra("postgres"):
         from holdfast.work.postgres import PostgresWork
 
-    return await PostgresWork.later(url, server=server)
+    return await PostgresWork.open(url, server=server, at_once=False)
 
 
 class _Gauges:

@@ -66,41 +66,30 @@ class PostgresWork:
         connections_max: int = 8,
         server: str = "",
         rng: random.Random | None = None,
+        at_once: bool = True,
     ) -> PostgresWork:
-        """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do.
+        """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do. If not
+        ``at_once``, every verb does so until one has: it may be opened while the database is away.
 
         At most ``connections_max`` handlers have a transaction at once, the others wait; as many connections are for
         calls.
         A Holdfast server gives its name: its jobs are about what only it knows, so it shares them with no other.
         """
-        store = await cls.later(
-            url, seat_settings=seat_settings, connections_max=connections_max, server=server, rng=rng
-        )
-        try:
-            async with store._connection():
-                return store
-        except BaseException:
-            await store.close()
-            raise
-
-    @classmethod
-    async def later(
-        cls,
-        url: str,
-        *,
-        seat_settings: SeatSettings | None = None,
-        connections_max: int = 8,
-        server: str = "",
-        rng: random.Random | None = None,
-    ) -> PostgresWork:
-        """As ``open``, but every verb opens it until one has: it may be made while the database is away."""
         chosen = seat_settings or SeatSettings()
         # A stopped process must not hold the locks of a half-done transaction longer than its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
         options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "server_settings": idle}
         options["timeout"] = CONNECT_SECONDS_MAX
         pools = Pools(await asyncpg.create_pool(url, **options), await asyncpg.create_pool(url, **options))
-        return cls(url, pools, chosen, server, rng)
+        store = cls(url, pools, chosen, server, rng)
+        if not at_once:
+            return store
+        try:
+            async with store._connection():
+                return store
+        except BaseException:
+            await store.close()
+            raise
 
     async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
         values = arguments(drafts, self._rng)

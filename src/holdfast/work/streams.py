@@ -366,7 +366,7 @@ class Streams:
         if isinstance(key, int):
             return self._tell(key, (self._waiting[key],))
         stream = self._streams[key]
-        in_flight = stream.told + stream.busy
+        in_flight = stream.in_flight
         most = min(most, max(1, stream.reach + 1 - in_flight))
         count = self._tell(key, islice(stream.queue, stream.told, stream.told + most))
         if count:
@@ -412,7 +412,7 @@ class Streams:
     def _offer(self, key: str, stream: _Stream) -> None:
         """Put the stream where its next job to be announced belongs, if there is one."""
         if stream.told < len(stream.queue):
-            in_flight = stream.told + stream.busy
+            in_flight = stream.in_flight
             if not in_flight:
                 self._heads[key] = None
             elif in_flight <= stream.reach:
