@@ -96,10 +96,10 @@ class Program:
             [sys.executable, "-m", "holdfast.cli", *arguments], env=self.environment, text=True, **pipes
         )
 
-    def serve(self) -> subprocess.Popen[str]:
+    def serve(self, *options: str) -> subprocess.Popen[str]:
         """A server that answers."""
         with (self.state_dir.parent / "serve.log").open("a") as log:
-            server = self.start("serve", stdout=log.fileno(), stderr=log.fileno())
+            server = self.start("serve", *options, stdout=log.fileno(), stderr=log.fileno())
         self._servers.append(server)
         eventually(lambda: server.poll() is not None or self._ready(), "the server")
         assert server.poll() is None, (self.state_dir.parent / "serve.log").read_text()

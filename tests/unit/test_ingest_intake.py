@@ -344,6 +344,16 @@ def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
     on_virtual_time(test)
 
 
+def test_an_operator_says_from_how_many_messages_a_minute_on_a_chat_is_hot() -> None:
+    async def test(bench: Bench) -> None:
+        for n in range(3):
+            bench.send(f"key-{n}")
+        await asyncio.sleep(61)
+        assert bench.intake.hot_chats() == {CHAT: 3}
+
+    on_virtual_time(test, IntakeSettings(hot_messages_per_minute=2))
+
+
 def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
     class Slow:
         """Commits one group after another, each when it is let go."""

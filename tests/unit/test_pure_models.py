@@ -203,7 +203,7 @@ def test_gaps_are_what_no_neighbour_held(seen: list[tuple[str, int]], size: int)
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.integers(1, 150)), max_size=30))
 def test_hot_chats_are_those_of_the_last_full_minute(counts: list[tuple[str, int, int]]) -> None:
-    hot, now, by_minute = HotChats(), 0.0, defaultdict[int, Counter[str]](Counter)
+    hot, now, by_minute = HotChats(100), 0.0, defaultdict[int, Counter[str]](Counter)
     for chat, seconds, messages in counts:
         now += seconds
         hot.count([chat] * messages, now)

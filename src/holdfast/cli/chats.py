@@ -33,7 +33,9 @@ class Role(StrEnum):
 @reaching
 def list_chats(
     reach: Reach,
-    hot: Annotated[bool, typer.Option("--hot", help="The busiest of all: above 100 messages a minute.")] = False,
+    hot: Annotated[
+        bool, typer.Option("--hot", help="The busiest of all, with their messages in the last minute.")
+    ] = False,
     user: UserOption = None,
     tenant: TenantOption = "default",
 ) -> None:
@@ -294,14 +296,13 @@ def _ranges(gaps: list[list[int]]) -> str:
 
 
 def _list_hot(reach: Reach) -> None:
-    found: dict[str, int] = reach.as_operator().get("/admin/status")["hot_chats"]
-    busiest = _busiest(found)
+    status = reach.as_operator().get("/admin/status")
+    busiest = _busiest(status["hot_chats"])
     if reach.as_json:
         show.as_json([{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest])
         return
-    show.table(
-        ("chat", "messages in the last minute"), busiest, empty="No chat had more than 100 messages in a minute."
-    )
+    empty = f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
+    show.table(("chat", "messages in the last minute"), busiest, empty)
 
 
 def _busiest(messages: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -1,31 +1,22 @@
-"""Which chats are hot: above 100 messages in a minute. (Pure.)
+"""Which chats are hot: above so many messages in a minute. (Pure.)
 
-Counted in whole minutes of monotonic time. Bounded: in a minute with more chats than ``max_chats`` the later ones
-are not counted; a node that serves so many has no use for the list.
+Counted in whole minutes of monotonic time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-from holdfast.bounds import positive
-
-
-@dataclass(frozen=True, slots=True)
-class HotSettings:
-    messages_per_minute: int = 100
-    max_chats: int = 100_000
-
-    def __post_init__(self) -> None:
-        positive(self, *self.__slots__)
+CHATS_MAX = 100_000
+"""In a minute with more chats the later ones are not counted. No setting: it bounds the memory, and a node that serves
+so many chats a minute has no use for a longer list."""
 
 
 class HotChats:
-    """Counts committed messages by chat."""
+    """Counts committed messages by chat; those above ``messages_per_minute`` are hot."""
 
-    def __init__(self, settings: HotSettings | None = None) -> None:
-        self._settings = settings or HotSettings()
+    def __init__(self, messages_per_minute: int) -> None:
+        self._messages_per_minute = messages_per_minute
         self._minute = 0
         self._counts: dict[str, int] = {}
         self._hot: dict[str, int] = {}
@@ -37,7 +28,7 @@ class HotChats:
         for chat_id in chat_ids:
             if chat_id in counts:
                 counts[chat_id] += 1
-            elif len(counts) < self._settings.max_chats:
+            elif len(counts) < CHATS_MAX:
                 counts[chat_id] = 1
 
     def hot(self, now: float) -> Mapping[str, int]:
@@ -49,7 +40,7 @@ class HotChats:
         minute = int(now // 60)
         if minute == self._minute:
             return
-        limit = self._settings.messages_per_minute
+        limit = self._messages_per_minute
         follows = minute == self._minute + 1
         self._hot = {chat: n for chat, n in self._counts.items() if n > limit} if follows else {}
         self._counts = {}

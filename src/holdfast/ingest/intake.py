@@ -39,7 +39,7 @@ class Intake:
         """What is known and not yet answered."""
         self._stopping = False
         self._sleeper: asyncio.Future[None] | None = None
-        self._hot = HotChats()
+        self._hot = HotChats(self._settings.hot_messages_per_minute)
 
     def submit(
         self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
@@ -72,7 +72,7 @@ class Intake:
         return len(self._in_flight)
 
     def hot_chats(self) -> Mapping[str, int]:
-        """The chats above 100 messages in the last full minute."""
+        """The hot chats of the last full minute, with their messages."""
         return self._hot.hot(self._clock.monotonic())
 
     async def run(self) -> None:

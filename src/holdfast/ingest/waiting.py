@@ -24,7 +24,10 @@ from holdfast.wire.frames import SendBody
 
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
-    """The bounds of what waits, and of one group. ``max_waiting_bytes`` is above 10,000 full messages of clients."""
+    """The bounds of what waits, and of one group. ``max_waiting_bytes`` is above 10,000 full messages of clients.
+
+    A chat with more than ``hot_messages_per_minute`` is hot: told to operators, and slowed by nothing.
+    """
 
     max_waiting: int = 10_000
     max_waiting_per_chat: int = 500
@@ -32,6 +35,7 @@ class IntakeSettings:
     max_age_seconds: float = 2
     max_group_sends: int = 512
     max_group_bytes: int = 512 * KIB
+    hot_messages_per_minute: int = 100
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

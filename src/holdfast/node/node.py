@@ -250,6 +250,7 @@ class Node:
             "users": len(self._attendance.here),
             "sends_waiting": self._intake.waiting,
             "hot_chats": dict(self._intake.hot_chats()),
+            "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
             "fanout_lag": await self._lag(),
             "dead_letters": [
                 {"position": letter.position, "reason": letter.reason} for letter in await self._dead_letters.read(10)

@@ -46,7 +46,10 @@ _conflicts = counter(
 _throttled = counter(
     "durability_store_throttles", "Sends the store put off for its quota [durability.dynamodb.throttle_count]"
 )
-_hot_chats = gauge("hot_chats", "Chats above 100 messages in the last full minute [messages_per_chat_per_minute]")
+_hot_chats = gauge(
+    "hot_chats",
+    "Chats above durability.intake.hot_messages_per_minute in the last full minute [messages_per_chat_per_minute]",
+)
 _overdue = counter("durability_overdue_writes", "Writes that ended after their deadline, by how", ("ended",))
 _marks = counter("durability_watermarks", "Watermarks by what became of them", ("outcome",))  # stored, failed, dropped
 _rollbacks = counter(
