@@ -101,6 +101,7 @@ NOTES: dict[str, str] = {
     "durability.intake.max_group_sends": "Sends of one commit; the rest is the next group.",
     "durability.intake.max_group_bytes": "Content of one commit; the rest is the next group.",
     "durability.intake.hot_messages_per_minute": "A chat above it is hot: counted in `holdfast_hot_chats`, listed by `holdfast chat list --hot`. It is slowed by nothing.",
+    "durability.changes.max_at_once": "Changes of chats and members under way, by REST and operators. The next: SERVER_BUSY with the limit.",
     "durability.history.max_reads": "Reads at once; more wait for `max_wait_seconds`.",
     "durability.history.max_resumes": "Resumes at once; more wait for `max_wait_seconds`.",
     "durability.history.max_wait_seconds": "A read or resume that waited longer: SERVER_BUSY.",

@@ -25,6 +25,7 @@ from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.ephemeral import EphemeralSettings
 from holdfast.fanout.fanout import RetrySettings
 from holdfast.gateway.limits import GatewayLimits
+from holdfast.ingest.durability import ChangeSettings
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
 from holdfast.limits.plane import LimitsSettings
@@ -142,6 +143,7 @@ class Durability:
     """The durability plane."""
 
     intake: IntakeSettings = field(default_factory=IntakeSettings)
+    changes: ChangeSettings = field(default_factory=ChangeSettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     watermarks: WatermarkSettings = field(default_factory=WatermarkSettings)
     chats: ChatLimits = field(default_factory=ChatLimits)

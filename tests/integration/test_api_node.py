@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import stat
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,19 @@ from holdfast.node.node import Node
 from holdfast.node.posture import posture
 from holdfast.node.running import running
 from holdfast.places import default_state_dir
-from holdfast.settings import Server, Settings
+from holdfast.settings import Server, Settings, load
+from holdfast.store.changes import Changed, Command
+from holdfast.store.sqlite import SqliteStore
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
 
 
-def with_node(state: Path, scenario: Scenario) -> None:
+def with_node(state: Path, scenario: Scenario, settings: Settings | None = None) -> None:
     """A node on a free port of this machine, and a client of it."""
 
     async def run() -> None:
         async with (
-            running(Settings(server=Server(port=0, state_dir=str(state)))) as node,
+            running(replace(settings or Settings(), server=Server(port=0, state_dir=str(state)))) as node,
             httpx.AsyncClient(base_url=node.url) as client,
         ):
             await scenario(node, client)
@@ -199,6 +202,27 @@ def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_beh
         assert 'endpoint="create_chat",status="500"' not in metrics
 
     with_node(tmp_path / "state", scenario)
+
+
+def test_an_operator_says_how_many_changes_may_be_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, begun, may_end = SqliteStore.change, asyncio.Event(), asyncio.Event()
+
+    async def later(self: SqliteStore, command: Command) -> Changed:
+        begun.set()
+        await may_end.wait()
+        return await change(self, command)
+
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        monkeypatch.setattr(SqliteStore, "change", later)
+        token = bearer(node.tokens.mint(User("default", "alice"), 60))
+        first = asyncio.create_task(client.post("/v1/chats", json={"name": "one"}, headers=token))
+        await begun.wait()
+        second = await client.post("/v1/chats", json={"name": "two"}, headers=token)
+        assert (second.status_code, second.json()["error"]["details"]) == (503, {"limit": 1})
+        may_end.set()
+        assert (await first).status_code == 201
+
+    with_node(tmp_path / "state", scenario, load(None, {"HOLDFAST_DURABILITY__CHANGES__MAX_AT_ONCE": "1"}, {}))
 
 
 def test_the_status_is_told_also_while_the_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

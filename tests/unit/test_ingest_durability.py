@@ -22,7 +22,7 @@ from holdfast.errors import (
     StateCorrupted,
     Unavailable,
 )
-from holdfast.ingest.durability import DurabilitySettings, GuardedStore
+from holdfast.ingest.durability import ChangeSettings, GuardedStore
 from holdfast.message import Acked, Draft, Outcome, Watermark
 from holdfast.resilience import BreakerState
 from holdfast.store.changes import AddMember, RemoveMember
@@ -37,18 +37,18 @@ def drafts(count: int = 1) -> list[Draft]:
 
 
 class Bench:
-    def __init__(self, settings: DurabilitySettings | None = None) -> None:
+    def __init__(self, changes: ChangeSettings | None = None) -> None:
         self.clock = LoopClock()
         self.store = ScriptedStore()
-        self.plane = GuardedStore(self.store, self.clock, settings)  # type: ignore[arg-type]
+        self.plane = GuardedStore(self.store, self.clock, changes=changes)  # type: ignore[arg-type]
 
     async def persist(self, count: int = 1, seconds: float = 5.0) -> list[Outcome]:
         return await self.plane.persist(drafts(count), self.clock.monotonic() + seconds)
 
 
-def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: DurabilitySettings | None = None) -> None:
+def on_virtual_time(test: Callable[[Bench], Awaitable[None]], changes: ChangeSettings | None = None) -> None:
     async def main() -> None:
-        await test(Bench(settings))
+        await test(Bench(changes))
 
     run(main())
 
@@ -254,14 +254,16 @@ def test_changes_pass_through_the_same_breaker_and_deadline() -> None:
     on_virtual_time(test)
 
 
-def test_a_hundred_changes_at_once_and_no_more() -> None:
+@pytest.mark.parametrize(("changes", "limit"), [(None, 100), (ChangeSettings(max_at_once=3), 3)])
+def test_so_many_changes_at_once_and_no_more(changes: ChangeSettings | None, limit: int) -> None:
     async def test(bench: Bench) -> None:
         bench.store.gate.clear()
         command = AddMember(act(ANNA), CHAT, "bela")
-        flying = [asyncio.create_task(bench.plane.change(command, 5.0)) for _ in range(100)]
+        flying = [asyncio.create_task(bench.plane.change(command, 5.0)) for _ in range(limit)]
         await asyncio.sleep(0.1)
-        with pytest.raises(ServerBusy):
+        with pytest.raises(ServerBusy) as busy:
             await bench.plane.change(command, 5.0)
+        assert busy.value.details == {"limit": limit}
         results = await asyncio.gather(*flying, return_exceptions=True)
         assert {type(r) for r in results} == {OutcomeUnknown}
         bench.store.error = Unavailable("down")
@@ -269,7 +271,7 @@ def test_a_hundred_changes_at_once_and_no_more() -> None:
         await asyncio.sleep(0.1)
         assert bench.plane.overdue == 0
 
-    on_virtual_time(test)
+    on_virtual_time(test, changes)
 
 
 def test_a_change_reaches_the_store_and_a_refusal_comes_back() -> None:

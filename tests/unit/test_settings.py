@@ -62,6 +62,8 @@ def test_lists_in_the_environment_are_separated_by_commas() -> None:
             "must be a number, not nan",
         ),
         ({}, {"durability.keys.answers_ttl_days": "inf"}, "durability.keys.answers_ttl_days must be a number, not inf"),
+        ({}, {"durability.changes.max_at_once": 0}, "max_at_once must be greater than 0"),
+        ({}, {"durability.intake.hot_messages_per_minute": 0}, "hot_messages_per_minute must be greater than 0"),
         ({}, {"durability.sqlite.cache_bytes": -5}, "cache_bytes must be greater than 0"),
     ],
 )

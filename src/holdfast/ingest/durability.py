@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,17 +36,18 @@ from holdfast.store.guard import Guard
 
 T = TypeVar("T")
 
+MARK_SECONDS = 5.0
+"""How long a flush of watermarks may take. No setting: nobody waits for it, and what it missed waits for the next."""
+
 
 @dataclass(frozen=True, slots=True)
-class DurabilitySettings:
-    """``max_changes``: commands in flight at once; more are SERVER_BUSY."""
+class ChangeSettings:
+    """``max_at_once``: commands (create a chat, add a member, …) under way; the next is SERVER_BUSY."""
 
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-    mark_timeout_seconds: float = 5
-    max_changes: int = 100
+    max_at_once: int = 100
 
     def __post_init__(self) -> None:
-        positive(self, "mark_timeout_seconds", "max_changes")
+        positive(self, "max_at_once")
 
 
 class GuardedStore:
@@ -56,20 +57,20 @@ class GuardedStore:
         self,
         store: Store,
         clock: Clock,
-        settings: DurabilitySettings | None = None,
+        breaker: BreakerSettings | None = None,
+        changes: ChangeSettings | None = None,
         epoch_raised: Callable[[str, Cursor], None] = lambda chat_id, head: None,
     ) -> None:
         """``epoch_raised`` hears at once of a chat whose copies are to be dropped."""
         self._epoch_raised = epoch_raised
         self._store = store
         self._clock = clock
-        self._settings = settings or DurabilitySettings()
-        self._guard = Guard(
-            "store", "messages cannot be stored now; send it again later", self._settings.breaker, clock
-        )
+        refusal = "messages cannot be stored now; send it again later"
+        self._guard = Guard("store", refusal, breaker or BreakerSettings(), clock)
         self._overdue: set[asyncio.Future[Any]] = set()
         self._abandoned: set[asyncio.Future[Any]] = set()
         """Their caller was cancelled; they go on, within their time, and hold nobody up."""
+        self._changes_max = (changes or ChangeSettings()).max_at_once
         self._changes = 0
 
     @property
@@ -101,8 +102,8 @@ class GuardedStore:
         return outcomes
 
     async def change(self, command: Command, deadline: float) -> Changed:
-        if self._changes >= self._settings.max_changes:
-            raise ServerBusy("too many changes are in progress; try again", limit=self._settings.max_changes)
+        if self._changes >= self._changes_max:
+            raise ServerBusy("too many changes are in progress; try again", limit=self._changes_max)
         self._changes += 1
         try:
             changed = await self._write(lambda: self._store.change(command), deadline)
@@ -113,7 +114,7 @@ class GuardedStore:
         return changed
 
     async def mark(self, watermarks: Sequence[Watermark]) -> bool:
-        deadline = self._clock.monotonic() + self._settings.mark_timeout_seconds
+        deadline = self._clock.monotonic() + MARK_SECONDS
         try:
             await self._write(lambda: self._store.mark(watermarks), deadline)
         except HoldfastError:

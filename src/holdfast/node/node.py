@@ -28,7 +28,7 @@ from holdfast.gateway.entrance import Entrance
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake
 from holdfast.gateway.port import Port
-from holdfast.ingest.durability import DurabilitySettings, GuardedStore
+from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
@@ -69,7 +69,8 @@ class Node:
         self._durability = GuardedStore(
             store,
             clock,
-            DurabilitySettings(breaker=gateway_settings.circuit_breaker),
+            gateway_settings.circuit_breaker,
+            plane_settings.changes,
             epoch_raised=lambda chat_id, head: self.gateway.heard(chat_id, head),
         )
         self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake)
