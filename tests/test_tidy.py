@@ -41,6 +41,7 @@ PURE = [
     "message.py",
     "errors.py",
     "resilience.py",
+    "access/compact.py",
     "access/principal.py",
     "access/roles.py",
     "access/door.py",

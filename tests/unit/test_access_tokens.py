@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+from collections.abc import Iterator
+from string import ascii_letters, digits
 from typing import Any
 
 import jwt
@@ -19,6 +21,7 @@ from holdfast.message import User
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ALICE = User("acme", "alice")
+ALPHABET = ascii_letters + digits + "-_"
 
 
 @pytest.fixture
@@ -98,6 +101,8 @@ ATTACKS: dict[str, tuple[str, str]] = {
     ),
     "an unknown kid": (sign(claims(), kid="../../etc/passwd"), "not valid here"),
     "a kid that is not a string": (unsigned({"alg": "HS256", "kid": ["a"]}), "not valid here"),
+    "a payload said to be as it is": (sign(claims(), b64=False), "not valid here"),
+    "a critical header that is none": (sign(claims(), crit=[]), "not valid here"),
     "an unknown critical header": (sign(claims(), crit=["x"], x=1), "not valid here"),
     "a key smuggled in the header": (
         sign(claims(), b"x" * 32, jwk={"kty": "oct", "k": base64.b64encode(b"x" * 32).decode()}),
@@ -108,6 +113,13 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "no iss": (sign(claims(iss=None)), "lacks the claim iss"),
     "no sub": (sign(claims(sub=None)), "lacks the claim sub"),
     "another audience": (sign(claims(aud="other")), "audience"),
+    "an audience among others that are no text": (sign(claims(aud=["holdfast", 7])), "audience"),
+    "an audience that is part of ours": (sign(claims(aud="hold")), "audience"),
+    "an audience that is a number": (sign(claims(aud=7)), "audience"),
+    "no audience in the list": (sign(claims(aud=[])), "audience"),
+    "an issuer in a list": (sign(claims(iss=["holdfast"])), "issuer"),
+    "a jti that is not a string": (sign(claims(jti=7)), "not valid here"),
+    "sub not a string": (sign(claims(sub=7)), "sub must be a string"),
     "another issuer": (sign(claims(iss="other")), "issuer"),
     "expired": (sign(claims(exp=1_699_999_000)), "expired"),
     "not yet valid": (sign(claims(nbf=1_700_000_030)), "not valid yet"),
@@ -145,6 +157,46 @@ def test_a_forged_or_broken_token_is_refused_with_a_reason_that_leaks_nothing(at
     assert caught.value.__cause__ is None
 
 
+def test_a_token_may_be_meant_for_others_too(tokens: Tokens) -> None:
+    assert tokens.verify(sign(claims(aud=["others", "holdfast"]))).user == ALICE
+
+
+def written_otherwise(token: str) -> Iterator[str]:
+    """The same token, or one like it, in every other way we know to write it."""
+    parts = token.split(".")
+    for place, part in enumerate(parts):
+        last = part[-1]
+        padded = part + "=" * (-len(part) % 4)
+        for other in (
+            *(
+                part[:-1] + character for character in ALPHABET + "+/" if character != last
+            ),  # bits that count for nothing
+            *(part + tail for tail in ("=", "==", "===", "A", "AA", "\n", " ", "\x00", "!", ".", ".A", "é")),
+            *(padded, part[:5] + "=" + part[5:], part[:5] + "\n" + part[5:], part[:5] + "!!!!" + part[5:]),
+            *(" " + part, "=" + part, part[:-1], part[:-2], "", part.replace("-", "+").replace("_", "/")),
+        ):
+            yield ".".join((*parts[:place], other, *parts[place + 1 :]))
+
+
+def test_every_way_to_write_a_token_is_taken_or_refused_as_the_library_would(tokens: Tokens) -> None:
+    seen = set()
+    for sub in ("alice", "alice1", "alice12", "???>>>~~~"):
+        for other in written_otherwise(sign(claims(sub=sub))):
+            try:
+                expected: str | None = jwt.decode(
+                    other, SECRET, ["HS256"], audience="holdfast", issuer="holdfast", options={"verify_exp": False}
+                )["sub"]
+            except (jwt.PyJWTError, ValueError):
+                expected = None
+            try:
+                found: str | None = tokens.verify(other).user_id
+            except Unauthorized:
+                found = None
+            assert found == expected, other
+            seen.add(found is None)
+    assert seen == {True, False}
+
+
 def test_a_depth_bomb_under_a_good_signature_is_refused(tokens: Tokens) -> None:
     bomb = b'{"a":' + b"[" * 1400 + b"]" * 1400 + b"}"
     token = jwt.api_jws.encode(bomb, SECRET, "HS256")
@@ -163,6 +215,14 @@ def test_a_public_key_cannot_be_used_as_an_hmac_secret(clock: ManualClock) -> No
     assert tokens.verify(jwt.encode(claims(), private, "RS256")).user == ALICE
     with pytest.raises(BadSetting, match="minted elsewhere"):
         tokens.mint(ALICE, 60)
+
+
+def test_a_key_that_cannot_be_used_is_refused_when_it_is_made() -> None:
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    for algorithm, key in (("HS256", pem), ("HS256", b"short"), ("RS256", SECRET), ("none", None), ("HS257", SECRET)):
+        with pytest.raises(BadSetting, match="cannot be used"):
+            TokenKey(algorithm, key)
 
 
 def test_a_short_secret_is_refused_at_start() -> None:

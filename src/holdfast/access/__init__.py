@@ -6,6 +6,7 @@ from nowhere else.
 - ``principal``  who is asking: a user, a tenant's backend, an operator; and their scopes
 - ``roles``      the one table that says what a role may do in a chat
 - ``tokens``     user tokens (JWT): mint and verify
+- ``compact``    a token as it is written, read once
 - ``keys``       API keys: issue, find, revoke; hashed at rest
 - ``secrets``    what a state directory keeps for itself
 - ``door``       origins, client addresses, handshake and connection limits

@@ -11,11 +11,12 @@ shared secret without a change here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jwt
 
+from holdfast.access.compact import Compact, json_object, read
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Clock
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
@@ -30,11 +31,30 @@ _CLAIMS = ("exp", "aud", "iss", "sub")
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """A key with the one algorithm it may be used with."""
+    """A key with the one algorithm it may be used with; BadSetting if it cannot be.
+
+    It is prepared when it is made: PyJWT would look at every token whether the secret is a public key by mistake.
+    """
 
     algorithm: str
     key: Any
     """What PyJWT takes for the algorithm: bytes for HS256, a public key otherwise."""
+    _verify: Callable[[bytes, bytes], bool] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            algorithm = jwt.PyJWS().get_algorithm_by_name(self.algorithm)
+            key = algorithm.prepare_key(self.key)
+            problem = algorithm.check_key_length(key)
+        except (jwt.PyJWTError, NotImplementedError, TypeError, ValueError) as error:
+            raise BadSetting(f"the token key cannot be used with {self.algorithm}: {error}") from None
+        if self.algorithm == "none" or problem:
+            raise BadSetting(f"the token key cannot be used with {self.algorithm}: {problem or 'it signs nothing'}")
+        object.__setattr__(self, "_verify", lambda data, signature: algorithm.verify(data, key, signature))
+
+    def signed(self, token: Compact) -> bool:
+        """Whether the token was signed with this key, by its algorithm."""
+        return token.header.get("alg") == self.algorithm and self._verify(token.signed, token.signature)
 
 
 KeySource = Callable[[str | None], TokenKey | None]
@@ -116,33 +136,28 @@ class Tokens:
         if len(token) > TOKEN_BYTES_MAX:
             raise Unauthorized(f"the token is longer than {TOKEN_BYTES_MAX} bytes")
         try:
-            kid = jwt.get_unverified_header(token).get("kid")
-            key = self._keys(kid)
-            if key is None:
+            found = read(token)
+            key = self._keys(found.header.get("kid"))
+            if key is None or not key.signed(found):
                 raise Unauthorized(_INVALID)
-            return jwt.decode(
-                token,
-                key.key,
-                algorithms=[key.algorithm],
-                audience=self._settings.audience,
-                issuer=self._settings.issuer,
-                options={
-                    "require": list(_CLAIMS),
-                    # Times are judged by the injected clock, in ``_lifetime``.
-                    "verify_exp": False,
-                    "verify_nbf": False,
-                    "verify_iat": False,
-                },
-            )
-        except jwt.MissingRequiredClaimError as error:
-            raise Unauthorized(f"the token lacks the claim {error.claim}", claim=error.claim) from None
-        except jwt.InvalidAudienceError:
-            raise Unauthorized("the token is meant for another audience", claim="aud") from None
-        except jwt.InvalidIssuerError:
-            raise Unauthorized("the token comes from another issuer", claim="iss") from None
+            claims = json_object(found.payload)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
-            # PyJWT lets some errors of the JSON and base64 parsers through; all mean the same here.
+            # What the parsers and the library say of a token that is none; all mean the same here.
             raise Unauthorized(_INVALID) from None
+        self._check(claims)
+        return claims
+
+    def _check(self, claims: Mapping[str, Any]) -> None:
+        """Unauthorized unless the claims are there, of our issuer and for our audience."""
+        for claim in _CLAIMS:
+            if claims.get(claim) is None:
+                raise Unauthorized(f"the token lacks the claim {claim}", claim=claim)
+        if claims["iss"] != self._settings.issuer:
+            raise Unauthorized("the token comes from another issuer", claim="iss")
+        if not _is_meant_for(self._settings.audience, claims["aud"]):
+            raise Unauthorized("the token is meant for another audience", claim="aud")
+        if not isinstance(claims.get("jti", ""), str):
+            raise Unauthorized(_INVALID)
 
     def _lifetime(self, claims: Mapping[str, Any]) -> float:
         """When the token expires; Unauthorized if that is past or its time has not come."""
@@ -162,3 +177,10 @@ def _moment(claims: Mapping[str, Any], claim: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         raise Unauthorized(f"the token's claim {claim} must be a number of seconds", claim=claim)
     return float(value)
+
+
+def _is_meant_for(audience: str, claim: object) -> bool:
+    """A token names one audience or several; one that names anything else is nobody's."""
+    if isinstance(claim, list):
+        return audience in claim and all(isinstance(name, str) for name in claim)
+    return claim == audience
