@@ -156,7 +156,7 @@ def test_a_reader_who_was_removed_learns_it_without_asking(tmp_path: Path) -> No
     async def scenario(world: World) -> None:
         chat_id = await world.chat("alice", "bob")
         async with world.client("bob") as bob:
-            await bob.connected()
+            assert await next_of(bob, ChatJoined) == [ChatJoined(chat_id)]
             await world.ask("alice", "DELETE", f"/v1/chats/{chat_id}/members/bob")
             assert await next_of(bob, ChatGone) == [ChatGone(chat_id)]
 

@@ -193,6 +193,28 @@ def test_a_page_read_before_the_user_left_is_not_shown() -> None:
     assert talk.errors() == ["NOT_A_MEMBER"]
 
 
+def test_who_left_while_behind_is_told_to_sync_and_learns_it_from_the_refusal() -> None:
+    talk = Talk().live(0)
+    talk.deliver(run(2))
+    talk.do(talk.session.membership("chat_1", None, talk.now))
+    assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 2)])]
+
+
+def test_who_left_while_another_chat_is_pulled_is_told_to_sync() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
+    talk.receive(sync(0, chat_id="chat_2"))
+    talk.do(talk.session.membership("chat_1", None, talk.now))
+    assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 4)])]
+
+
+def test_who_left_while_behind_is_not_told_twice_when_the_answer_to_a_pull_says_it() -> None:
+    for frame in (sync(0), Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 2)}))):
+        talk = Talk({"chat_1": Cursor(1, 4)})
+        talk.receive(frame)
+        talk.do(talk.session.membership("chat_1", None, talk.now))
+        assert resyncs(talk.read()) == []
+
+
 def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
     talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 2), "chat_2": (1, 2)})))

@@ -190,15 +190,15 @@ class Deliveries:
         self.lanes.want_resync()
         self._wake(effects)
 
-    def membership(self, chat_id: str, head: Cursor | None, effects: list[Effect], heard: bool = True) -> None:
-        """Joined: behind at that head, and told so. Left: forgotten; who has not ``heard`` is made to sync."""
+    def membership(self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool) -> None:
+        """Joined: behind at that head, and told so. Left: forgotten; who was not ``told`` is made to sync."""
         if self._early is not None:
             self._early.members[chat_id] = head
         elif head is None:
             place = self.places.pop(chat_id, None)
             if self._owed:
                 self._owed.pop(chat_id, None)
-            if place is not None and not heard:
+            if place is not None and not told:
                 place.fall_behind()
                 self.owe(chat_id, place, effects)
         elif chat_id in self.places:

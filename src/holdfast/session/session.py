@@ -52,7 +52,6 @@ from holdfast.wire.frames import (
     TypingStop,
 )
 from holdfast.wire.frames import Heartbeat as HeartbeatPayload
-from holdfast.wire.run import Run
 
 _NoSend = Authenticate | Ack | Resume | SyncRequest | HeartbeatAck | TypingStart | TypingStop | Read
 _ROTATION_SPREAD = 0.05
@@ -113,7 +112,7 @@ class Session:
 
     @property
     def deliveries(self) -> Deliveries:
-        """The outbound side by itself: fanout to thousands of sessions goes straight to it."""
+        """The outbound side: fanout to thousands of sessions goes straight to it."""
         return self._deliveries
 
     @property
@@ -361,19 +360,18 @@ class Session:
 
     # What the client is owed.
 
-    def deliver(self, run: Run, now: float) -> Effects:
-        """Messages were committed: queue them if they come next, else the client is told to sync."""
-        return self._deliveries.deliver(run, now)
-
     def membership(self, chat_id: str, head: Cursor | None, now: float, *, heard: bool = True) -> Effects:
         """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None), ``heard`` of or not."""
         effects: list[Effect] = []
         if self.closed:
             return effects
-        if self._requests.pulling is not None:
+        place, pull = self._deliveries.places.get(chat_id), self._requests.pulling
+        told = heard and place is not None and place.live
+        if pull is not None and pull.chat_id in (None, chat_id):
             self._moved = self._moved or {}
             self._moved[chat_id] = head is not None
-        self._deliveries.membership(chat_id, head, effects, heard)
+            told = True  # by the answer
+        self._deliveries.membership(chat_id, head, effects, told)
         effects += reads_that_waited(self._deliveries.places, (chat_id,))
         return effects
 
