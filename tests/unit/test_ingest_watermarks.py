@@ -58,16 +58,33 @@ def test_a_second_of_acks_is_one_write() -> None:
 def test_a_defect_costs_one_flush_and_not_the_ones_after_it() -> None:
     async def main() -> None:
         plane = Plane()
-        marks = Watermarks(plane, lambda moved: {1: 1 / len(plane.calls)})  # type: ignore[arg-type]
+        told: list[int] = []
+
+        def tell(moved: Sequence[Watermark]) -> None:
+            if moved[0].delivered == 5:
+                raise ZeroDivisionError
+            told.extend(mark.delivered for mark in moved)
+
+        marks = Watermarks(plane, tell)  # type: ignore[arg-type]
         task = asyncio.create_task(marks.run())
-        marks.delivered(ANNA, "phone", CHAT, 1, 5)
-        await asyncio.sleep(1.1)
-        plane.calls.append([])
-        marks.delivered(ANNA, "phone", CHAT, 1, 6)
-        await asyncio.sleep(1.1)
-        assert [m.delivered for call in plane.calls for m in call] == [6]
+        for n in (5, 6):
+            marks.delivered(ANNA, "phone", CHAT, 1, n)
+            await asyncio.sleep(1.1)
+        assert told == [6]
         marks.stop()
         await task
+
+    run(main())
+
+
+def test_who_reads_the_store_behind_a_receipt_finds_what_it_said() -> None:
+    async def main() -> None:
+        plane = Plane()
+        stored: list[list[Watermark]] = []
+        marks = Watermarks(plane, lambda moved: stored.extend(plane.calls))  # type: ignore[arg-type]
+        marks.delivered(ANNA, "phone", CHAT, 1, 5)
+        await marks.flush()
+        assert stored == [[Watermark(ANNA, "phone", CHAT, 1, 5, 0)]]
 
     run(main())
 

@@ -74,11 +74,17 @@ class Watermarks:
                 telemetry.defect("watermarks", error)
 
     async def flush(self) -> None:
-        """Write what waits. What could not be written waits again, unless something newer came meanwhile."""
+        """Write what waits, then tell it: who reads the store behind a receipt finds there what it said.
+
+        What could not be written is told all the same, and waits again unless something newer came meanwhile.
+        """
         batch = list(self._waiting.values())
         self._waiting = {}
+        await self._write(batch)
         if batch:
             self._told(batch)
+
+    async def _write(self, batch: Sequence[Watermark]) -> None:
         size = self._settings.max_per_write
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
