@@ -14,7 +14,7 @@ from chats import ANN, acked, act, create, draft, send
 
 from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.eventlog.sqlite import SqliteEventLog, TailSettings
+from holdfast.eventlog.sqlite import TAIL_ENTRIES_MAX, SqliteEventLog
 from holdfast.message import Entry
 from holdfast.store.changes import Redact
 from holdfast.store.memory import MemoryStore
@@ -32,7 +32,7 @@ async def opened(adapter: str, path: Path) -> AsyncIterator[tuple[Any, Any]]:
         yield store, log
         return
     async with SqliteStore(path / "chats.db") as durable:
-        yield durable, SqliteEventLog(durable, TailSettings(entries_max=2 if adapter == "small" else 4_096))
+        yield durable, SqliteEventLog(durable, 2 if adapter == "small" else TAIL_ENTRIES_MAX)
 
 
 @pytest.fixture(params=["memory", "sqlite", "small"])
@@ -144,7 +144,7 @@ def test_what_was_redacted_is_not_read_from_memory(adapter: str, tmp_path: Path)
 def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(tmp_path: Path) -> None:
     async def run() -> None:
         async with SqliteStore(tmp_path / "chats.db") as store:
-            log = SqliteEventLog(store, TailSettings(entries_max=100, content_bytes_max=2_000))
+            log = SqliteEventLog(store, entries_max=100, content_bytes_max=2_000)
             await create(store)
             position = 0
             for n in range(20):

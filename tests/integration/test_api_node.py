@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import stat
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.cli.app import app
 from holdfast.cli.reach import Reach, settings_of
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
+from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.ingest.hot import HotChats
 from holdfast.message import User
 from holdfast.node.node import Node
@@ -223,6 +224,23 @@ def test_an_operator_says_how_many_changes_may_be_under_way(tmp_path: Path, monk
         assert (await first).status_code == 201
 
     with_node(tmp_path / "state", scenario, load(None, {"HOLDFAST_DURABILITY__CHANGES__MAX_AT_ONCE": "1"}, {}))
+
+
+def test_a_node_tells_the_registry_who_is_here_with_each_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+
+    async def announce(self: MemoryRegistry, gateway: str, users: Collection[User]) -> None:
+        told.set()
+
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            told.clear()
+            await asyncio.wait_for(told.wait(), 5)
+
+    monkeypatch.setattr(MemoryRegistry, "announce", announce)
+    with_node(tmp_path / "state", scenario, load(None, {}, {"gateway.timeouts.heartbeat_interval_seconds": 0.1}))
 
 
 def test_the_status_is_told_also_while_the_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import TOPIC, DeadLetter, RecentDeadLetters
-from holdfast.fanout.fanout import Fanout, FanoutSettings, Surroundings
+from holdfast.fanout.fanout import Fanout, Surroundings
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
@@ -78,7 +78,7 @@ class Log(MemoryEventLog):
 class Bench:
     """A memory store with its log, one fanout, gateways that note what they get."""
 
-    def __init__(self, settings: FanoutSettings | None = None) -> None:
+    def __init__(self, max_poll_records: int = 500) -> None:
         self.store, self.log = MemoryStore(), Log()
         self.store.on_commit(self.log.committed)
         self.registry, self.link = Registry(), Link()
@@ -90,7 +90,7 @@ class Bench:
         for gateway in self.got:
             self.link.connect(gateway, lambda envelope, to=gateway: self.note(to, envelope))
         around = Surroundings(self.log, self.members, self.registry, self.link, self.letters, "east")
-        self.fanout = Fanout(around, LoopClock(), random.Random(1), settings)
+        self.fanout = Fanout(around, LoopClock(), random.Random(1), max_poll_records=max_poll_records)
 
     async def load(self, chat_id: str) -> Sequence[Member]:
         self.loads.append(chat_id)
@@ -107,9 +107,9 @@ class Bench:
         )
 
 
-def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: FanoutSettings | None = None) -> None:
+def on_virtual_time(test: Callable[[Bench], Awaitable[None]], max_poll_records: int = 500) -> None:
     async def main() -> None:
-        bench = Bench(settings)
+        bench = Bench(max_poll_records)
         await create_chat(bench.store, ANNA, BELA)
         await bench.registry.announce("east", [ANNA])
         await bench.registry.announce("west", [BELA])
@@ -368,7 +368,7 @@ def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
         await asyncio.sleep(2)
         assert metric("fanout_lag") == 0
 
-    on_virtual_time(test, FanoutSettings(max_poll_records=10))
+    on_virtual_time(test, max_poll_records=10)
 
 
 def test_members_learned_during_a_load_are_not_overwritten_by_it() -> None:

@@ -343,11 +343,14 @@ def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> N
     assert [receipt.chat_id for _, _, receipt in told] == ["busy", "new"]
 
 
+HEARTBEAT_SECONDS = 20.0
+
+
 def attending(test: Callable[[Attendance, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds) -> None:
     async def main() -> None:
         bench, registry = Bench(), MemoryRegistry()
         bench.plan.odds = odds
-        attendance = Attendance("east", faulty(registry, bench.plan), bench.ephemeral)
+        attendance = Attendance("east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS)
         task = asyncio.create_task(attendance.run())
         await asyncio.sleep(0)
         await test(attendance, registry, bench)
@@ -392,7 +395,7 @@ def test_everybody_is_announced_again_each_heartbeat() -> None:
         attendance.came(ANNA)
         await asyncio.sleep(1)
         await registry.withdraw("east", [ANNA])
-        await asyncio.sleep(30)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
         assert await registry.gateways_of([ANNA]) == {"east": {ANNA}}
 
     attending(test)

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from holdfast.bounds import positive
+from holdfast.bounds import MIB
 from holdfast.message import Entry
+
+TAIL_ENTRIES_MAX = 4_096
+TAIL_CONTENT_BYTES_MAX = 16 * MIB
+"""Beyond either bound the oldest half of the tail goes. No settings: a reader further behind reads the table, all else
+is the same."""
 
 _position = attrgetter("position")
 
@@ -36,23 +40,15 @@ class Source(Protocol):
     async def log_after(self, after: int, limit: int) -> Sequence[Entry]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TailSettings:
-    """How much of the log stays in memory; beyond either bound the oldest half goes."""
-
-    entries_max: int = 4_096
-    content_bytes_max: int = 16 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        positive(self, *self.__slots__)
-
-
 class SqliteEventLog:
     """See ``holdfast.eventlog.contract.EventLog``. There is nothing to publish: a commit is its own entry."""
 
-    def __init__(self, source: Source, settings: TailSettings | None = None) -> None:
+    def __init__(
+        self, source: Source, entries_max: int = TAIL_ENTRIES_MAX, content_bytes_max: int = TAIL_CONTENT_BYTES_MAX
+    ) -> None:
         self._source = source
-        self._settings = settings or TailSettings()
+        self._entries_max = entries_max
+        self._content_bytes_max = content_bytes_max
         self._tail: list[Entry] = []
         self._tail_bytes = 0
         self._floor: int | None = None
@@ -94,8 +90,8 @@ class SqliteEventLog:
         self._tail.extend(entries)
         self._tail_bytes += sum(len(entry.message.content) for entry in entries)
         self._end = entries[-1].position
-        if len(self._tail) > self._settings.entries_max or self._tail_bytes > self._settings.content_bytes_max:
-            self._forget(max(len(self._tail) // 2, len(self._tail) - self._settings.entries_max))
+        if len(self._tail) > self._entries_max or self._tail_bytes > self._content_bytes_max:
+            self._forget(max(len(self._tail) // 2, len(self._tail) - self._entries_max))
 
     def _forget(self, count: int) -> None:
         """Drop the oldest ``count`` entries of the tail."""

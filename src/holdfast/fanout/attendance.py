@@ -9,38 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from holdfast import telemetry
-from holdfast.bounds import positive
 from holdfast.errors import HoldfastError
 from holdfast.fanout.contract import Registry
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.message import User
 
-
-@dataclass(frozen=True, slots=True)
-class AttendanceSettings:
-    """``retry_seconds``: how long a registry that failed is left in peace."""
-
-    announce_interval_seconds: float = 30
-    call_timeout_seconds: float = 1
-    retry_seconds: float = 1
-
-    def __post_init__(self) -> None:
-        positive(self, *self.__slots__)
+CALL_SECONDS = 1.0
+"""How long the registry may take. No setting: it is told all of it again with the next heartbeat."""
+RETRY_SECONDS = 1.0
+"""How long a registry that failed is left in peace."""
 
 
 class Attendance:
     """One gateway's users. ``run`` must be running; when it is cancelled, all users are withdrawn."""
 
-    def __init__(
-        self, gateway: str, registry: Registry, ephemeral: Ephemeral, settings: AttendanceSettings | None = None
-    ) -> None:
+    def __init__(self, gateway: str, registry: Registry, ephemeral: Ephemeral, heartbeat_seconds: float) -> None:
         self._gateway = gateway
         self._registry = registry
         self._ephemeral = ephemeral
-        self._settings = settings or AttendanceSettings()
+        self._heartbeat_seconds = heartbeat_seconds
         self._here: set[User] = set()
         self._news: dict[User, bool] = {}
         self._woken = asyncio.Event()
@@ -79,7 +68,7 @@ class Attendance:
     async def _next(self) -> bool:
         """Whether there is news; False: a heartbeat has passed without."""
         try:
-            async with asyncio.timeout(self._settings.announce_interval_seconds):
+            async with asyncio.timeout(self._heartbeat_seconds):
                 await self._woken.wait()
         except TimeoutError:
             return False
@@ -92,12 +81,12 @@ class Attendance:
         if not await self._tell(came, [user for user, here in news.items() if not here]):
             for user, here in news.items():
                 self._news.setdefault(user, here)
-            await asyncio.sleep(self._settings.retry_seconds)
+            await asyncio.sleep(RETRY_SECONDS)
             self._woken.set()
 
     async def _tell(self, came: Collection[User], left: Collection[User]) -> bool:
         try:
-            async with asyncio.timeout(self._settings.call_timeout_seconds):
+            async with asyncio.timeout(CALL_SECONDS):
                 await self._registry.announce(self._gateway, list(came))
                 if left:
                     await self._registry.withdraw(self._gateway, list(left))

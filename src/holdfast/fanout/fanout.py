@@ -32,6 +32,11 @@ from holdfast.resilience import Backoff
 
 T = TypeVar("T")
 
+SEND_SECONDS = 1.0
+"""How long a gateway may take over an envelope. No setting: the way leads into this process."""
+LOOKUP_SECONDS = 1.0
+"""How long members and registry may take. No setting: everybody's next batch waits as long, and sync heals a skip."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
@@ -50,19 +55,6 @@ class RetrySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FanoutSettings:
-    """How much is read at once, and how long anything outside is waited for."""
-
-    max_poll_records: int = 500
-    send_timeout_seconds: float = 1
-    lookup_timeout_seconds: float = 1
-    retry: RetrySettings = RetrySettings()
-
-    def __post_init__(self) -> None:
-        positive(self, "max_poll_records", "send_timeout_seconds", "lookup_timeout_seconds")
-
-
-@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What fanout stands between. ``here`` is this node's gateway, reached also when the registry is down."""
 
@@ -75,20 +67,22 @@ class Surroundings:
 
 
 class Fanout:
-    """One reader of the log. ``watch`` sees each batch as it passes, before it is delivered."""
+    """One reader of the log, at most ``max_poll_records`` at once. ``watch`` sees each batch before it is delivered."""
 
     def __init__(
         self,
         around: Surroundings,
         clock: Clock,
         rng: random.Random,
-        settings: FanoutSettings | None = None,
+        retry: RetrySettings | None = None,
+        max_poll_records: int = 500,
         watch: Callable[[Sequence[Entry]], None] = lambda entries: None,
     ) -> None:
         self._around = around
         self._clock = clock
         self._rng = rng
-        self._settings = settings or FanoutSettings()
+        self._retry = retry or RetrySettings()
+        self._max_poll_records = max_poll_records
         self._watch = watch
         self._load_again_at = 0.0
         self._gaps = Gaps()
@@ -127,7 +121,7 @@ class Fanout:
     async def _read(self) -> Sequence[Entry]:
         """The next entries; none after one that cannot be decoded was put aside: the next round reads on behind it."""
         try:
-            return await self._patiently(lambda: self._around.log.read(self.position, self._settings.max_poll_records))
+            return await self._patiently(lambda: self._around.log.read(self.position, self._max_poll_records))
         except UnreadableEvent as event:
             await self._bury("undecodable", event.position, event.message, event.data)
             self.position = event.position
@@ -144,7 +138,7 @@ class Fanout:
             except (Unavailable, OutcomeUnknown):
                 telemetry.dependency_up("eventlog", False)
                 failures += 1
-                await asyncio.sleep(self._settings.retry.backoff.bound(failures))
+                await asyncio.sleep(self._retry.backoff.bound(failures))
 
     async def _attempt(self, entries: Sequence[Entry]) -> None:
         """Spread a batch. If a defect of ours stops it, spread its entries one by one and put the guilty ones aside:
@@ -194,10 +188,10 @@ class Fanout:
         if self._clock.monotonic() < self._load_again_at:
             return None
         try:
-            async with asyncio.timeout(self._settings.lookup_timeout_seconds):
+            async with asyncio.timeout(LOOKUP_SECONDS):
                 return await self._around.members.of(tenant, chat_id)
         except (HoldfastError, TimeoutError) as error:
-            self._load_again_at = self._clock.monotonic() + self._settings.lookup_timeout_seconds
+            self._load_again_at = self._clock.monotonic() + LOOKUP_SECONDS
             telemetry.log.warning("members cannot be loaded: skipping deliveries", error=str(error))
             return None
 
@@ -214,7 +208,7 @@ class Fanout:
     async def _online(self, cut: Sequence[Leg]) -> Mapping[str, Set[User]]:
         users = recipients(cut)
         try:
-            async with asyncio.timeout(self._settings.lookup_timeout_seconds):
+            async with asyncio.timeout(LOOKUP_SECONDS):
                 online = await self._around.registry.gateways_of(users)
         except (Unavailable, OutcomeUnknown, TimeoutError) as error:
             telemetry.registry_failed(error)
@@ -228,10 +222,10 @@ class Fanout:
     async def _hand_over(self, gateway: str, envelope: Envelope) -> None:
         """At most ``max_attempts`` tries for what may pass; then, or after a timeout, skip."""
         count = sum(len(stretch.messages) for stretch in envelope.stretches)
-        retry = self._settings.retry
+        retry = self._retry
         for attempt in range(1, retry.max_attempts + 1):
             try:
-                async with asyncio.timeout(self._settings.send_timeout_seconds):
+                async with asyncio.timeout(SEND_SECONDS):
                     await self._around.link.deliver(gateway, envelope)
                 telemetry.handed_over(count)
                 return
@@ -251,7 +245,7 @@ class Fanout:
     async def _measure(self, entries: Sequence[Entry]) -> None:
         """How far behind the log this reader is; the end is asked for only if the batch was full."""
         behind = 0
-        if len(entries) == self._settings.max_poll_records:
+        if len(entries) == self._max_poll_records:
             behind = await self._patiently(self._around.log.end) - self.position
         telemetry.fanout_lag(behind)
         stamped = datetime.fromisoformat(entries[0].message.created_at).timestamp()

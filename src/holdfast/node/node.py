@@ -19,7 +19,7 @@ from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.attendance import Attendance
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
-from holdfast.fanout.fanout import Fanout, FanoutSettings, Surroundings
+from holdfast.fanout.fanout import Fanout, Surroundings
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
@@ -88,7 +88,8 @@ class Node:
         dlq = settings.fanout.dlq
         self._dead_letters = RecentDeadLetters(dlq.max_letters, dlq.alert_threshold_per_hour)
         self._ephemeral = Ephemeral(self, self._members, self.history.memberships, clock, settings.fanout.ephemeral)
-        self._attendance = Attendance(self.node_id, self._registry, self._ephemeral)
+        heartbeat = gateway_settings.timeouts.heartbeat_interval_seconds
+        self._attendance = Attendance(self.node_id, self._registry, self._ephemeral, heartbeat)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
         self._link.connect(self.node_id, self.gateway.deliver)
         self.log = SqliteEventLog(store)
@@ -130,8 +131,8 @@ class Node:
             dead_letters=self._dead_letters,
             here=self.node_id,
         )
-        reading = FanoutSettings(max_poll_records=settings.kafka.consumer.max_poll_records, retry=settings.retry)
-        return Fanout(around, self._clock, random.Random(), reading, watch=self._ephemeral.saw)
+        most = settings.kafka.consumer.max_poll_records
+        return Fanout(around, self._clock, random.Random(), settings.retry, most, self._ephemeral.saw)
 
     def port(self) -> Port:
         """What takes over WebSocket upgrades."""

@@ -62,7 +62,7 @@ class Server:
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self, self._members, self.history.memberships, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
-        self._attendance = Attendance(HERE, self._registry, self._ephemeral)
+        self._attendance = Attendance(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
         plane = Plane(self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng)
         self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES)
         self.gateway.connection_type = watched(watch, parts.connection)
