@@ -23,6 +23,7 @@ from holdfast.message import Cursor, Message, User
 from holdfast.session.deliveries import WAKE
 from holdfast.session.roster import Roster
 from holdfast.store.changes import membership_event
+from holdfast.store.memberships import USERS_PER_READ
 from holdfast.wire.closing import Closing
 from holdfast.wire.run import Run
 
@@ -30,8 +31,6 @@ T = TypeVar("T")
 
 TICK_SECONDS = 0.25
 HEADS_PER_READ = 500
-USERS_PER_READ = 50
-"""Each may be in thousands of chats."""
 EPOCH_UNKNOWN = 0
 """An event tells a chat's newest sequence but not its epoch; epochs start at 1, and the first page tells it."""
 

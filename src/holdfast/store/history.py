@@ -34,6 +34,7 @@ from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.store.contract import Store
 from holdfast.store.guard import Guard
+from holdfast.store.memberships import Memberships
 from holdfast.store.paging import ENVELOPE_BYTES, size_of
 
 T = TypeVar("T")
@@ -107,6 +108,7 @@ class History:
         refusal = "messages cannot be read now; try again later"
         self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
         self._raised: dict[str, _Raise] = {}
+        self._memberships = Memberships(self.memberships_of)
         self._reads = _Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
         self._resumes = _Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
 
@@ -138,9 +140,18 @@ class History:
         finally:
             telemetry.history_read(outcome, self._clock.monotonic() - started)
 
-    async def memberships(self, user: User) -> Mapping[str, Cursor]:
-        """The (epoch, head) of every chat of the user."""
-        return (await self.memberships_of([user]))[user]
+    async def memberships(self, user: User, deadline: float | None = None) -> Mapping[str, Cursor]:
+        """The (epoch, head) of every chat of the user; of those who ask in one turn of the loop, in one read.
+
+        Who has less time than such a read may take asks alone, and so does everybody after one that failed.
+        """
+        deadline = self._deadline(None) if deadline is None else deadline
+        longest = self._settings.max_wait_seconds + self._settings.read_timeout_seconds
+        if deadline - self._clock.monotonic() >= longest:
+            found = await self._memberships.of(user)
+            if found is not None:
+                return found
+        return (await self.ask(lambda store: store.memberships([user]), deadline))[user]
 
     async def memberships_of(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
         """The same of several users, in one read."""
@@ -162,7 +173,7 @@ class History:
         """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``."""
         deadline = self._deadline(asked_at)
         async with self._resumes.one(max(deadline - self._clock.monotonic(), 0.0)):
-            heads = dict((await self.ask(lambda store: store.memberships([user]), deadline))[user])
+            heads = dict(await self.memberships(user, deadline))
             joined = [chat_id for chat_id in heads if chat_id not in cursors]
             gone = [chat_id for chat_id in cursors if chat_id not in heads]
             for chat_id, cursor in cursors.items():

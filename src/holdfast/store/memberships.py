@@ -1,0 +1,62 @@
+"""Who is in which chats, read for many at once: a crowd that comes together costs a few reads, not one each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from holdfast.message import Cursor, User
+
+USERS_PER_READ = 50
+"""Each may be in thousands of chats."""
+
+Chats = Mapping[str, Cursor]
+_Asked = tuple[User, asyncio.Future[Chats | None]]
+
+
+class Memberships:
+    """Reads for one user each, those asked for in one turn of the loop together, ``USERS_PER_READ`` at a time.
+
+    Who waits here is bounded by the callers, of whom each asks for one user at a time. Cancel-safe: who gives up takes
+    nobody along.
+    """
+
+    def __init__(self, read: Callable[[Sequence[User]], Awaitable[Mapping[User, Chats]]]) -> None:
+        self._read = read
+        self._asked: list[_Asked] = []
+        self._reads: set[asyncio.Task[None]] = set()
+
+    def of(self, user: User) -> Awaitable[Chats | None]:
+        """The (epoch, head) of every chat of the user, read after this was called. Raises what the read raises.
+
+        None if a read for several failed: it may have failed because of one of them, so each should ask alone.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._asked:
+            loop.call_soon(self._begin)
+        answer: asyncio.Future[Chats | None] = loop.create_future()
+        self._asked.append((user, answer))
+        return answer
+
+    def _begin(self) -> None:
+        asked, self._asked = self._asked, []
+        for start in range(0, len(asked), USERS_PER_READ):
+            task = asyncio.ensure_future(self._answer(asked[start : start + USERS_PER_READ]))
+            self._reads.add(task)
+            task.add_done_callback(self._reads.discard)
+
+    async def _answer(self, asked: Sequence[_Asked]) -> None:
+        found: Mapping[User, Chats] = {}
+        failure: Exception | None = None
+        try:
+            found = await self._read(list(dict.fromkeys(user for user, _ in asked)))
+        except Exception as error:
+            failure = error
+        finally:  # a server that stops cancels the read, and then nobody has an answer to wait for
+            for user, answer in asked:
+                if answer.done():
+                    continue
+                if failure is not None and len(asked) == 1:
+                    answer.set_exception(failure)
+                else:
+                    answer.set_result(found.get(user))

@@ -1,0 +1,160 @@
+"""Reads of memberships for a crowd: together where they are asked for together, and nobody at another's expense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import pytest
+from virtual import LoopClock, run
+
+from holdfast.errors import InternalError, Unavailable
+from holdfast.message import Cursor, User
+from holdfast.store.history import History, HistorySettings
+from holdfast.store.memberships import USERS_PER_READ
+from holdfast.store.memory import MemoryStore
+
+Found = Mapping[User, Mapping[str, Cursor]]
+USERS = [User("acme", f"user-{n}") for n in range(120)]
+
+
+class Store(MemoryStore):
+    """One that tells what it was asked, and takes a second for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[User]] = []
+        self.epoch = 1
+        self.broken: set[User] = set()
+        self.failure: Callable[[], Exception] = lambda: InternalError("a row makes no sense")
+
+    async def memberships(self, users: Sequence[User]) -> Found:
+        self.asked.append(list(users))
+        epoch = self.epoch
+        await asyncio.sleep(1)
+        if self.broken & set(users):
+            raise self.failure()
+        return {user: {f"chat of {user.user_id}": Cursor(epoch, 0)} for user in users}
+
+
+async def never(user: User, chat_id: str, epoch: int, deadline: float) -> None:
+    raise AssertionError("nobody proved a rollback")
+
+
+def with_history(
+    test: Callable[[Store, History], Coroutine[Any, Any, None]], settings: HistorySettings | None = None
+) -> None:
+    async def main() -> None:
+        store = Store()
+        await test(store, History(store, never, LoopClock(), settings))
+
+    run(main())
+
+
+def chats_of(user: User, epoch: int = 1) -> Mapping[str, Cursor]:
+    return {f"chat of {user.user_id}": Cursor(epoch, 0)}
+
+
+def test_who_asks_in_one_turn_of_the_loop_is_read_together_and_a_read_is_bounded() -> None:
+    async def test(store: Store, history: History) -> None:
+        found = await asyncio.gather(*(history.memberships(user) for user in USERS))
+        assert found == [chats_of(user) for user in USERS]
+        assert [len(users) for users in store.asked] == [USERS_PER_READ, USERS_PER_READ, 20]
+
+    with_history(test)
+
+
+def test_resumes_are_read_together_with_those_who_come() -> None:
+    async def test(store: Store, history: History) -> None:
+        resumed, came = await asyncio.gather(history.resume(USERS[0], {}), history.memberships(USERS[1]))
+        assert (resumed.joined, came) == ([f"chat of {USERS[0].user_id}"], chats_of(USERS[1]))
+        assert sorted(store.asked[0]) == USERS[:2]
+
+    with_history(test)
+
+
+def test_two_devices_of_one_user_are_one_question() -> None:
+    async def test(store: Store, history: History) -> None:
+        assert await asyncio.gather(*(history.memberships(USERS[0]) for _ in range(2))) == [chats_of(USERS[0])] * 2
+        assert store.asked == [[USERS[0]]]
+
+    with_history(test)
+
+
+def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
+    """It may have been read before the event that made them ask."""
+
+    async def test(store: Store, history: History) -> None:
+        first = asyncio.create_task(history.memberships(USERS[0]))
+        await asyncio.sleep(0.5)
+        store.epoch = 2
+        assert await history.memberships(USERS[0]) == chats_of(USERS[0], 2)
+        assert await first == chats_of(USERS[0], 1)
+
+    with_history(test)
+
+
+@pytest.mark.parametrize("when", [0.0, 0.5])
+def test_who_gives_up_takes_nobody_along(when: float) -> None:
+    async def test(store: Store, history: History) -> None:
+        waiting = [asyncio.create_task(history.memberships(user)) for user in [*USERS[:3], USERS[0]]]
+        await asyncio.sleep(when)
+        waiting[0].cancel()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(found[0], asyncio.CancelledError)
+        assert found[1:] == [chats_of(USERS[1]), chats_of(USERS[2]), chats_of(USERS[0])]
+
+    with_history(test)
+
+
+@pytest.mark.parametrize("failure", [InternalError, Unavailable, KeyError])
+def test_one_whose_chats_cannot_be_read_keeps_nobody_else_out(failure: type[Exception]) -> None:
+    async def test(store: Store, history: History) -> None:
+        store.broken, store.failure = {USERS[1]}, lambda: failure("damaged")
+        found = await asyncio.gather(*(history.memberships(user) for user in USERS[:4]), return_exceptions=True)
+        assert isinstance(found[1], InternalError | Unavailable)
+        assert [found[0], *found[2:]] == [chats_of(USERS[n]) for n in (0, 2, 3)]
+
+    with_history(test)
+
+
+def test_who_is_alone_is_not_read_for_twice() -> None:
+    async def test(store: Store, history: History) -> None:
+        store.broken = {USERS[0]}
+        with pytest.raises(InternalError):
+            await history.memberships(USERS[0])
+        assert len(store.asked) == 1
+
+    with_history(test)
+
+
+def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
+    async def test(store: Store, history: History) -> None:
+        async def hang(users: Sequence[User]) -> Found:
+            await asyncio.sleep(60)
+            return {}
+
+        store.memberships = hang  # type: ignore[method-assign]
+        for failed in await asyncio.gather(*(history.memberships(user) for user in USERS), return_exceptions=True):
+            assert isinstance(failed, Unavailable)
+        assert LoopClock().monotonic() <= 5.001
+
+    with_history(test)
+
+
+def test_who_has_little_time_left_does_not_wait_as_long_as_the_others_may() -> None:
+    async def test(store: Store, history: History) -> None:
+        async def slow(users: Sequence[User]) -> Found:
+            await asyncio.sleep(2.4)
+            return {user: chats_of(user) for user in users}
+
+        store.memberships = slow  # type: ignore[method-assign]
+        hurried = asyncio.create_task(history.resume(USERS[0], {}, asked_at=-4.0))
+        others = asyncio.gather(*(history.memberships(user) for user in USERS[1:3]))
+        with pytest.raises(Unavailable):
+            await hurried
+        assert LoopClock().monotonic() == pytest.approx(1.0)
+        assert await others == [chats_of(USERS[1]), chats_of(USERS[2])]
+
+    with_history(test)
