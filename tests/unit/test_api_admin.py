@@ -10,10 +10,12 @@ from rest import Rest, error_of, with_rest
 
 from holdfast.access import KeyRing, load_keys, save_keys
 from holdfast.api import Backup, PresenceView
-from holdfast.api.deps import BackupStep
-from holdfast.errors import InternalError, StateDirectory, Unavailable
-from holdfast.message import Draft, User
-from holdfast.store.changes import RETAIN_AT_ONCE, Act
+from holdfast.api.deps import ApiSettings, BackupStep
+from holdfast.clock import ManualClock
+from holdfast.errors import HoldfastError, InternalError, OutcomeUnknown, StateDirectory, Unavailable
+from holdfast.message import Chat, Draft, User
+from holdfast.store import decide
+from holdfast.store.changes import RETAIN_AT_ONCE, Act, Changed, Command, Retain
 from holdfast.store.memory import MemoryStore
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -107,6 +109,56 @@ def test_an_operator_deletes_the_oldest_messages_in_bounded_recorded_steps() -> 
     with_rest(scenario)
 
 
+class Slow(MemoryStore):
+    """Its reads of a chat and its deletions take ``seconds``."""
+
+    seconds = 0.0
+    clock: ManualClock
+
+    async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
+        self.clock.advance(self.seconds)
+        return await super().chat(chat_id, reader)
+
+    async def change(self, command: Command) -> Changed:
+        if isinstance(command, Retain):
+            self.clock.advance(self.seconds)
+        return await super().change(command)
+
+
+@pytest.mark.parametrize("act", ["read", "halt"])
+def test_what_comes_late_in_a_request_has_what_is_left_of_its_time_and_no_time_of_its_own(act: str) -> None:
+    store = Slow()
+
+    async def scenario(rest: Rest) -> None:
+        chat, store.clock, store.seconds = await rest.chat(), rest.clock, 5
+        if act == "read":
+            answer = await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))
+        else:
+            answer = await rest.ask("POST", f"/admin/chats/{chat}/halt", rest.admin_key(), {"reason": "odd"})
+            assert answer.json()["error"]["outcome"] == "rejected" and await actions(rest) == []
+        assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
+
+    with_rest(scenario, ApiSettings(request_seconds_max=5), store=store)
+
+
+def test_a_deletion_that_takes_long_ends_in_time_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Slow()
+    monkeypatch.setattr(decide, "RETAIN_AT_ONCE", 1)
+
+    async def scenario(rest: Rest) -> None:
+        chat, store.clock = await rest.chat(), rest.clock
+        for n in range(5):
+            await rest.send(chat, "x", f"k{n}")
+        store.seconds, firsts = 0.9, list[int]()
+        while not firsts or firsts[-1] < 5:
+            body = {"first_sequence": 5, "reason": "90 days"}
+            answer = await rest.ask("POST", f"/admin/chats/{chat}/retain", rest.admin_key(), body)
+            firsts.append(answer.json()["chat"]["first_sequence"])
+        assert firsts == [3, 5]
+
+    with_rest(scenario, ApiSettings(request_seconds_max=5), store=store)
+
+
 @pytest.mark.parametrize("body", [{}, {"reason": ""}, {"reason": "x" * 501}, {"reason": 1}])
 @pytest.mark.parametrize("path", ["/admin/chats/{chat}/halt", "/admin/chats/{chat}/recover", "/admin/backup"])
 def test_an_act_without_a_reason_is_refused(path: str, body: object) -> None:
@@ -168,13 +220,18 @@ def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
 
 
 class Unrecording(MemoryStore):
-    """A store whose audit log is away."""
+    """A store whose audit log is away, or says nothing of what became of a record."""
+
+    def __init__(self, error: HoldfastError) -> None:
+        super().__init__()
+        self.error = error
 
     async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
-        raise Unavailable("the audit log is away")
+        raise self.error
 
 
-def test_without_a_record_there_is_no_key_no_revocation_and_no_backup() -> None:
+@pytest.mark.parametrize("error", [Unavailable("the audit log is away"), OutcomeUnknown("no answer in time")])
+def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(error: HoldfastError) -> None:
     taken: list[int] = []
 
     async def backup() -> Backup:
@@ -189,11 +246,13 @@ def test_without_a_record_there_is_no_key_no_revocation_and_no_backup() -> None:
             ("DELETE", f"/admin/keys/{rest.deps.keys.list()[0].key_id}?reason=x", None),
             ("POST", "/admin/backup", {"reason": "nightly"}),
         ):
-            assert error_of(await rest.ask(method, path, admin, sent)) == (503, "SERVICE_UNAVAILABLE")
+            answer = await rest.ask(method, path, admin, sent)
+            assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
+            assert answer.json()["error"]["outcome"] == "rejected"
         assert len(rest.deps.keys.list()) == 1 and not taken
         assert (await rest.ask("GET", "/admin/status", admin)).status_code == 200
 
-    with_rest(scenario, store=Unrecording(), backup=backup)
+    with_rest(scenario, store=Unrecording(error), backup=backup)
 
 
 def test_a_backup_is_recorded_and_says_where_it_lies() -> None:

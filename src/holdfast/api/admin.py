@@ -27,7 +27,7 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.chats import commit
 from holdfast.api.deps import BackupRun, Deps
 from holdfast.clock import timestamp
-from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown, ServerBusy
+from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
 from holdfast.store.changes import Act, HaltChat, RecoverChat, Redact, Retain
 
@@ -44,48 +44,56 @@ def _act(deps: Deps, call: Call, reason: str, tenant: str = "") -> Act:
     )
 
 
-async def _record(deps: Deps, act: Act, action: str, target: str, details: str = "") -> None:
+async def record(
+    deps: Deps, call: Call, action: str, target: str, reason: str, tenant: str = "", details: str = ""
+) -> None:
+    """Into the audit log, before it is done: there is no act without its record."""
+    act = _act(deps, call, reason, tenant)
     try:
-        async with asyncio.timeout(deps.settings.request_seconds_max):
-            await deps.audit_log.record(act, action, target, details)
-    except TimeoutError:
-        raise OutcomeUnknown("the audit log did not answer in time, so nothing was done; try again") from None
+        await call.done_in_time(deps.audit_log.record(act, action, target, details))
+    except OutcomeUnknown as error:
+        raise Unavailable(f"nothing was done, for want of a record: {error.message}") from None
+
+
+def _halfway(deps: Deps, call: Call) -> float:
+    """When work in steps begins no further one: the step under way has as long again to end."""
+    return call.deadline - deps.settings.request_seconds_max / 2
 
 
 async def _act_on_chat(deps: Deps, call: Call, reason: str) -> Act:
-    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"]))
+    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"]), call.deadline)
     return _act(deps, call, reason, chat.tenant)
 
 
 async def inspect_chat(deps: Deps, call: Call) -> Answer:
-    return Answer(await deps.history.ask(lambda store: store.inspect(call.path["chat_id"])))
+    return Answer(await deps.history.ask(lambda store: store.inspect(call.path["chat_id"]), call.deadline))
 
 
 async def halt_chat(deps: Deps, call: Call) -> Answer:
     body: Why = call.body
-    return await commit(deps, HaltChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
+    return await commit(deps, call, HaltChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
 
 
 async def recover_chat(deps: Deps, call: Call) -> Answer:
     body: Why = call.body
-    return await commit(deps, RecoverChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
+    return await commit(deps, call, RecoverChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
 
 
 async def redact_any(deps: Deps, call: Call) -> Answer:
     body: RedactOne = call.body
     act = await _act_on_chat(deps, call, body.reason)
-    return await commit(deps, Redact(act, call.path["chat_id"], body.sequence))
+    return await commit(deps, call, Redact(act, call.path["chat_id"], body.sequence))
 
 
 async def retain_from(deps: Deps, call: Call) -> Answer:
     """In bounded steps, each a commit and a record of its own, so that sends never wait long; as far as time allows."""
     body: RetainFrom = call.body
-    deadline = deps.deadline()
+    until = _halfway(deps, call)
     while True:
         act = await _act_on_chat(deps, call, body.reason)
-        answer = await commit(deps, Retain(act, call.path["chat_id"], body.first_sequence))
+        answer = await commit(deps, call, Retain(act, call.path["chat_id"], body.first_sequence))
         assert isinstance(answer.body, ChangeAnswer)
-        if answer.body.chat.first_sequence >= body.first_sequence or deps.clock.monotonic() >= deadline:
+        if answer.body.chat.first_sequence >= body.first_sequence or deps.clock.monotonic() >= until:
             return answer
 
 
@@ -94,14 +102,14 @@ async def erase_user(deps: Deps, call: Call) -> Answer:
     body: ErasePerson = call.body
     user = User(body.tenant, body.user_id)
     if not body.after:
-        await _record(deps, _act(deps, call, body.reason, body.tenant), "user.erase", f"{user.tenant}/{user.user_id}")
-    until = deps.clock.monotonic() + deps.settings.request_seconds_max / 2
+        await record(deps, call, "user.erase", f"{user.tenant}/{user.user_id}", body.reason, body.tenant)
+    until = _halfway(deps, call)
     return Answer(await deps.erasing.erase(user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until))
 
 
 async def read_audit(deps: Deps, call: Call) -> Answer:
     query: AuditQuery = call.query
-    return Answer(AuditPage(await deps.history.ask(lambda store: store.audit(query.after, query.limit))))
+    return Answer(AuditPage(await deps.history.ask(lambda store: store.audit(query.after, query.limit), call.deadline)))
 
 
 async def take_backup(deps: Deps, call: Call) -> Answer:
@@ -109,7 +117,7 @@ async def take_backup(deps: Deps, call: Call) -> Answer:
     body: Why = call.body
     if (step := deps.backup_step()) is not None:
         raise ServerBusy(f"a backup is being taken ({step.doing}); wait for it", retry_after_seconds=5.0)
-    await _record(deps, _act(deps, call, body.reason), "backup", "state")
+    await record(deps, call, "backup", "state", body.reason)
     return Answer(await deps.backup())
 
 
@@ -140,7 +148,7 @@ async def issue_key(deps: Deps, call: Call) -> Answer:
         )
         details = msgspec.json.encode({"kind": key.kind, "tenant": key.tenant, "scopes": key.scopes}).decode()
         try:
-            await _record(deps, _act(deps, call, body.reason), "key_issued", key.key_id, details)
+            await record(deps, call, "key_issued", key.key_id, body.reason, details=details)
         except HoldfastError:
             await asyncio.to_thread(deps.keys.revoke, key.key_id)
             raise
@@ -154,5 +162,5 @@ async def revoke_key(deps: Deps, call: Call) -> Answer:
     async with deps.key_change:
         if not any(key.key_id == key_id for key in deps.keys.list()):
             raise NotFound(f"there is no key {key_id}")
-        await _record(deps, _act(deps, call, query.reason), "key_revoked", key_id)
+        await record(deps, call, "key_revoked", key_id, query.reason)
         return Answer(_view(await asyncio.to_thread(deps.keys.revoke, key_id)))

@@ -5,13 +5,17 @@ The table in ``routes`` is made of these; routing, OpenAPI and the reference pag
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from holdfast.access import Principal, Scope
 from holdfast.api.deps import Deps
-from holdfast.errors import InvalidMessage, Refused
+from holdfast.clock import Clock
+from holdfast.errors import InvalidMessage, OutcomeUnknown, Refused, Unavailable
+
+T = TypeVar("T")
 
 Caller = Literal["anybody", "user", "tenant", "operator"]
 """user: a user token, or a tenant key that names a user. tenant: a tenant key. operator: an admin key."""
@@ -32,8 +36,29 @@ class Call:
     key: str | None
     fingerprint: str
     """Tells a repetition of a keyed request from another request under the same key."""
+    clock: Clock
     deadline: float
-    """By when (monotonic) it must be answered."""
+    """By when (monotonic) it must be answered: the one time that counts, for all that is done for it."""
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - self.clock.monotonic()
+
+    async def in_time(self, source: Awaitable[T]) -> T:
+        """What a source gives, or Unavailable when the time is over."""
+        try:
+            async with asyncio.timeout(self.seconds_left):
+                return await source
+        except TimeoutError:
+            raise Unavailable("no answer in time", retry_after_seconds=1.0) from None
+
+    async def done_in_time(self, doing: Awaitable[T]) -> T:
+        """What a change gives, or OutcomeUnknown when the time is over: it may still happen."""
+        try:
+            async with asyncio.timeout(self.seconds_left):
+                return await doing
+        except TimeoutError:
+            raise OutcomeUnknown("no answer in time; it may have been done: look before you repeat it") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,9 @@ def act_of(deps: Deps, call: Call) -> Act:
     )
 
 
-async def commit(deps: Deps, command: Command) -> Answer:
+async def commit(deps: Deps, call: Call, command: Command) -> Answer:
     """Commit a command and answer with the chat after it."""
-    changed = await deps.durability.change(command, deps.deadline())
+    changed = await deps.durability.change(command, call.deadline)
     headers = {"Idempotency-Replayed": "true"} if changed.repeated and command.act.key else {}
     chat = changed.chat if command.act.operator else _for_members(changed.chat)
     exists = isinstance(command, CreateChat) and changed.chat.chat_id != command.chat_id
@@ -69,7 +69,9 @@ def _usable(user_id: str) -> str:
 async def create_chat(deps: Deps, call: Call) -> Answer:
     body: NewChat = call.body
     members = [_usable(user_id) for user_id in body.members]
-    return await commit(deps, CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members))
+    return await commit(
+        deps, call, CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members)
+    )
 
 
 async def list_chats(deps: Deps, call: Call) -> Answer:
@@ -77,8 +79,8 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
     user, after = call.principal.user, query.after
     if after is not None:
         # A cursor is a chat of one's own: another's would tell whether it exists, and when it was last used.
-        await deps.history.ask(lambda store: store.chat(after, user))
-    chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after))
+        await deps.history.ask(lambda store: store.chat(after, user), call.deadline)
+    chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after), call.deadline)
     shown = [replace(entry, chat=_for_members(entry.chat)) for entry in chats[: query.limit]]
     more = len(chats) > query.limit
     return Answer(ChatPage(shown, shown[-1].chat.chat_id if more else None))
@@ -86,8 +88,8 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
 
 async def get_chat(deps: Deps, call: Call) -> Answer:
     chat_id, user = call.path["chat_id"], call.principal.user
-    chat = await deps.history.ask(lambda store: store.chat(chat_id, user))
-    members = await deps.history.ask(lambda store: store.members(chat_id))
+    chat = await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline)
+    members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline)
     role = next((m.role for m in members if m.user_id == user.user_id), None)
     if role is None:
         raise NotAMember("you are no longer a member of this chat")
@@ -96,7 +98,7 @@ async def get_chat(deps: Deps, call: Call) -> Answer:
 
 async def rename_chat(deps: Deps, call: Call) -> Answer:
     body: Renamed = call.body
-    return await commit(deps, RenameChat(act_of(deps, call), call.path["chat_id"], body.name))
+    return await commit(deps, call, RenameChat(act_of(deps, call), call.path["chat_id"], body.name))
 
 
 async def list_members(deps: Deps, call: Call) -> Answer:
@@ -108,17 +110,17 @@ async def list_members(deps: Deps, call: Call) -> Answer:
 async def add_member(deps: Deps, call: Call) -> Answer:
     body: NewMember = call.body
     user_id = _usable(body.user_id)
-    return await commit(deps, AddMember(act_of(deps, call), call.path["chat_id"], user_id, body.role))
+    return await commit(deps, call, AddMember(act_of(deps, call), call.path["chat_id"], user_id, body.role))
 
 
 async def change_role(deps: Deps, call: Call) -> Answer:
     body: NewRole = call.body
     command = ChangeRole(act_of(deps, call), call.path["chat_id"], call.path["user_id"], body.role)
-    return await commit(deps, command)
+    return await commit(deps, call, command)
 
 
 async def remove_member(deps: Deps, call: Call) -> Answer:
-    return await commit(deps, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
+    return await commit(deps, call, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
 
 
 async def get_presence(deps: Deps, call: Call) -> Answer:
@@ -127,7 +129,7 @@ async def get_presence(deps: Deps, call: Call) -> Answer:
     assert isinstance(detail.body, ChatDetail)
     users = [User(call.principal.tenant, member.user_id) for member in detail.body.members]
     try:
-        return Answer(await deps.in_time(deps.presence(users)))
+        return Answer(await call.in_time(deps.presence(users)))
     except Unavailable:
         return Answer(PresenceView([], stale=True))
 

@@ -13,7 +13,6 @@ from msgspec import Struct
 from holdfast.access import KeyRing, Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
-from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.erasure import Erasure
 from holdfast.limits.plane import LimitsPlane
@@ -179,23 +178,3 @@ class Deps:
     """What the rules' primary said last: strangers ask for it."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of the key ring at a time."""
-
-    def deadline(self) -> float:
-        """By when a request that starts now must be answered."""
-        return self.clock.monotonic() + self.settings.request_seconds_max
-
-    async def in_time(self, source: Awaitable[T]) -> T:
-        """What a source gives, or Unavailable when the request's time is over."""
-        try:
-            async with asyncio.timeout(self.settings.request_seconds_max):
-                return await source
-        except TimeoutError:
-            raise Unavailable("no answer in time", retry_after_seconds=1.0) from None
-
-    async def done_by(self, deadline: float, doing: Awaitable[T]) -> T:
-        """What a change gives, or OutcomeUnknown at ``deadline`` (monotonic): it may still happen."""
-        try:
-            async with asyncio.timeout(deadline - self.clock.monotonic()):
-                return await doing
-        except TimeoutError:
-            raise OutcomeUnknown("no answer in time; it may have been done: look before you repeat it") from None

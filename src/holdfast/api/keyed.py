@@ -21,6 +21,9 @@ from holdfast.message import User
 from holdfast.store.changes import Act
 from holdfast.telemetry import log
 
+KEEP_SECONDS = 1.0
+"""For keeping the answer, beside the time of the request: a backup outlasts that."""
+
 
 class Keyed:
     """Runs the requests of one process; what runs now is known here, everything else in the store."""
@@ -43,7 +46,7 @@ class Keyed:
         self._running.add(place)
         begun = asyncio.ensure_future(self._deps.answers.begin(act))
         try:
-            earlier = await self._deps.in_time(asyncio.shield(begun))
+            earlier = await call.in_time(asyncio.shield(begun))
         except BaseException:
             if begun.done() and begun.exception() is not None:
                 self._running.discard(place)
@@ -80,9 +83,10 @@ class Keyed:
     async def _keep(self, act: Act, answer: str | None) -> None:
         """What was done is done, whether or not its answer can be kept: then a repetition is told that nobody knows."""
         try:
-            await self._deps.in_time(self._deps.answers.keep(act, answer))
-        except HoldfastError as error:
-            log.warning("the answer to a keyed request could not be kept", key=act.key, error=error.message)
+            async with asyncio.timeout(KEEP_SECONDS):
+                await self._deps.answers.keep(act, answer)
+        except (HoldfastError, TimeoutError) as error:
+            log.warning("the answer to a keyed request could not be kept", key=act.key, error=repr(error))
 
 
 def _kept(endpoint: Endpoint, answer: Answer) -> str:

@@ -132,10 +132,10 @@ def plane(deps: Deps) -> LimitsPlane:
     return deps.limits
 
 
-async def _changed(deps: Deps, doing: Awaitable[Changed], status: int = 200) -> Answer:
+async def _changed(deps: Deps, call: Call, doing: Awaitable[Changed], status: int = 200) -> Answer:
     """The rule after a change; what is not answered in time is unknown, and the same call with the same key tells."""
     try:
-        changed = await deps.done_by(deps.deadline(), doing)
+        changed = await call.done_in_time(doing)
     except VersionConflict as error:
         return _conflict(error)
     headers = {"Idempotency-Replayed": "true"} if changed.repeated else {}
@@ -150,21 +150,21 @@ def _conflict(error: VersionConflict) -> Answer:
 
 
 async def create_rule(deps: Deps, call: Call) -> Answer:
-    return await _changed(deps, plane(deps).control.create(call.body, call.principal.user_id, call.key), 201)
+    return await _changed(deps, call, plane(deps).control.create(call.body, call.principal.user_id, call.key), 201)
 
 
 async def update_rule(deps: Deps, call: Call) -> Answer:
-    return await _changed(deps, plane(deps).control.update(call.body, call.principal.user_id, call.key))
+    return await _changed(deps, call, plane(deps).control.update(call.body, call.principal.user_id, call.key))
 
 
 async def delete_rule(deps: Deps, call: Call) -> Answer:
     query: DeleteQuery = call.query
     body = {name: getattr(query, name) for name in query.__struct_fields__}
-    return await _changed(deps, plane(deps).control.delete(body, call.principal.user_id, call.key))
+    return await _changed(deps, call, plane(deps).control.delete(body, call.principal.user_id, call.key))
 
 
 async def roll_back_rule(deps: Deps, call: Call) -> Answer:
-    return await _changed(deps, plane(deps).control.roll_back(call.body, call.principal.user_id, call.key))
+    return await _changed(deps, call, plane(deps).control.roll_back(call.body, call.principal.user_id, call.key))
 
 
 async def read_rules(deps: Deps, call: Call) -> Answer:
@@ -172,8 +172,8 @@ async def read_rules(deps: Deps, call: Call) -> Answer:
     control = plane(deps).control
     if query.resource is not None:
         name = name_of({"tenantID": query.tenantID, "resource": query.resource})
-        return Answer(render(await deps.in_time(control.get(name))))
-    rules = await deps.in_time(control.page(query.tenantID, _place(query.after), query.limit + 1))
+        return Answer(render(await call.in_time(control.get(name))))
+    rules = await call.in_time(control.page(query.tenantID, _place(query.after), query.limit + 1))
     shown = rules[: query.limit]
     more = len(rules) > query.limit
     return Answer(RulePage([render(rule) for rule in shown], shown[-1].label if more else None))
@@ -191,7 +191,7 @@ def _place(after: str | None) -> RuleName | None:
 async def read_rule_history(deps: Deps, call: Call) -> Answer:
     query: HistoryQuery = call.query
     name = name_of({"tenantID": query.tenantID, "resource": query.resource})
-    changes = await deps.in_time(plane(deps).control.history(name, query.before, query.limit))
+    changes = await call.in_time(plane(deps).control.history(name, query.before, query.limit))
     return Answer(HistoryPage([_entry(change) for change in changes]))
 
 
@@ -202,7 +202,7 @@ def _entry(change: RuleChange) -> HistoryEntry:
 
 async def read_rule_changes(deps: Deps, call: Call) -> Answer:
     query: ChangesQuery = call.query
-    head, changes = await deps.in_time(plane(deps).control.changes(query.after, query.limit))
+    head, changes = await call.in_time(plane(deps).control.changes(query.after, query.limit))
     return Answer(ChangesPage([_entry(change) for change in changes], head))
 
 
@@ -234,4 +234,4 @@ async def check_limits(deps: Deps, call: Call) -> Answer:
 async def release_limit(deps: Deps, call: Call) -> Answer:
     body: ReleaseBody = call.body
     check = Check(call.principal.tenant, body.resource, body.subject)
-    return Answer(Released(await deps.in_time(plane(deps).limiter.release(check, body.hold))))
+    return Answer(Released(await call.in_time(plane(deps).limiter.release(check, body.hold))))

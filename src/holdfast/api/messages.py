@@ -10,7 +10,7 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.chats import act_of, commit
 from holdfast.api.deps import Deps
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, OutcomeUnknown
-from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, User, Watermark
+from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, Watermark
 from holdfast.session.validation import refusal_of_send
 from holdfast.session.words import acknowledgement
 from holdfast.store.changes import Redact
@@ -25,7 +25,7 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
     if sum(place is not None for place in (query.before, query.after, query.around)) > 1:
         raise InvalidMessage("give at most one of before, after and around")
     limit = min(query.limit or deps.pages.default_messages, deps.pages.max_messages)
-    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"], call.principal.user))
+    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"], call.principal.user), call.deadline)
     if query.around is not None:
         half = limit // 2
         older = await _before(deps, call, query.around, half) if half else None
@@ -40,12 +40,16 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
 async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
     """The reader is checked again in the read itself: a membership may end between two reads."""
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
-    return await deps.history.ask(lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user))
+    return await deps.history.ask(
+        lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user), call.deadline
+    )
 
 
 async def _after(deps: Deps, call: Call, after: int, limit: int) -> Page:
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
-    return await deps.history.ask(lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user))
+    return await deps.history.ask(
+        lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user), call.deadline
+    )
 
 
 def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> MessagePage:
@@ -70,13 +74,13 @@ async def send_message(deps: Deps, call: Call) -> Answer:
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)
     if refusal := refusal_of_send(send, deps.content_bytes_max):
         raise refusal
-    outcome = await _submit(deps, send, call.principal.user)
+    outcome = await _submit(deps, call, send)
     if not isinstance(outcome, Acked):
         raise outcome
     return Answer(acknowledgement(send.client_message_id, outcome), 200 if outcome.deduplicated else 201)
 
 
-async def _submit(deps: Deps, send: SendBody, sender: User) -> Outcome:
+async def _submit(deps: Deps, call: Call, send: SendBody) -> Outcome:
     """Each request is a source of its own: requests of one user that overlap have no order to keep."""
     answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -84,9 +88,9 @@ async def _submit(deps: Deps, send: SendBody, sender: User) -> Outcome:
         if not answered.done():
             answered.set_result(outcome)
 
-    deps.sends.submit(send, sender, deps.ids.new("req_"), deps.deadline(), answer)
+    deps.sends.submit(send, call.principal.user, deps.ids.new("req_"), call.deadline, answer)
     try:
-        async with asyncio.timeout(deps.settings.request_seconds_max + ANSWER_GRACE_SECONDS):
+        async with asyncio.timeout(call.seconds_left + ANSWER_GRACE_SECONDS):
             return await answered
     except TimeoutError:
         return OutcomeUnknown("no answer in time; send it again with the same Idempotency-Key")
@@ -101,7 +105,7 @@ def _sequence(call: Call) -> int:
 
 async def redact_message(deps: Deps, call: Call) -> Answer:
     """The store asks the role table: one's own message, or any for an admin of the chat."""
-    return await commit(deps, Redact(act_of(deps, call), call.path["chat_id"], _sequence(call)))
+    return await commit(deps, call, Redact(act_of(deps, call), call.path["chat_id"], _sequence(call)))
 
 
 async def get_status(deps: Deps, call: Call) -> Answer:
@@ -113,8 +117,8 @@ async def get_status(deps: Deps, call: Call) -> Answer:
         raise NotFound("there is no such message")
     if message.sender_id != user.user_id:
         raise Forbidden("only its sender sees who has a message")
-    watermarks = await deps.history.ask(lambda store: store.watermarks(chat_id))
-    members = await deps.history.ask(lambda store: store.members(chat_id))
+    watermarks = await deps.history.ask(lambda store: store.watermarks(chat_id), call.deadline)
+    members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline)
     others = {member.user_id for member in members} - {user.user_id}
     delivered, read = _reached(watermarks, others, sequence)
     return Answer(DeliveryStatus(chat_id, page.epoch, sequence, delivered, read))

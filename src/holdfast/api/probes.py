@@ -20,7 +20,7 @@ async def get_live(deps: Deps, call: Call) -> Answer:
 
 async def get_ready(deps: Deps, call: Call) -> Answer:
     try:
-        readiness = await deps.in_time(deps.readiness())
+        readiness = await call.in_time(deps.readiness())
     except Unavailable:
         return Answer(Health("not_ready"), 503, {"Retry-After": "1"})
     detail = readiness.dependencies if "status:read" in call.principal.scopes else None
@@ -30,7 +30,7 @@ async def get_ready(deps: Deps, call: Call) -> Answer:
 
 
 async def get_operator_status(deps: Deps, call: Call) -> Answer:
-    return Answer(await deps.in_time(deps.status()))
+    return Answer(await call.in_time(deps.status()))
 
 
 async def get_metrics(deps: Deps, call: Call) -> Answer:

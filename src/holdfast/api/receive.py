@@ -114,7 +114,8 @@ async def receive(deps: Deps, allowance: Allowance, endpoint: Endpoint, request:
     key = _key(endpoint, request)
     body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
     fingerprint = _fingerprint(endpoint, path, body) if key else ""
-    return Call(principal, path, query, body, key, fingerprint, deps.deadline())
+    deadline = deps.clock.monotonic() + deps.settings.request_seconds_max
+    return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
 def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Request) -> Principal:

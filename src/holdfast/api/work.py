@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from holdfast.api.admin import record
 from holdfast.api.bodies import Body, Id, Reason
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.clock import timestamp
-from holdfast.errors import InvalidMessage, NotFound, OutcomeUnknown, Unavailable
-from holdfast.message import SEQUENCE_MAX, User
-from holdfast.store.changes import Act
+from holdfast.errors import InvalidMessage, NotFound, Unavailable
+from holdfast.message import SEQUENCE_MAX
 from holdfast.webhooks.contract import Delivery
 from holdfast.webhooks.contract import Endpoint as Hook
 from holdfast.webhooks.delivery import Notice, draft_of
@@ -250,13 +250,13 @@ def _reason(name: str | None) -> Why | None:
 
 async def list_jobs(deps: Deps, call: Call) -> Answer:
     asked: JobsQuery = call.query
-    found = await deps.in_time(_jobs(deps).find(_query(asked), asked.limit))
+    found = await call.in_time(_jobs(deps).find(_query(asked), asked.limit))
     return Answer(JobList([_view(entry) for entry in found]))
 
 
 async def list_dead_jobs(deps: Deps, call: Call) -> Answer:
     asked: JobsQuery = call.query
-    found = await deps.in_time(_jobs(deps).dead(_query(asked), asked.limit))
+    found = await call.in_time(_jobs(deps).dead(_query(asked), asked.limit))
     return Answer(JobList([_view(entry) for entry in found]))
 
 
@@ -266,14 +266,14 @@ async def get_job(deps: Deps, call: Call) -> Answer:
         raise NotFound(f"no job {text[:40]}")
     query = Query(seqs=[int(text)])
     store = _jobs(deps)
-    found = [*await deps.in_time(store.find(query, 1)), *await deps.in_time(store.dead(query, 1))]
+    found = [*await call.in_time(store.find(query, 1)), *await call.in_time(store.dead(query, 1))]
     if not found:
         raise NotFound(f"no job {text}: it is done, or never was")
     return Answer(_view(found[0], whole=True))
 
 
 async def get_job_stats(deps: Deps, call: Call) -> Answer:
-    stats = await deps.in_time(_jobs(deps).stats())
+    stats = await call.in_time(_jobs(deps).stats())
     return Answer(
         StatsView(
             {state.name.lower(): n for state, n in stats.by_state.items()},
@@ -291,7 +291,7 @@ async def get_job_stats(deps: Deps, call: Call) -> Answer:
 
 
 async def list_job_streams(deps: Deps, call: Call) -> Answer:
-    found = await deps.in_time(_jobs(deps).streams(call.query.limit))
+    found = await call.in_time(_jobs(deps).streams(call.query.limit))
     return Answer(StreamList([_stream_view(stream) for stream in found]))
 
 
@@ -306,12 +306,12 @@ def _stream_view(found: BlockedStream) -> StreamView:
 
 
 async def list_job_breakers(deps: Deps, call: Call) -> Answer:
-    found = await deps.in_time(_jobs(deps).open_breakers())
+    found = await call.in_time(_jobs(deps).open_breakers())
     return Answer(BreakerList([BreakerView(b.type, timestamp(b.open_until), b.by) for b in found]))
 
 
 async def list_job_acts(deps: Deps, call: Call) -> Answer:
-    found = await deps.in_time(_jobs(deps).acts(call.query.limit))
+    found = await call.in_time(_jobs(deps).acts(call.query.limit))
     return Answer(ActList([ActView(timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in found]))
 
 
@@ -320,8 +320,8 @@ async def _acted(
 ) -> Answer:
     """After it is in the audit log: a record of an act that found nothing harms less than an act without a record."""
     store = _jobs(deps)
-    await _record(deps, call, f"jobs.{verb}", target, call.body.reason)
-    return Answer(Count(await deps.done_by(call.deadline, act(store, call.principal.user_id))))
+    await record(deps, call, f"jobs.{verb}", target, call.body.reason)
+    return Answer(Count(await call.done_in_time(act(store, call.principal.user_id))))
 
 
 def _words(*words: object) -> str:
@@ -400,23 +400,8 @@ def _hook_view(hook: Hook, secret: str | None = None) -> HookView:
     return HookView(hook.endpoint_id, hook.tenant, hook.url, hook.description, hook.created_at, hook.disabled, secret)
 
 
-async def _record(deps: Deps, call: Call, action: str, target: str, reason: str) -> None:
-    """Into the audit log, before it is done: there is no act without its record."""
-    act = Act(
-        actor=User("", call.principal.user_id),
-        at=timestamp(deps.clock.now()),
-        message_id=deps.ids.new("msg_"),
-        operator=True,
-        reason=reason,
-    )
-    try:
-        await deps.done_by(call.deadline, deps.audit_log.record(act, action, target))
-    except OutcomeUnknown as error:
-        raise Unavailable(f"nothing was done, for want of a record: {error.message}") from None
-
-
 async def list_webhooks(deps: Deps, call: Call) -> Answer:
-    return Answer(HookList([_hook_view(hook) for hook in await deps.in_time(_hooks(deps).endpoints.all())]))
+    return Answer(HookList([_hook_view(hook) for hook in await call.in_time(_hooks(deps).endpoints.all())]))
 
 
 async def create_webhook(deps: Deps, call: Call) -> Answer:
@@ -427,37 +412,37 @@ async def create_webhook(deps: Deps, call: Call) -> Answer:
         raise Unavailable("the store of jobs has been away since the start: an endpoint would miss what comes now")
     secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
     hook = Hook(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
-    await _record(deps, call, "webhook.add", f"{hook.endpoint_id} {hook.tenant} {hook.url}", body.reason)
-    await deps.done_by(call.deadline, plane.endpoints.add(hook))
+    await record(deps, call, "webhook.add", f"{hook.endpoint_id} {hook.tenant} {hook.url}", body.reason)
+    await call.done_in_time(plane.endpoints.add(hook))
     return Answer(_hook_view(hook, secret))
 
 
 async def delete_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    await _record(deps, call, "webhook.remove", f"{hook.endpoint_id} {hook.url}", call.query.reason)
-    await deps.done_by(call.deadline, plane.endpoints.remove(hook.endpoint_id))
+    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
+    await record(deps, call, "webhook.remove", f"{hook.endpoint_id} {hook.url}", call.query.reason)
+    await call.done_in_time(plane.endpoints.remove(hook.endpoint_id))
     return Answer(_hook_view(hook))
 
 
 async def enable_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    await _record(deps, call, "webhook.enable", hook.endpoint_id, call.body.reason)
-    await deps.done_by(call.deadline, plane.endpoints.disable(hook.endpoint_id, ""))
+    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
+    await record(deps, call, "webhook.enable", hook.endpoint_id, call.body.reason)
+    await call.done_in_time(plane.endpoints.disable(hook.endpoint_id, ""))
     return Answer(_hook_view(replace(hook, disabled="")))
 
 
 async def check_webhook(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    await _record(deps, call, "webhook.test", hook.endpoint_id, call.body.reason)
+    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
+    await record(deps, call, "webhook.test", hook.endpoint_id, call.body.reason)
     at = timestamp(deps.clock.now())
     jobs = _jobs(deps).enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))])
-    return Answer(Count(len(await deps.done_by(call.deadline, jobs))))
+    return Answer(Count(len(await call.done_in_time(jobs))))
 
 
 async def list_webhook_deliveries(deps: Deps, call: Call) -> Answer:
     plane = _hooks(deps)
-    hook = await deps.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    return Answer(DeliveryList(await deps.in_time(plane.endpoints.deliveries(hook.endpoint_id, call.query.limit))))
+    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
+    return Answer(DeliveryList(await call.in_time(plane.endpoints.deliveries(hook.endpoint_id, call.query.limit))))
