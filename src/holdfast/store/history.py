@@ -326,19 +326,25 @@ class _Gate:
     @asynccontextmanager
     async def one(self, seconds: float) -> AsyncIterator[None]:
         """A place among them; ``seconds`` may shorten the wait."""
+        if self._free.locked():
+            await self._wait(min(self._max_wait_seconds, seconds))
+        else:
+            await self._free.acquire()  # at once, and without a timer
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    async def _wait(self, seconds: float) -> None:
         self._waiting += 1
         try:
-            async with asyncio.timeout(min(self._max_wait_seconds, seconds)):
+            async with asyncio.timeout(seconds):
                 await self._free.acquire()
         except TimeoutError:
             message = f"too many {self._what} at once; try again"
             raise ServerBusy(message, retry_after_seconds=self._when_to_return(), limit=self._limit) from None
         finally:
             self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._free.release()
 
     def _when_to_return(self) -> float:
         self._refused += 1
