@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from holdfast.bounds import positive
@@ -15,6 +16,8 @@ from holdfast.resilience import Bucket
 
 Network = IPv4Network | IPv6Network
 FORWARDED_HOPS_MAX = 32
+ADDRESSES_MAX = 4096
+"""Of so many addresses the group is remembered: a connection asks for it three times."""
 
 
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
@@ -59,6 +62,7 @@ def _is_within(address: str, networks: Collection[Network]) -> bool:
     return any(parsed in network for network in networks)
 
 
+@lru_cache(ADDRESSES_MAX)
 def address_group(address: str) -> str:
     """Under which name an address is counted: an IPv6 customer holds a whole /64, so that counts as one."""
     try:
