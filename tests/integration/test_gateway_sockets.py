@@ -159,6 +159,22 @@ def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
     serve(tmp_path, story)
 
 
+def test_a_socket_is_set_as_we_want_it_whatever_its_library_would_ask(tmp_path: Path) -> None:
+    """Its library is not let near the socket: what it would set, the loop has set."""
+
+    async def story(node: Node) -> None:
+        client = await raw(node, "alice")
+        [connection] = node.gateway.open_connections
+        transport = connection._socket._raw.transport  # type: ignore[attr-defined]
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        wanted = node.settings.gateway.backpressure.outbound.socket_send_buffer_bytes
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (wanted, 2 * wanted), "Linux tells twice as much"
+        client.close()
+
+    serve(tmp_path, story)
+
+
 def test_two_sockets_chat(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         chat_id = await create_chat(node, "alice", "bob")

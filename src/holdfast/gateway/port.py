@@ -53,8 +53,41 @@ class _Ear:
         else:
             _logger.error(message, *args)
 
+    def isEnabledFor(self, level: int) -> bool:  # a logger's name for it
+        return _logger.isEnabledFor(level)
+
+    def info(self, message: str, *args: Any) -> None:
+        """Every connection that comes or goes: we count them instead."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(_logger, name)
+
+
+class _Unasked:
+    """The transport and its socket, as picows is shown them: it asks for ten things that it would tell its logger, and
+    sets what the loop has set already. Each takes a system call, and on uvloop a socket object."""
+
+    __slots__ = ("transport",)
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def get_extra_info(self, name: str) -> Any:
+        if name == "socket":
+            return self
+        return None if name in ("peername", "sockname") else self.transport.get_extra_info(name)
+
+    def fileno(self) -> int:
+        return int(self.transport.get_extra_info("socket").fileno())
+
+    def getsockopt(self, level: int, option: int) -> int:
+        return 0
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """TCP_NODELAY, which every loop sets, and TCP_QUICKACK, which lasts for a moment only."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
@@ -62,6 +95,9 @@ class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stu
 
     __slots__ = ("unread_max",)
     unread_max: int
+
+    def connection_made(self, transport: Transport) -> None:
+        super().connection_made(_Unasked(transport))
 
     def buffer_updated(self, size: int) -> None:
         listener = self.listener
@@ -106,7 +142,7 @@ class Port:
         # Firefox says "keep-alive, Upgrade", which is right, and picows refuses it; uvicorn has checked it before us.
         request.headers["Connection"] = "upgrade"
         protocol, ear.protocol = ear.protocol, None
-        transport: Transport = protocol.transport.underlying_transport  # type: ignore[union-attr]  # decided once
+        transport: Transport = protocol.transport.underlying_transport.transport  # type: ignore[union-attr]  # decided once
         answer = self._upgrade(request, transport)
         if isinstance(answer, WSUpgradeResponse):
             return WSUpgradeResponseWithListener(answer, None)
