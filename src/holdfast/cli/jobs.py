@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +20,8 @@ TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job ty
 StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this stream.")]
 FailedOption = Annotated[str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")]
 DISCARDED_PER_SECOND = 1000
+Told = Callable[[int, int | None], None]
+"""Told after each step how many it was done to so far, and of how many, if anybody knows."""
 Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
 
@@ -258,7 +260,7 @@ def replay_jobs(
       holdfast jobs replay --type SendMail --rate 50 --reason "the relay is back"
     """
     body = {"reason": reason, **_chosen(type, stream, failed_with)}
-    _told(reach, *_exhumed(reach.as_operator(), "replay", body, seqs, rate), "enqueued again")
+    _exhume(reach, "replay", body, seqs, rate, "enqueued again")
 
 
 @jobs.command("discard")
@@ -286,8 +288,7 @@ def discard_jobs(
     if not sure:
         which = " ".join(map(str, seqs or chosen.values()))
         typer.confirm(f"Forget the dead letters of {which}? Only a backup brings them back", abort=True, err=True)
-    body = {"reason": reason, **chosen}
-    _told(reach, *_exhumed(reach.as_operator(), "discard", body, seqs, DISCARDED_PER_SECOND), "forgotten")
+    _exhume(reach, "discard", {"reason": reason, **chosen}, seqs, DISCARDED_PER_SECOND, "forgotten")
 
 
 def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> dict[str, Any]:
@@ -295,12 +296,31 @@ def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> di
     return {name: value for name, value in asked.items() if value}
 
 
-def _exhumed(rest: Rest, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int) -> tuple[int, list[int]]:
-    """How many dead letters it was done to, and which of the named are none."""
-    if seqs:
-        return _one_by_one(rest, verb, body, seqs, rate)
-    total = 0
-    for limit in _portions(rate, rest.get("/admin/jobs/stats")["dead"]):
+def _exhume(reach: Reach, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str) -> None:
+    """Do it to the named dead letters, or to all that ``body`` describes; exit code 1 if one that was named is none."""
+    rest, missing = reach.as_operator(), list[int]()
+    with show.progress(reach) as moved:
+
+        def told(count: int, in_all: int | None) -> None:
+            moved(f"{count:,} {done}", count, in_all)
+
+        if seqs:
+            count, missing = _one_by_one(rest, verb, body, seqs, rate, told)
+        else:
+            count = _in_portions(rest, verb, body, rate, told)
+    if reach.as_json:
+        show.as_json({"count": count, "missing": missing})
+    else:
+        gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
+        show.line(f"{count} {done}{gone}")
+    if missing:
+        raise typer.Exit(1)
+
+
+def _in_portions(rest: Rest, verb: str, body: dict[str, Any], rate: int, told: Told) -> int:
+    """How many it was done to."""
+    total, dead = 0, rest.get("/admin/jobs/stats")["dead"]
+    for limit in _portions(rate, dead):
         if total:
             time.sleep(1.0)
         try:
@@ -309,31 +329,24 @@ def _exhumed(rest: Rest, verb: str, body: dict[str, Any], seqs: list[int] | None
             if not total:
                 raise
             break
-    return total, []
+        told(total, dead if body.keys() == {"reason"} else None)
+    return total
 
 
-def _one_by_one(rest: Rest, verb: str, body: dict[str, Any], seqs: list[int], rate: int) -> tuple[int, list[int]]:
-    """Oldest first; one that is gone does not keep the others back."""
-    done, missing = 0, list[int]()
-    for number, seq in enumerate(sorted(set(seqs))):
+def _one_by_one(
+    rest: Rest, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: Told
+) -> tuple[int, list[int]]:
+    """How many it was done to and which are gone; oldest first, and one that is gone does not keep the others back."""
+    done, missing, chosen = 0, list[int](), sorted(set(seqs))
+    for number, seq in enumerate(chosen):
         if number and number % rate == 0:
             time.sleep(1.0)
         try:
             done += rest.post(f"/admin/jobs/{verb}", body={**body, "seqs": [seq]})["count"]
         except NotFound:
             missing.append(seq)
+        told(done, len(chosen))
     return done, missing
-
-
-def _told(reach: Reach, count: int, missing: list[int], done: str) -> None:
-    """Exit code 1 if one that was named is none."""
-    if reach.as_json:
-        show.as_json({"count": count, "missing": missing})
-    else:
-        gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
-        show.line(f"{count} {done}{gone}")
-    if missing:
-        raise typer.Exit(1)
 
 
 def _portions(rate: int, dead: int) -> Iterator[int]:

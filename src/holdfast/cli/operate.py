@@ -90,7 +90,7 @@ def backup(
         found = watch.get("/admin/backup")["step"]
         return (found["doing"], found["done_bytes"], found["total_bytes"]) if found else None
 
-    with show.progress() as moved, show.watching(step, moved):
+    with show.progress(reach, of_bytes=True) as moved, show.watching(step, moved):
         taken = rest.post("/admin/backup", body={"reason": reason})
     if reach.as_json:
         show.as_json(taken)
@@ -117,7 +117,7 @@ def restore(
     """
     from holdfast.node.backup import restore_backup
 
-    with show.progress() as moved:
+    with show.progress(reach, of_bytes=True) as moved:
         manifest = restore_backup(reach.state_path, folder, overwrite=overwrite, reason=reason, progress=moved)
     files = [{"name": f.name, "counts": f.counts} for f in manifest.files]
     if reach.as_json:
@@ -161,12 +161,12 @@ def erase(
         typer.confirm(f"Erase everything {user} ({tenant}) wrote? Only a backup brings it back", abort=True, err=True)
     rest = reach.as_operator()
     messages = chats = after = 0
-    with show.progress() as moved:
+    with show.progress(reach) as moved:
         while True:
             body = {"tenant": tenant, "user_id": user, "reason": reason, "after": after}
             step = rest.post("/admin/erase", body=body)
             messages, chats, after = messages + step["messages"], chats + step["chats_left"], step["through"]
-            moved(f"{messages:,} messages erased", 0, 0)
+            moved(f"{messages:,} messages erased", 0, None)
             if step["done"]:
                 break
     if reach.as_json:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 from holdfast.errors import HoldfastError
 
+if TYPE_CHECKING:
+    from holdfast.cli.reach import Reach
+
 STEP_SECONDS = 0.5
+Moved = Callable[[str, float, float | None], None]
+"""Told what is being done, how much of it is, and of how much, if anybody knows."""
 
 
 def as_json(value: Any) -> None:
@@ -49,19 +54,22 @@ def fields(values: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for long work, on a terminal's stderr: tell it what is being done, how much of it is, and of how much."""
+def progress(reach: Reach, *, of_bytes: bool = False) -> Iterator[Moved]:
+    """A bar for long work, on a terminal's stderr and never with ``--json``."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    figures = (DownloadColumn(),) if of_bytes else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), *figures, TimeElapsedColumn())
+    console = Console(stderr=True)
+    nobody = reach.as_json or not console.is_interactive
+    with Progress(*columns, console=console, transient=True, disable=nobody) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda doing, done, in_all: bar.update(task, description=doing, completed=done, total=in_all)
 
 
 @contextmanager
-def watching(step: Callable[[], tuple[str, int, int] | None], moved: Callable[[str, int, int], None]) -> Iterator[None]:
+def watching(step: Callable[[], tuple[str, int, int] | None], moved: Moved) -> Iterator[None]:
     """While the block waits for a server, ask it now and then how far it is."""
     done = threading.Event()
 

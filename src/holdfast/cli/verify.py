@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,8 +64,8 @@ def verify(
         return
     trial = _trial(reach, server or reach.address, tenant, seconds, seed)
     try:
-        with _shown(seconds) as moved:
-            asyncio.run(trial.run(moved))
+        with show.progress(reach) as moved:
+            asyncio.run(trial.run(lambda now: moved(_words(now), min(now.seconds, seconds), seconds)))
     finally:
         if history is not None:
             _save(trial, history)
@@ -81,22 +79,8 @@ def _save(trial: Trial, history: Path) -> None:
         raise BadSetting(f"{history} cannot be written: {error.strerror}") from None
 
 
-@contextmanager
-def _shown(seconds: float) -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal's stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("connecting", total=seconds)
-
-        def moved(progress: Progress) -> None:
-            doing = f"{progress.doing}: {progress.sends} sends, {progress.cuts} cuts"
-            bar.update(task, description=doing, completed=min(progress.seconds, seconds))
-
-        yield moved
+def _words(now: Progress) -> str:
+    return f"{now.doing}: {now.sends} sends, {now.cuts} cuts"
 
 
 def _trial(reach: Reach, url: str, tenant: str, seconds: float, seed: int | None) -> Trial:
