@@ -77,6 +77,7 @@ PURE = [
     "work/balance.py",
     "work/breakers.py",
     "limits/rules.py",
+    "limits/lockout.py",
     "limits/algorithms.py",
     "limits/plans.py",
 ]

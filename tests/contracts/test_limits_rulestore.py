@@ -25,6 +25,7 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.limits.changes import Action, Change, rollback_body
+from holdfast.limits.lockout import ADMIN
 from holdfast.limits.rules import RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RetentionSettings, RuleStore
 from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
@@ -134,6 +135,54 @@ def test_of_two_operators_with_the_same_version_one_wins(stored: Callable[[Scena
         )
         assert sum(isinstance(outcome, VersionConflict) for outcome in outcomes) == 7
         assert (await store.head()).seq == 2
+
+    stored(scenario)
+
+
+NEXT_TO_NOTHING = {"algorithm": "fixed_window", "limit": 1, "window": "366d"}
+
+
+def test_of_two_changes_that_would_lock_operators_out_together_one_is_refused(
+    stored: Callable[[Scenario], None],
+) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        for attempt in range(5):
+            await store.change(change("create", ADMIN))
+            outcomes = await asyncio.gather(
+                store.change(change("create", RuleName("*", "admin*"), body=NEXT_TO_NOTHING)),
+                store.change(change("delete", ADMIN)),
+                return_exceptions=True,
+            )
+            assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Changed", "InvalidRule"], attempt
+            living = {rule.name for rule in await store.page("*", None, 10)}
+            for name in living:
+                await store.change(change("update", name, body={**BODY, "mode": "shadow"}))
+            for name in sorted(living, reverse=True):
+                await store.change(change("delete", name))
+
+    stored(scenario)
+
+
+def test_a_repeated_change_gets_its_answer_even_if_it_would_lock_operators_out_now(
+    stored: Callable[[Scenario], None],
+) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        await store.change(change("create", ADMIN))
+        first = change("create", RuleName("*", "*"), body=NEXT_TO_NOTHING, key="k1")
+        await store.change(first)
+        await refused(store, change("delete", ADMIN), InvalidRule)
+        await store.change(change("delete", RuleName("*", "*")))
+        await store.change(change("delete", ADMIN))
+        assert (await store.change(first)).repeated
+        await refused(store, change("create", RuleName("*", "*"), body=NEXT_TO_NOTHING), InvalidRule)
+
+    stored(scenario)
+
+
+def test_where_there_is_no_admin_entrance_any_rule_for_everybody_is_made(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        made = await store.change(change("create", RuleName("*", "*"), body=NEXT_TO_NOTHING))
+        assert made.rule.limit == 1
 
     stored(scenario)
 

@@ -121,7 +121,7 @@ class World:
         self.stack = stack
         self.settings = PostgresSettings(engines.primary.url, connect_timeout_seconds=1.0, timeout_seconds=2.0)
         self.store = PostgresRuleStore(self.settings)
-        self.control = Control(self.store, SystemClock(), lambda: self.nodes[0].limiter.rules, "postgres")
+        self.control = Control(self.store, SystemClock(), "postgres")
         self.nodes: list[Node] = []
 
     async def node(
@@ -268,7 +268,7 @@ def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> Non
             settings = PostgresSettings(url, connect_timeout_seconds=1.0, timeout_seconds=0.5)
             async with PostgresRuleStore(settings) as store:
                 committed = _swallow_commit_answers(store, proxy)
-                control = Control(store, SystemClock(), lambda: w.nodes[0].limiter.rules, "postgres")
+                control = Control(store, SystemClock(), "postgres")
                 with pytest.raises(OutcomeUnknown):
                     await control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
                 assert committed == [True]
@@ -526,7 +526,7 @@ def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> No
             assert [n.limit() for n in far] == [100, 100], "the region goes on with its last rules"
             assert (await far[0].ask(1, "zoe"))[0].allowed
             async with PostgresRuleStore(cut) as store:
-                control = Control(store, SystemClock(), lambda: far[0].limiter.rules, "postgres")
+                control = Control(store, SystemClock(), "postgres")
                 with pytest.raises(Unavailable):
                     await control.update({**NAME, "limit": 7, "expectedVersion": 1}, "olga")
             await until(lambda: far[0].feed.stale, 5, "its staleness shows")

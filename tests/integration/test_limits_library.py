@@ -34,6 +34,15 @@ def test_a_program_has_the_rules_it_starts_with_and_no_others(tmp_path: Path) ->
     asyncio.run(main())
 
 
+def test_a_program_without_operators_may_limit_everybody_to_next_to_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        once = Rule("*", "*", "fixed_window", 1, 366 * 86_400.0)
+        async with opened(LimitsSettings(), tmp_path, starts_with=[once]) as limits:
+            assert [(await limits.limiter.check("acme", "x", "ann")).allowed for _ in range(2)] == [True, False]
+
+    asyncio.run(main())
+
+
 def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_server: Any) -> None:
     async def main() -> None:
         settings = LimitsSettings(redis_server.url)

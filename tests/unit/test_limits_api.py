@@ -19,9 +19,10 @@ from holdfast.errors import InvalidMessage, Unauthorized, Unavailable
 from holdfast.limits.asgi import RateLimited, rate_limit_headers, retry_after
 from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import ADMIN, DEFAULT_RULES, Entrances
+from holdfast.limits.entrances import DEFAULT_RULES, Entrances
 from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter
+from holdfast.limits.lockout import ADMIN
 from holdfast.limits.plane import LimitsPlane
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
@@ -48,7 +49,7 @@ def limited(
                 limiter.use(rules)
 
             feed = Feed(store, [store], apply, clock)
-            control = Control(store, clock, lambda: feed.rules, "postgres")
+            control = Control(store, clock, "postgres")
             async with feed:
                 plane = LimitsPlane(limiter, control, feed, Entrances(limiter))
                 async with serving(limits=plane, settings=ApiSettings(**api)) as rest:
@@ -112,7 +113,7 @@ def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, b
 @pytest.mark.parametrize("tenant", ["holdfast", "acme", "**"])
 def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: str) -> None:
     async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
-        few = next(rule for rule in DEFAULT_RULES if rule.resource == ADMIN)
+        few = next(rule for rule in DEFAULT_RULES if rule.name == ADMIN)
         await plane.control.ensure([structs.replace(few, limit=10, burst_size=0)])
         await applied(plane, store)
         operator, service = rest.admin_key(), rest.tenant_key(tenant)
@@ -120,7 +121,7 @@ def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: 
         first = await rest.ask("GET", "/admin/rules", operator)
         assert '"*/admin:key";r=9' in first.headers["ratelimit"], "the rule for every tenant is the one that answers"
         for _ in range(12):
-            spent = await rest.ask("POST", "/v1/limits/check", service, {"resource": ADMIN, "subject": key_id})
+            spent = await rest.ask("POST", "/v1/limits/check", service, {"resource": ADMIN.resource, "subject": key_id})
         assert not spent.json()["allowed"], "its own counter of that name is used up"
         assert '"*/admin:key";r=8' in (await rest.ask("GET", "/admin/rules", operator)).headers["ratelimit"]
 

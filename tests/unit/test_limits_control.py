@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,10 @@ RULE: dict[str, Any] = {
 NAME = RuleName("acme", "/api/search")
 
 
-def with_control(
-    folder: Path, scenario: Callable[[Control], Awaitable[None]], started_with: Sequence[Rule] = DEFAULT_RULES
-) -> None:
+def with_control(folder: Path, scenario: Callable[[Control], Awaitable[None]]) -> None:
     async def main() -> None:
         async with SqliteRuleStore(folder / "limits.db", SystemClock()) as store:
-            rules = RuleSet.of(started_with)
-            await scenario(Control(store, SystemClock(), lambda: rules, "embedded"))
+            await scenario(Control(store, SystemClock(), "embedded"))
 
     asyncio.run(main())
 
@@ -104,12 +102,25 @@ def test_a_call_that_makes_no_sense_names_its_field(
 )
 def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:
     async def scenario(control: Control) -> None:
+        await control.ensure(DEFAULT_RULES)
+        await control.delete({"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga")
+        before = await control.page(None, None, 100)
         with pytest.raises(InvalidRule, match="lock operators out"):
             await control.create({**RULE, **body}, "olga")
-        assert list(await control.page(None, None, 100)) == []
+        assert await control.page(None, None, 100) == before
         await control.create({**RULE, **body, "mode": "shadow"}, "olga")
 
-    with_control(tmp_path, scenario, started_with=())
+    with_control(tmp_path, scenario)
+
+
+def test_operators_cannot_unveil_a_rule_that_locks_them_out(tmp_path: Path) -> None:
+    async def scenario(control: Control) -> None:
+        await control.ensure(DEFAULT_RULES)
+        await control.create({**RULE, "tenantID": "*", "resource": "*", "limit": 1}, "olga")
+        with pytest.raises(InvalidRule, match=re.escape("*/* must allow at least")):
+            await control.delete({"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga")
+
+    with_control(tmp_path, scenario)
 
 
 def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> None:
@@ -130,7 +141,7 @@ def test_a_rule_outlives_its_history(tmp_path: Path) -> None:
     async def main() -> None:
         kept = RetentionSettings(changes_kept=100)
         async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=kept) as store:
-            control = Control(store, SystemClock(), RuleSet, "embedded")
+            control = Control(store, SystemClock(), "embedded")
             await control.create(RULE, "olga")
             busy = {**RULE, "resource": "/busy"}
             await control.create(busy, "robot")

@@ -103,7 +103,7 @@ def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Pa
     async def main() -> None:
         before, clock = count(), SystemClock()
         async with Away(tmp_path / "limits.db", clock) as away:
-            control = Control(away, clock, RuleSet, "embedded")
+            control = Control(away, clock, "embedded")
             with pytest.raises(Unavailable):
                 await control.update({"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga")
         assert count() == before + 1

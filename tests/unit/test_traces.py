@@ -21,7 +21,6 @@ from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting, HoldfastError, Unavailable
 from holdfast.limits.changes import Change, Changed
 from holdfast.limits.control import Control
-from holdfast.limits.rules import RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import TraceSettings
 
@@ -51,14 +50,14 @@ def test_every_admin_call_is_a_span_with_its_outcome_and_no_name(tmp_path: Path)
     async def scenario() -> None:
         clock = SystemClock()
         async with SqliteRuleStore(tmp_path / "limits.db", clock) as store:
-            control = Control(store, clock, RuleSet, "embedded")
+            control = Control(store, clock, "embedded")
             await control.create(RULE, "olga")
             for body in ({**RULE, "expectedVersion": 9}, {**RULE, "limit": -1, "expectedVersion": 1}, RULE):
                 with pytest.raises(HoldfastError):
                     await control.update(body, "olga")
         async with Away(tmp_path / "limits.db", clock) as away:
             with pytest.raises(Unavailable):
-                await Control(away, clock, RuleSet, "embedded").update({**RULE, "expectedVersion": 1}, "olga")
+                await Control(away, clock, "embedded").update({**RULE, "expectedVersion": 1}, "olga")
 
     spans = recorded(scenario)
     assert [told(span) for span in spans] == [

@@ -1,14 +1,13 @@
 """What an operator can do to the rules: create, update, delete, look back, roll back.
 
-The store decides and commits; here requests are read, operators are kept from locking themselves out, and every call
-is counted and logged with its outcome. The admin side may be away while limiting goes on: that is an error here and
-nowhere else.
+The store decides and commits; here requests are read, and every call is counted and logged with its outcome. The
+admin side may be away while limiting goes on: that is an error here and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,20 +19,17 @@ from holdfast.errors import (
     KeyReused,
     NotFound,
     OutcomeUnknown,
-    Refused,
     Unavailable,
     VersionConflict,
 )
-from holdfast.limits.changes import Action, Change, Changed, RuleChange, decide, missing, rollback_body
-from holdfast.limits.entrances import ADMIN, ADMIN_TENANT
+from holdfast.limits.changes import Action, Change, Changed, RuleChange, missing, rollback_body
 from holdfast.limits.form import name_of, settable
-from holdfast.limits.rules import Rule, RuleName, RuleSet
+from holdfast.limits.rules import Rule, RuleName
 from holdfast.limits.rulestore.contract import RuleStore
 
 REASON_LENGTH_MAX = 500
 KEY_LENGTH_MAX = 128
 PAGE_MAX = 500
-ADMIN_CALLS_PER_MINUTE_MIN = 10
 HEALTH_TIMEOUT_SECONDS = 2.0
 
 _WORDS: list[tuple[type[HoldfastError], str]] = [
@@ -64,12 +60,11 @@ class Request:
 
 
 class Control:
-    """The operator's verbs. ``rules`` is what this node enforces now; errors are those of the store."""
+    """The operator's verbs; errors are those of the store. ``database`` is its name in ``health``."""
 
-    def __init__(self, store: RuleStore, clock: Clock, rules: Callable[[], RuleSet], database: str) -> None:
+    def __init__(self, store: RuleStore, clock: Clock, database: str) -> None:
         self._store = store
         self._clock = clock
-        self._rules = rules
         self._database = database
 
     async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
@@ -161,31 +156,7 @@ class Control:
             request.reason,
             key or request.key,
         )
-        await self._guard(change)
         return await self._store.change(change)
-
-    async def _guard(self, change: Change) -> None:
-        """InvalidRule if the admin API would be left with next to nothing. A repetition by key is let through."""
-        current = await self._store.get(change.name)
-        try:
-            made = decide(change, current, None, self._rules().epoch)
-        except Refused:
-            return  # the store will say it, or know the key
-        assert isinstance(made, Rule)
-        after = RuleSet.of([*(r for r in self._rules().all() if r.name != made.name), made])
-        rule = after.lookup(ADMIN_TENANT, ADMIN)
-        if rule is not None and rule.mode == "enforce" and locks_out(rule):
-            raise InvalidRule(
-                f"this would lock operators out of the admin API: {rule.label} must allow at least "
-                f"{ADMIN_CALLS_PER_MINUTE_MIN} calls a minute and must not close when the counters are away",
-                fields={"limit" if rule.on_store_failure != "closed" else "onStoreFailure": "locks operators out"},
-            )
-
-
-def locks_out(rule: Rule) -> bool:
-    """Whether a rule leaves the admin API less than an operator needs to undo it."""
-    per_minute = rule.limit * 60 / rule.window_seconds  # a holder at the door leaves with the window
-    return rule.on_store_failure == "closed" or min(per_minute, rule.capacity) < ADMIN_CALLS_PER_MINUTE_MIN
 
 
 def _with_version(request: Request) -> Request:

@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 from holdfast import telemetry
 from holdfast.errors import InvalidCheck, RateLimited
 from holdfast.limits.limiter import Limiter
+from holdfast.limits.lockout import ADMIN
 from holdfast.limits.rules import ANY, Check, Decision, Rule
 from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody
@@ -29,10 +30,6 @@ Entrance = Literal["connect", "send", "rest", "check", "admin"]
 
 QUESTIONS_MAX = 16_384
 """Who asked lately: their questions are the same for every send."""
-
-ADMIN_TENANT = ANY
-"""Operators belong to no tenant. No credential is of this one, so that nobody's checks reach their counters."""
-ADMIN = "admin:key"
 
 
 def _rule(resource: str, limit: int, burst: int) -> Rule:
@@ -47,7 +44,7 @@ DEFAULT_RULES = (
     _rule("rest:user", 1_200, 200),
     _rule("rest:tenant", 60_000, 6_000),
     _rule("check:tenant", 600_000, 60_000),
-    _rule(ADMIN, 600, 200),
+    _rule(ADMIN.resource, 600, 200),
 )
 """What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
 
@@ -56,7 +53,7 @@ DEFAULT_RULES = (
 def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Check]:
     """What is asked at an entrance. An unknown user, tenant or address is not asked about."""
     if entrance == "admin":
-        return [Check(ADMIN_TENANT, ADMIN, who.user_id or address)]
+        return [Check(*ADMIN, who.user_id or address)]
     asked = []
     if who.user_id and entrance != "check":  # a service that asks about limits asks for everybody
         asked.append(Check(who.tenant, f"{entrance}:user", who.user_id))

@@ -55,7 +55,7 @@ async def opened(
         limiter = Limiter(counters, clock, chosen.limiter, place=place, on_behind=lambda: feed.nudge())
         rules = await _rules_of(chosen, state, clock, bell, stack)
         feed = Feed(rules.reader, rules.bells, limiter.use, clock, state / RULES_NAME, chosen.feed)
-        control = Control(rules.store, clock, lambda: feed.rules, rules.database)
+        control = Control(rules.store, clock, rules.database)
 
         async def settle() -> None:
             """What is done once for all nodes, before they follow: the tables and the rules to start with."""

@@ -5,7 +5,7 @@ answer, ring. If any part fails nothing has changed. The lock makes the order of
 cursor that has read up to n will never miss one below it.
 
 Errors: ``Unavailable`` (nothing happened), ``OutcomeUnknown`` (the commit may have happened: the same call with the
-same key tells), and those of ``changes.decide``. No host name is in any of them.
+same key tells), and those of ``changes.decide`` and ``lockout.keep_open``. No host name is in any of them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RuleStore(RuleReader, Protocol):
     """The durable rules."""
 
     async def change(self, change: Change) -> Changed:
-        """Commit one change; see ``changes.decide`` for what it may raise."""
+        """Commit one change; see ``changes.decide`` and ``lockout.keep_open`` for what it may raise."""
         ...
 
     async def get(self, name: RuleName) -> Rule | None:

@@ -45,6 +45,11 @@ def snapshot_of(epoch: int, seq: int, bodies: Iterable[str]) -> Snapshot:
     return Snapshot(epoch, seq, rules, whole=len(rules) == len(read))
 
 
+def rules_of(bodies: Iterable[str]) -> list[Rule]:
+    """The rules that can be read."""
+    return [rule for body in bodies if (rule := _readable(_rule, body)) is not None]
+
+
 def changes_of(bodies: Iterable[str]) -> list[RuleChange]:
     """The changes that can be read, in their order; a reader finds by the digest that it does not have all."""
     return [change for body in bodies if (change := _readable(_change, body)) is not None]

@@ -43,6 +43,10 @@ UPDATE holdfast_rules_head SET forgotten_version = greatest(forgotten_version, $
 -- $1 tenant, $2 resource
 SELECT body FROM holdfast_rules WHERE tenant = $1 AND resource = $2
 
+-- name: rules_named
+-- $1 tenant, $2 resources
+SELECT body FROM holdfast_rules WHERE tenant = $1 AND resource = ANY($2::text[])
+
 -- name: put_rule
 -- $1 tenant, $2 resource, $3 deleted, $4 body
 INSERT INTO holdfast_rules VALUES ($1, $2, $3, $4)

@@ -9,10 +9,12 @@ import msgspec
 
 from holdfast.errors import StateCorrupted
 from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
+from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
 from holdfast.limits.rules import Rule, RuleName, digest_without, next_digest
 from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, FORGOTTEN_PER_CHANGE, RetentionSettings, Ring
 from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK, PostgresSettings
 from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
+from holdfast.limits.rulestore.reading import rules_of
 from holdfast.sqlite.statements import migrations
 
 VERSION_MAX = 2**62
@@ -54,6 +56,9 @@ class PostgresRuleStore(PostgresRuleReader):
             made = decide(change, current, await _known_key(db, change), epoch, forgotten)
             if isinstance(made, Changed):
                 return made
+            if is_of_the_door(change.name):
+                door = await db.fetch(SQL["rules_named"], ADMIN.tenant, DOOR)
+                keep_open(made, rules_of(row[0] for row in door))
             if change.key is not None:
                 await db.execute(SQL["forget_keys"], self._retention.keys_kept_days)
             await _write(db, change, made, seq + 1, f"{next_digest(int(digest, 16), current, made):032x}")

@@ -32,6 +32,10 @@ UPDATE rules_head SET forgotten_version = max(forgotten_version, ?1), digest = ?
 -- ?1 tenant, ?2 resource
 SELECT body FROM rules WHERE tenant = ?1 AND resource = ?2
 
+-- name: rules_named
+-- ?1 tenant, ?2 resources as a JSON list
+SELECT body FROM rules WHERE tenant = ?1 AND resource IN (SELECT value FROM json_each(?2))
+
 -- name: put_rule
 -- ?1 tenant, ?2 resource, ?3 deleted, ?4 body
 INSERT INTO rules VALUES (?1, ?2, ?3, ?4)

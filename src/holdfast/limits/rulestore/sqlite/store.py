@@ -14,10 +14,11 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import ServerBusy
 from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
+from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
 from holdfast.limits.rules import Rule, RuleName, Snapshot, digest_without, next_digest
 from holdfast.limits.rulestore.bell import Bell
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, FORGOTTEN_PER_CHANGE, Head, RetentionSettings, Ring
-from holdfast.limits.rulestore.reading import changes_of, snapshot_of
+from holdfast.limits.rulestore.reading import changes_of, rules_of, snapshot_of
 from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.statements import migrations, statements
@@ -122,6 +123,9 @@ def _commit(handle: Handle, change: Change, now: float, retention: RetentionSett
         made = decide(change, current, _known_key(db, change), epoch, db.execute(SQL["forgotten_version"]).get)
         if isinstance(made, Changed):
             return made
+        if is_of_the_door(change.name):
+            door = db.execute(SQL["rules_named"], (ADMIN.tenant, _text(DOOR)))
+            keep_open(made, rules_of(str(body) for (body,) in door))
         seq += 1
         entry = RuleChange(seq, change.action, made, change.actor, change.reason, change.at)
         db.execute(SQL["put_rule"], (*change.name, made.deleted, _text(made)))
