@@ -248,7 +248,10 @@ def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(stored:
         first = await store.change(change("create"))
         await store.change(change("update", body={"limit": 1, "mode": "shadow"}))
         await store.change(change("delete"))
-        back = await store.change(change("rollback", body=rollback_body(first.rule)))
+        stale = change("rollback", body=rollback_body(first.rule), expected_version=2)
+        error = await refused(store, stale, VersionConflict)
+        assert (error.details["currentVersion"], error.details["rule"]["deleted"]) == (3, True)
+        back = await store.change(change("rollback", body=rollback_body(first.rule), expected_version=3))
         assert (back.rule.version, back.rule.limit, back.rule.mode, back.rule.deleted) == (4, 100, "enforce", False)
 
     stored(scenario)
@@ -387,6 +390,24 @@ def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Sc
         assert {entry["event"] for entry in logs} == {"limits.rule_unreadable"}
 
     stored(scenario)
+
+
+def test_writers_are_in_line_whatever_isolation_the_database_starts_with(postgres_server: Server) -> None:
+    async def main() -> None:
+        await empty_database(postgres_server.url)
+        connection = await asyncpg.connect(postgres_server.url)
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+        try:
+            async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
+                await store.prepare()
+                made = await asyncio.gather(*[store.change(change("create", RuleName("a", f"/{n}"))) for n in range(8)])
+                assert sorted(each.seq for each in made) == list(range(1, 9))
+        finally:
+            await connection.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
+            await connection.close()
+
+    asyncio.run(main())
 
 
 def test_many_may_be_the_first_to_need_the_database(postgres_server: Server) -> None:

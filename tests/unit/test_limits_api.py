@@ -209,6 +209,8 @@ def test_pages(tmp_path: Path) -> None:
         ({**RULE, "window": "soon"}, "window"),
         ({**RULE, "colour": "red"}, "colour"),
         ({**RULE, "resource": "/a*/b"}, "resource"),
+        ({**RULE, "idempotencyKey": "a\0b"}, "idempotencyKey"),
+        ({**RULE, "expectedVersion": 7}, "expectedVersion"),
         ({"tenantID": "acme"}, "resource"),
     ],
 )
@@ -324,6 +326,7 @@ def test_a_check_of_the_wrong_shape_is_refused_by_field(
         ("DELETE", "?tenantID=acme&resource=a&expectedVersion=soon", "expectedVersion"),
         ("DELETE", "?tenantID=acme&resource=a", "expectedVersion"),
         ("GET", "?limit=501", "limit"),
+        ("GET", "?tenantID=%00", "tenantID"),
         ("GET", "?colour=red", "colour"),
         ("GET", "/history?tenantID=acme", "resource"),
         ("GET", "/changes?after=-1", "after"),

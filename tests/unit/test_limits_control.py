@@ -76,8 +76,15 @@ def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
         ("update", {"expectedVersion": True, "limit": 5}, "expectedVersion"),
         ("update", {"expectedVersion": 1, "reason": 7}, "reason"),
         ("update", {"expectedVersion": 1, "idempotencyKey": "x" * 200}, "idempotencyKey"),
+        ("update", {"expectedVersion": 1, "idempotencyKey": "a\0b"}, "idempotencyKey"),
+        ("update", {"expectedVersion": 2**53}, "expectedVersion"),
+        ("create", {"algorithm": "token_bucket", "limit": 5, "window": "60s", "expectedVersion": 7}, "expectedVersion"),
         ("roll_back", {}, "version"),
         ("roll_back", {"version": -1}, "version"),
+        ("roll_back", {"version": 2**53}, "version"),
+        ("roll_back", {"version": 2**63 - 1}, "version"),
+        ("roll_back", {"version": 10**30}, "version"),
+        ("roll_back", {"version": 1, "limit": 5}, "limit"),
     ],
 )
 def test_a_call_that_makes_no_sense_names_its_field(
@@ -109,6 +116,28 @@ def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, An
             await control.create({**RULE, **body}, "olga")
         assert await control.page(None, None, 100) == before
         await control.create({**RULE, **body, "mode": "shadow"}, "olga")
+
+    with_control(tmp_path, scenario)
+
+
+def test_a_key_said_twice_is_said_alike(tmp_path: Path) -> None:
+    async def scenario(control: Control) -> None:
+        with pytest.raises(InvalidRule) as raised:
+            await control.create({**RULE, "idempotencyKey": "k1"}, "olga", key="k2")
+        assert list(raised.value.details["fields"]) == ["idempotencyKey"]
+        await control.create({**RULE, "idempotencyKey": "k1"}, "olga", key="k1")
+        assert (await control.create(RULE, "olga", key="k1")).repeated
+
+    with_control(tmp_path, scenario)
+
+
+def test_a_page_of_a_tenant_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    async def scenario(control: Control) -> None:
+        for tenant in ("\0", "a b", "a*", ""):
+            with pytest.raises(InvalidRule) as raised:
+                await control.page(tenant, None, 10)
+            assert list(raised.value.details["fields"]) == ["tenantID"]
+        assert await control.page("*", None, 10) == []
 
     with_control(tmp_path, scenario)
 

@@ -79,10 +79,9 @@ def decide(
         if remembered.fingerprint != change.fingerprint:
             raise KeyReused("this idempotency key was used for another request")
         return Changed(remembered.rule, remembered.seq, repeated=True)
-    there = current if current is not None and not current.deleted else None
     version = (current.version if current is not None else forgotten_version) + 1
     made = structs.replace(
-        _content(change, there), epoch=epoch, version=version, updated_at=change.at, updated_by=change.actor
+        _content(change, current), epoch=epoch, version=version, updated_at=change.at, updated_by=change.actor
     )
     return structs.replace(made, deleted=change.action == "delete")
 
@@ -95,16 +94,17 @@ def is_over(past: RuleChange, current: Rule | None) -> bool:
     return past.rule.deleted and past.rule.tenant != ANY and current is not None and current.stamp == past.rule.stamp
 
 
-def _content(change: Change, there: Rule | None) -> Rule:
+def _content(change: Change, current: Rule | None) -> Rule:
+    there = current if current is not None and not current.deleted else None
     match change.action:
         case "create":
             if there is not None:
                 raise conflict(change, there)
             return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
         case "rollback":
-            # The body is a whole earlier rule: it may bring a deleted one back.
-            if there is not None:
-                _expect(change, there)
+            # The body is a whole earlier rule: it may bring a deleted one back, of the version that was seen deleted.
+            if current is not None:
+                _expect(change, current)
             return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
         case "update" | "delete":
             if there is None:

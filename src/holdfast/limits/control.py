@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from holdfast import telemetry
 from holdfast.clock import Clock, timestamp
@@ -23,12 +23,14 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.limits.changes import Action, Change, Changed, RuleChange, missing, rollback_body
-from holdfast.limits.form import name_of, settable
+from holdfast.limits.form import check_names, name_of, refuse, settable
 from holdfast.limits.rules import Rule, RuleName
 from holdfast.limits.rulestore.contract import RuleStore
+from holdfast.message import ID_BYTES_MAX, check_id
 
 REASON_LENGTH_MAX = 500
-KEY_LENGTH_MAX = 128
+VERSION_MAX = 2**53 - 1
+"""The largest whole number that every JSON reader keeps."""
 PAGE_MAX = 500
 HEALTH_TIMEOUT_SECONDS = 2.0
 
@@ -47,16 +49,27 @@ class Request:
 
     __slots__ = ("expected_version", "fields", "key", "name", "reason")
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], key: str | None) -> None:
         self.fields = dict(body)
         self.expected_version: int | None = self.fields.pop("expectedVersion", None)
         self.reason: str = self.fields.pop("reason", "")
-        self.key: str | None = self.fields.pop("idempotencyKey", None)
-        problems = _problems(self.expected_version, self.reason, self.key)
-        if problems:
-            raise InvalidRule("; ".join(f"{name} {why}" for name, why in problems.items()), fields=problems)
+        self.key: str | None = self.fields.pop("idempotencyKey", key)
+        refuse(_problems(self.expected_version, self.reason, self.key))
+        if key is not None and self.key != key:
+            refuse({"idempotencyKey": "is another than the header's; send one of them"})
         self.name = name_of(self.fields)
         del self.fields["tenantID"], self.fields["resource"]
+
+    def upon_a_version(self) -> Self:
+        """InvalidRule unless it says which version it saw."""
+        if self.expected_version is None:
+            refuse({"expectedVersion": "is required"})
+        return self
+
+    def without_fields(self) -> Self:
+        """InvalidRule if it brings fields of a rule where they would do nothing."""
+        refuse(dict.fromkeys(self.fields, "has no meaning here"))
+        return self
 
 
 class Control:
@@ -69,35 +82,33 @@ class Control:
 
     async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         async with _told("create_rule"):
-            return await self._change("create", Request(body), actor, key)
+            request = Request(body, key)
+            if request.expected_version is not None:
+                refuse({"expectedVersion": "has no meaning here: there is no version yet"})
+            return await self._change("create", request, actor)
 
     async def update(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         """Change the fields that the body names. It must say which version it saw."""
         async with _told("update_rule"):
-            return await self._change("update", _with_version(Request(body)), actor, key)
+            return await self._change("update", Request(body, key).upon_a_version(), actor)
 
     async def delete(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         async with _told("delete_rule"):
-            request = _with_version(Request(body))
-            if request.fields:
-                field = next(iter(request.fields))
-                raise InvalidRule(f"{field} has no meaning here", fields={field: "has no meaning here"})
-            return await self._change("delete", request, actor, key)
+            return await self._change("delete", Request(body, key).upon_a_version().without_fields(), actor)
 
     async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         """Make the rule what it was in ``version``, as a new version."""
         async with _told("rollback_rule"):
             fields = dict(body)
             version = fields.pop("version", None)
-            if type(version) is not int or version < 1:
-                why = "must be an earlier version"
-                raise InvalidRule(f"version {why}", fields={"version": why})
-            request = Request(fields)
+            if not _is_version(version):
+                refuse({"version": "must be an earlier version"})
+            request = Request(fields, key).without_fields()
             past = await self._store.history(request.name, version + 1, 1)
             if not past or past[0].rule.version != version or past[0].rule.deleted:
                 raise NotFound(f"there is no version {version} of this rule to go back to")
             request.fields = rollback_body(past[0].rule)
-            return await self._change("rollback", request, actor, key)
+            return await self._change("rollback", request, actor)
 
     async def get(self, name: RuleName) -> Rule:
         async with _told("get_rule"):
@@ -108,6 +119,8 @@ class Control:
 
     async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
         async with _told("list_rules"):
+            if tenant is not None:
+                check_names({"tenantID": tenant})
             return await self._store.page(tenant, after, min(limit, PAGE_MAX))
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
@@ -145,7 +158,7 @@ class Control:
                 except VersionConflict:
                     continue  # another node was first
 
-    async def _change(self, action: Action, request: Request, actor: str, key: str | None) -> Changed:
+    async def _change(self, action: Action, request: Request, actor: str) -> Changed:
         change = Change(
             action,
             request.name,
@@ -154,25 +167,23 @@ class Control:
             request.fields,
             request.expected_version,
             request.reason,
-            key or request.key,
+            request.key,
         )
         return await self._store.change(change)
 
 
-def _with_version(request: Request) -> Request:
-    if request.expected_version is None:
-        raise InvalidRule("expectedVersion is required", fields={"expectedVersion": "is required"})
-    return request
+def _is_version(value: object) -> bool:
+    return type(value) is int and 1 <= value <= VERSION_MAX
 
 
 def _problems(expected_version: object, reason: object, key: object) -> dict[str, str]:
     problems = {}
-    if expected_version is not None and (type(expected_version) is not int or expected_version < 1):
+    if expected_version is not None and not _is_version(expected_version):
         problems["expectedVersion"] = "must be a version number"
     if not isinstance(reason, str) or len(reason) > REASON_LENGTH_MAX:
         problems["reason"] = f"must be a text of at most {REASON_LENGTH_MAX} characters"
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= KEY_LENGTH_MAX):
-        problems["idempotencyKey"] = f"must be a text of 1 to {KEY_LENGTH_MAX} characters"
+    if key is not None and (not isinstance(key, str) or check_id(key, "idempotencyKey")):
+        problems["idempotencyKey"] = f"must be 1 to {ID_BYTES_MAX} printable ASCII characters without spaces"
     return problems
 
 

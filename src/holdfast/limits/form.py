@@ -80,24 +80,26 @@ def render_window(seconds: float) -> str:
 
 def name_of(body: Mapping[str, Any]) -> RuleName:
     """Which rule a request is about. InvalidRule if it does not say."""
-    problems = {
-        field: reason for field in ("tenantID", "resource") if (reason := _name_problem(field, body.get(field)))
-    }
-    _refuse(problems)
+    check_names({field: body.get(field) for field in ("tenantID", "resource")})
     return RuleName(body["tenantID"], body["resource"])
+
+
+def check_names(names: Mapping[str, object]) -> None:
+    """InvalidRule if a ``tenantID`` or ``resource`` is none that a rule can have."""
+    refuse({field: reason for field, name in names.items() if (reason := _name_problem(field, name))})
 
 
 def new_rule(body: Mapping[str, Any]) -> Rule:
     """The rule a request creates. InvalidRule names every wrong field."""
     problems = {field: "is required" for field in REQUIRED if field not in body}
     problems |= _problems(body)
-    _refuse(problems)
+    refuse(problems)
     return _judged(Rule(**_fields(body)))
 
 
 def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
     """``rule`` with the fields of a request; what the request does not name stays."""
-    _refuse(_problems(body))
+    refuse(_problems(body))
     return _judged(structs.replace(rule, **_fields(body)))
 
 
@@ -191,7 +193,7 @@ def _judged(rule: Rule) -> Rule:
         problems["limit"] = f"must be at most {HOLDERS_MAX} for concurrency"
     if rule.algorithm == "concurrency" and (entrance := _entrance_under(rule.resource)):
         problems["algorithm"] = f"cannot be concurrency for {entrance}: no entrance gives a hold back; limit a rate"
-    _refuse(problems)
+    refuse(problems)
     return rule
 
 
@@ -203,7 +205,8 @@ def _entrance_under(resource: str) -> str | None:
     )
 
 
-def _refuse(problems: Mapping[str, str]) -> None:
+def refuse(problems: Mapping[str, str]) -> None:
+    """InvalidRule if there are problems: which field, and why."""
     if problems:
         text = "; ".join(f"{field} {reason}" for field, reason in problems.items())
         raise InvalidRule(text, fields=dict(problems))

@@ -74,7 +74,8 @@ class Database:
         Nor does anybody when it is cancelled.
         """
         async with self.connection(what) as connection:
-            transaction = connection.transaction()
+            # Whatever the database starts with: who waited for the writers' lock must see what was committed meanwhile.
+            transaction = connection.transaction(isolation="read_committed")
             await transaction.start()
             try:
                 yield connection
