@@ -1,9 +1,9 @@
-"""One port for HTTP and WebSocket: uvicorn accepts and reads the request, picows takes over upgrades.
+"""One port for HTTP and WebSocket: picows takes over the requests that ask for an upgrade.
 
 This is the only module that leans on two undocumented things, both pinned in pyproject.toml: uvicorn's
-``Config(ws=…)`` class and picows's ``WSProtocol``. uvicorn calls our factory when a request asks for an upgrade,
-feeds it the request again and makes it the transport's protocol. The tests of this module are the alarm
-for a changed library.
+``Config(ws=…)`` class and picows's ``WSProtocol``. Our factory is called when a request asks for an upgrade, by
+``node/http.py`` if it asks plainly and by uvicorn otherwise; the protocol is fed the request (by uvicorn: again) and
+becomes the transport's. The tests of this module are the alarm for a changed library.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Ear:
 
 
 class _Unasked:
-    """The transport and its socket, as picows is shown them: it asks for ten things that it would tell its logger, and
+    """The transport and its socket, as picows is shown them: it asks for six things that it would tell its logger, and
     sets what the loop has set already. Each takes a system call, and on uvloop a socket object."""
 
     __slots__ = ("transport",)
@@ -91,7 +91,7 @@ class _Unasked:
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
-    """picows's protocol, fed once with the request uvicorn has already read. It counts what waits to be a frame."""
+    """picows's protocol, fed once with the request that was already read. It counts what waits to be a frame."""
 
     __slots__ = ("unread_max",)
     unread_max: int
