@@ -91,8 +91,8 @@ class Judge:
 
     def take(self, ask: Ask, counter: Counter, now: float) -> Reading:
         if isinstance(counter, Concurrency):
-            return hold(counter, ask.terms, now, ask.hold)
-        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want)
+            return hold(counter, ask.terms, now, ask.hold, ask.spent)
+        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
 
 def random_ask(rng: random.Random, key: int) -> Ask:
@@ -101,8 +101,10 @@ def random_ask(rng: random.Random, key: int) -> Ask:
     window = (40.0, 30.0, 70.0)[version - 1]
     rule = terms(algorithm, limit=5 * version, version=version, window_ms=window)
     if algorithm == "concurrency":
-        return Ask(at(str(key)), rule, hold=f"h{rng.randint(0, 12)}")
-    return Ask(at(str(key)), rule, rng.randint(1, 3), rng.randint(1, 3), rng.choice([0, 0, 1, 2]))
+        return Ask(at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1]))
+    times = rng.randint(0, 3)
+    spent = rng.choice([0, 0, 0, times])
+    return Ask(at(str(key)), rule, rng.randint(1, 3), times, rng.choice([0, 0, 1, 2]), spent=spent)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -115,7 +117,7 @@ def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed:
             if step == 0:  # all there from the beginning: who comes later makes memory forget the idle
                 groups = [list(range(12))]
             entries = [[random_ask(rng, key) for key in group] for group in groups]
-            entries = [[structs.replace(a, times=1, want=0) for a in e] if len(e) > 1 else e for e in entries]
+            entries = [[structs.replace(a, times=1, want=0, spent=0) for a in e] if len(e) > 1 else e for e in entries]
             taken = await counters.take(entries)
             for entry, answers in zip(entries, taken.readings, strict=True):
                 expected = judge.entry(entry, taken.now)
@@ -151,6 +153,22 @@ def test_used_carries_over_and_the_newer_rule_decides(
         assert raised.remaining in range(419, 424)
         behind = await one(counters, Ask(at("k"), terms(algorithm, 100, version=1), cost=50))
         assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, Stamp(1, 2))
+
+    counting(scenario)
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_what_was_let_through_already_is_taken_also_beyond_the_limit(
+    counting: Callable[[Scenario], None], algorithm: Algorithm
+) -> None:
+    async def scenario(counters: Counters) -> None:
+        rule = terms(algorithm, 10, window_ms=3_600_000)
+        first = await one(counters, Ask(at("k"), rule, times=16, spent=15))
+        assert (first.admitted, first.remaining) == (10, 0)
+        if algorithm == "token_bucket":
+            assert first.wait_ms == pytest.approx(6 * 360_000, abs=1000), "the wait covers what is owed"
+        raised = await one(counters, Ask(at("k"), terms(algorithm, 20, version=2, window_ms=3_600_000)))
+        assert (raised.admitted, raised.remaining) == (1, 4)
 
     counting(scenario)
 

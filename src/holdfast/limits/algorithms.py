@@ -275,17 +275,20 @@ def peek(counter: Counter, terms: Terms, now: float, cost: int) -> bool:
     return cost <= counter.room(now) + EPSILON
 
 
-def take(counter: Counter, terms: Terms, now: float, cost: int, times: int = 1, want: int = 0) -> Reading:
+def take(
+    counter: Counter, terms: Terms, now: float, cost: int, times: int = 1, want: int = 0, spent: int = 0
+) -> Reading:
     """Admit as many of ``times`` equal costs as fit; then lease ``want`` more if that is far from the limit.
 
-    Far means that a tenth of the capacity stays free after the lease: near the limit every check is exact.
+    Far means that a tenth of the capacity stays free after the lease: near the limit every check is exact. ``spent``
+    of the costs are used whether they fit or not.
     """
     counter.agree(terms)
     counter.settle(now)
     room = counter.room(now) + EPSILON
     admitted = times if cost * times <= room else max(0, math.floor(room / cost))
-    if admitted:
-        counter.take(now, cost * admitted)
+    if admitted or spent:
+        counter.take(now, cost * max(admitted, spent))
     leased = 0
     if want and room - cost * times - want >= counter.terms.capacity / 10:
         counter.take(now, want)
@@ -293,14 +296,17 @@ def take(counter: Counter, terms: Terms, now: float, cost: int, times: int = 1, 
     return reading(counter, now, admitted, cost if admitted < times else 0, leased)
 
 
-def hold(counter: Concurrency, terms: Terms, now: float, name: str) -> Reading:
-    """Admit one holder if there is room; who holds already is renewed and never refused."""
+def hold(counter: Concurrency, terms: Terms, now: float, name: str, spent: int = 0) -> Reading:
+    """Admit one holder if there is room; who holds already is renewed and never refused.
+
+    One that was let through before (``spent``) holds, room or not.
+    """
     counter.agree(terms)
     counter.settle(now)
-    if name in counter.holders or counter.room(now) >= 1:
+    fits = name in counter.holders or counter.room(now) >= 1
+    if fits or spent:
         counter.hold(now, name)
-        return reading(counter, now, 1, 0)
-    return reading(counter, now, 0, 1)
+    return reading(counter, now, int(fits), int(not fits))
 
 
 def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leased: int = 0) -> Reading:

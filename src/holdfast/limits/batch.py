@@ -109,7 +109,8 @@ class Batcher:
         """Ask for one key; who waits joins the entry. None if the counters are not to be asked now."""
         entry = self._merged.get(ask.key)
         if entry is not None and _alike(entry.asks[0], ask):
-            entry.asks[0].times += 1
+            entry.asks[0].times += ask.times
+            entry.asks[0].spent += ask.spent
             return entry
         entry = self.ask_all((plan,), (ask,))
         if entry is not None:

@@ -6,7 +6,8 @@ connection is not here: it belongs to its session.
 
 Doors that cannot wait (a send on a socket, a handshake) are answered at once: exactly where the counters are in this
 process, otherwise by what is known here, and counted a moment later. What slips through is what one subject can send
-within one round trip to the counters. So the absence of limits never delays a send.
+within one round trip to the counters; it is charged, so that he waits for it afterwards. So the absence of limits
+never delays a send.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Entrances:
 
     def _fit(self, check: Check, count: int) -> bool:
         try:
-            return self._limiter.check_soon(check.tenant, check.resource, check.subject, count).allowed
+            return self._limiter.check_soon(check.tenant, check.resource, check.subject, 1, count).allowed
         except InvalidCheck:  # more than the rule ever grants at once, or one that counts holders one by one
             return False
 

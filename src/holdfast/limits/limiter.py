@@ -167,27 +167,30 @@ class Limiter:
         known = self._known.get((plan.prefix, subject))
         return self._from_memory(plan, known, cost) if known is not None and not plan.holds else None
 
-    def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
+    def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1, times: int = 1) -> Decision:
         """``check`` for who cannot wait: ``try_check``, or allowed and counted a moment later.
 
         Exact where the counters need no I/O. Otherwise a first check of a subject is allowed, and what may slip
-        through is what the subject can ask within one round trip: the answer is remembered for the next. Without
-        the counters the local share decides.
+        through is what the subject can ask within one round trip: all of it is charged, room or not, and until that
+        has drained the answer is remembered. Without the counters the local share decides. ``times`` alike may be
+        asked for together, and have one answer.
         """
-        found = self.try_check(tenant, resource, subject, cost)
+        found = self.try_check(tenant, resource, subject, cost * times)
         if found is not None:
             return found
         plan = self._plans[tenant, resource]
         assert plan is not None
-        ask = self._question(plan, subject, cost)
-        crowded = not self._batcher.healthy or self._counted_later >= COUNTED_LATER_MAX
-        if (crowded and not self._batcher.idle) or self._batcher.ask(plan, ask) is None:
-            return self._local(plan, ask)
-        self._counted_later += 1
-        if crowded:  # and idle: this one is the probe that ends an open breaker
-            return self._local(plan, ask)
-        limit, stamp = plan.rule.limit, plan.terms.stamp
-        return self._decision(plan, Reading(1, limit, 0.0, 0.0, 0, limit, stamp), True, "counted_later")
+        if self._batcher.healthy and self._counted_later < COUNTED_LATER_MAX:
+            ask = self._question(plan, subject, cost)
+            ask.times = ask.spent = times
+            if self._batcher.ask(plan, ask) is not None:
+                self._counted_later += times
+                limit, stamp = plan.rule.limit, plan.terms.stamp
+                reading = Reading(1, limit, 0.0, 0.0, 0, limit, stamp)
+                return self._decision(plan, reading, True, "counted_later", ask.hold)
+        elif self._batcher.idle:  # a probe that takes nothing ends an open breaker
+            self._batcher.ask(plan, Ask((plan.prefix, subject), plan.terms, cost, 0))
+        return self._local(plan, self._question(plan, subject, cost * times))
 
     def look(self, check: Check, count: int) -> tuple[int, Decision | None]:
         """Of ``count`` alike, how many the rule would admit, and what the next is told. Nothing is counted.
@@ -315,7 +318,7 @@ class Limiter:
         known = self._learn(plan, ask, reading, answer.sent_at)
         if reading.leased and ask.terms.stamp == reading.stamp:
             self._leases.begin(ask.key, known, ask.terms, answer.counted_at, self._monotonic())
-        place = ask.times - len(waiters)
+        place = ask.spent
         self._counted_later -= place
         for waiter in waiters:
             if not waiter.done():
@@ -325,10 +328,9 @@ class Limiter:
     def _told_nothing(self, entry: Entry) -> None:
         """Everybody has his part of the local share; of who does not wait it is only charged."""
         plan, ask, together = entry.plans[0], entry.asks[0], len(entry.asks) > 1
-        gone = 0 if together else ask.times - len(entry.waiters)
-        self._counted_later -= gone
-        for _ in range(gone):
-            self._shared(plan, ask)
+        if ask.spent:
+            self._counted_later -= ask.spent
+            self._share.spend(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
         for waiter in entry.waiters:
             if not waiter.done():
                 waiter.set_result(self._local_group(entry.plans, entry.asks) if together else self._local(plan, ask))
@@ -371,11 +373,8 @@ class Limiter:
 
     def _local(self, plan: Plan, ask: Ask) -> Decision:
         """Decide by this node's share; the counters did not answer or are not to be asked."""
-        reading = self._shared(plan, ask)
+        reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
         return self._decision(plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold)
-
-    def _shared(self, plan: Plan, ask: Ask) -> Reading:
-        return self._share.decide_one(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
 
     def _local_group(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
         known = [self._known.get(ask.key) for ask in asks]

@@ -79,6 +79,15 @@ class LocalShare:
                 self._remember(ask)
         return readings
 
+    def spend(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
+        """What was let through before it was counted, and never was, is used here whether it fits or not."""
+        if rule.on_store_failure != "closed":
+            own = Ask(ask.key, self._scaled(rule), ask.cost, ask.spent, 0, ask.hold, ask.spent)
+            self._seed(rule, own, last, now)
+            self._table.take(own, now)
+            if not ask.hold:
+                self._remember(ask, ask.spent)
+
     def debts(self, now: float) -> list[Adjustment]:
         """What was admitted here and has not drained yet; asking takes it off the books.
 
@@ -120,9 +129,9 @@ class LocalShare:
         if used > 0:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 
-    def _remember(self, ask: Ask) -> None:
+    def _remember(self, ask: Ask, times: int = 1) -> None:
         known = self._spent.get(ask.key)
-        self._spent.put(ask.key, (ask.terms, ask.cost + (known[1] if known else 0)))
+        self._spent.put(ask.key, (ask.terms, ask.cost * times + (known[1] if known else 0)))
 
 
 def _closed(rule: Rule) -> Reading:

@@ -33,7 +33,9 @@ def key_prefix(tenant: str, rule: Rule) -> str:
 class Ask(Struct, gc=False):
     """Admit up to ``times`` costs on one counter, then lease ``want`` if far from the limit.
 
-    ``hold`` names the holder where the terms are concurrency; ``cost`` and ``times`` are 1 there.
+    ``hold`` names the holder where the terms are concurrency; ``cost`` and ``times`` are 1 there. ``spent`` of the
+    ``times`` were let through before they were asked for: they are taken whether they fit or not, so that the wait
+    that is told covers them. Only where the entry is this ask alone.
     """
 
     key: Key
@@ -42,6 +44,7 @@ class Ask(Struct, gc=False):
     times: int = 1
     want: int = 0
     hold: str = ""
+    spent: int = 0
 
 
 class Adjustment(NamedTuple):

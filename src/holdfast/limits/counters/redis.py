@@ -179,7 +179,7 @@ class _Request:
         self._numbers: dict[int, int] = {}
 
     def entries(self, entries: Sequence[Sequence[Ask]]) -> list[Any]:
-        """Flat: how many asks, then six values for each."""
+        """Flat: how many asks, then seven values for each."""
         packed: list[Any] = []
         keys, terms = self.keys, None
         for entry in entries:
@@ -188,7 +188,7 @@ class _Request:
                 if ask.terms is not terms:
                     terms, number = ask.terms, self._terms(ask.terms)
                 key = keys.setdefault(ask.key, len(keys) + 1)
-                packed += (key, number, ask.cost, ask.times, ask.want, ask.hold)
+                packed += (key, number, ask.cost, ask.times, ask.want, ask.hold, ask.spent)
         return packed
 
     def adjustment(self, each: Adjustment) -> list[Any]:

@@ -42,10 +42,10 @@ class CounterTable:
         counter = self.counter(ask.key, ask.terms, now)
         if ask.hold:
             assert isinstance(counter, Concurrency)
-            return hold(counter, ask.terms, now, ask.hold)
-        if ask.times == 1 and not ask.want:
+            return hold(counter, ask.terms, now, ask.hold, ask.spent)
+        if ask.times == 1 and not ask.want and not ask.spent:
             return counter.admit(ask.terms, now, ask.cost)
-        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want)
+        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
     def look(self, key: Key, terms: Terms, count: int, now: float) -> Reading | None:
         """None if ``count`` costs of 1 fit now, else how many do; nothing is taken."""

@@ -3,7 +3,7 @@
 -- KEYS     the counters
 -- ARGV[1]  msgpack: [terms, entries, adjustments]
 --          terms        [[algorithm, epoch, version, limit, window ms, capacity], ...]
---          entries      [asks, key, terms, cost, times, want, hold, key, ..., asks, ...]   flat: how many, then six each
+--          entries      [asks, key, terms, cost, times, want, hold, spent, key, ..., asks, ...]   flat: how many, then seven each
 --          adjustments  [[key, terms, given, taken_at, charged, released], ...]
 -- returns  msgpack: [now ms, [[limit, epoch, version], ...], reading, reading, ...], six numbers per ask
 --          admitted, remaining, reset ms, wait ms, leased, and 0 or which of the newer terms decided

@@ -46,9 +46,10 @@ local function close(key, algorithm, state, terms, admitted, refused_cost, lease
   answers[n + 6] = terms.newer
 end
 
--- One ask: as many of its equal costs as fit, then the lease if a tenth of the capacity stays free.
+-- One ask: as many of its equal costs as fit, of what is spent already all; then the lease if a tenth of the capacity
+-- stays free.
 local function decide_one(at)
-  local key, asked, cost, times, want, hold = unpack(entries, at, at + 5)
+  local key, asked, cost, times, want, hold, spent = unpack(entries, at, at + 6)
   key = KEYS[key]
   local algorithm, state, terms = open(key, request[1][asked])
   local room = algorithm.peek(state, terms, now) + EPSILON
@@ -59,8 +60,9 @@ local function decide_one(at)
   if cost * times > room then
     admitted = max(0, floor(room / cost))
   end
-  if admitted > 0 then
-    algorithm.take(state, terms, now, cost * admitted, hold)
+  local taken = max(admitted, spent)
+  if taken > 0 then
+    algorithm.take(state, terms, now, cost * taken, hold)
   end
   local leased = 0
   if want > 0 and room - cost * times - want >= terms.capacity / 10 then
@@ -74,7 +76,7 @@ end
 local function decide_all(first, count)
   local opened, all_fit = {}, true
   for n = 1, count do
-    local key, asked, cost, _, _, hold = unpack(entries, first + 6 * (n - 1), first + 6 * n - 1)
+    local key, asked, cost, _, _, hold = unpack(entries, first + 7 * (n - 1), first + 7 * n - 2)
     local algorithm, state, terms = open(KEYS[key], request[1][asked])
     local room = algorithm.peek(state, terms, now) + EPSILON
     local fits = cost <= room or (hold ~= '' and state[hold] ~= nil)
@@ -122,7 +124,7 @@ while at <= last do
   else
     decide_all(at + 1, count)
   end
-  at = at + 1 + 6 * count
+  at = at + 1 + 7 * count
 end
 for _, change in ipairs(request[3]) do
   adjust(change)

@@ -1,0 +1,49 @@
+"""Doors that cannot wait, with counters a round trip away: what slips through, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import virtual
+from limitworld import Shared
+
+from holdfast.limits.entrances import Entrances
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.rules import Algorithm, Rule, RuleSet
+from holdfast.message import User
+
+
+@pytest.mark.parametrize(("algorithm", "slips"), [("token_bucket", 1), ("fixed_window", 4), ("sliding_window", 3)])
+@pytest.mark.parametrize("sizes", [[10], [1] * 10, list(range(20, 0, -1)), [50, 3]])
+def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
+    sizes: list[int], algorithm: Algorithm, slips: int
+) -> None:
+    """One round trip's worth slips through, and is paid back before the next; windows forget it when they end."""
+
+    async def main() -> None:
+        rule = Rule("*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0)
+        doors = Entrances(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of([rule])))
+        loop, sent = asyncio.get_running_loop(), 0
+        while loop.time() < 179:
+            for size in sizes:
+                sent += doors.admit_at_once("send", User("acme", "ann"), size)[0]
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.5)
+        assert rule.capacity + 100 <= sent <= rule.capacity + 180 + slips * max(sizes)
+
+    virtual.run(main())
+
+
+def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share_beyond_its_room() -> None:
+    async def main() -> None:
+        counters, sent = Shared(), []
+        counters.mood = "away"
+        rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
+        doors = Entrances(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])))
+        for _ in range(100):
+            sent.append(doors.admit_at_once("send", User("acme", "ann"), 30)[0])
+            await asyncio.sleep(0.1)
+        assert sent == [30] * 3 + [0] * 97, "until the breaker opened; nothing drains of what is owed for 80 s"
+
+    virtual.run(main())
