@@ -195,7 +195,35 @@ def test_pages(tmp_path: Path) -> None:
         rest_of = (await rest.ask("GET", f"/admin/rules?limit=3&after={first['next']}", key)).json()
         assert [r["resource"] for r in (*first["rules"], *rest_of["rules"])] == [f"/r/{n}" for n in range(5)]
         assert rest_of["next"] is None
-        assert error_of(await rest.ask("GET", "/admin/rules?after=nonsense", key)) == (422, "INVALID_RULE")
+
+    limited(tmp_path, scenario)
+
+
+def test_pages_go_on_after_any_name(tmp_path: Path) -> None:
+    """A place in the list can be put into a URL as it is, and no two names have the same."""
+
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        names = [("*", "*"), ("a", "b/c"), ("a/b", "c"), ("a/b", "d"), ("a/b/c", "/"), ("t" * 64, "&?#%+=" + "r" * 250)]
+        for tenant, resource in names:
+            made = await rest.ask("POST", "/admin/rules", key, {**RULE, "tenantID": tenant, "resource": resource})
+            assert made.status_code == 201, made.text
+        seen, after = [], ""
+        for _ in names:
+            page = (await rest.ask("GET", f"/admin/rules?limit=1{after}", key)).json()
+            seen += [(rule["tenantID"], rule["resource"]) for rule in page["rules"]]
+            after = f"&after={page['next']}"
+        assert seen == names and page["next"] is None
+
+    limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("after", ["nonsense", "a/b", "*", "YQ", "AAAg", "_w", "YSBiIGM", "%00", "%C3%A9", "x" * 500])
+def test_what_is_no_place_in_the_list_is_refused(tmp_path: Path, after: str) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        answer = await rest.ask("GET", f"/admin/rules?after={after}", rest.admin_key())
+        assert error_of(answer) == (422, "INVALID_RULE")
+        assert list(answer.json()["error"]["details"]["fields"]) == ["after"]
 
     limited(tmp_path, scenario)
 

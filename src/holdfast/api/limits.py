@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -21,7 +22,8 @@ RuleBody = Mapping[str, Any]
 Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
 Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 1_000_000_000})]
 """Described to callers, and judged by the limiter: what no rule can answer is 422 with the field and the reason."""
-Place = Annotated[str, Meta(min_length=1, max_length=400)]
+Place = Annotated[str, Meta(min_length=1, max_length=428)]
+"""As long as that of the longest names."""
 
 
 class RulesQuery(Body, frozen=True):
@@ -176,16 +178,23 @@ async def read_rules(deps: Deps, call: Call) -> Answer:
     rules = await call.in_time(control.page(query.tenantID, _place(query.after), query.limit + 1))
     shown = rules[: query.limit]
     more = len(rules) > query.limit
-    return Answer(RulePage([render(rule) for rule in shown], shown[-1].label if more else None))
+    return Answer(RulePage([render(rule) for rule in shown], _told_place(shown[-1].name) if more else None))
+
+
+def _told_place(name: RuleName) -> str:
+    """Where a page ends, in characters that a URL takes as they are. No name has a space in it."""
+    return base64.urlsafe_b64encode(" ".join(name).encode()).decode().rstrip("=")
 
 
 def _place(after: str | None) -> RuleName | None:
     if after is None:
         return None
-    tenant, slash, resource = after.partition("/")
-    if not slash:
-        raise InvalidRule("after is not a place in a list", fields={"after": "must be the next of the page before"})
-    return RuleName(tenant, resource)
+    try:
+        tenant, resource = base64.urlsafe_b64decode(after + "==").decode().split(" ")
+        return name_of({"tenantID": tenant, "resource": resource})
+    except (ValueError, InvalidRule):
+        why = "must be the next of the page before"
+        raise InvalidRule(f"after {why}", fields={"after": why}) from None
 
 
 async def read_rule_history(deps: Deps, call: Call) -> Answer:
