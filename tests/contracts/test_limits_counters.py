@@ -287,6 +287,64 @@ def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_se
     asyncio.run(main())
 
 
+def test_calls_under_way_together_each_get_their_own_answer(redis_server: Server) -> None:
+    async def main() -> None:
+        counters = RedisCounters(RedisSettings(redis_server.url))
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        await one(counters, Ask(at("first"), terms("token_bucket")))
+        await client.script_flush()  # so that some are made twice, behind others
+        calls = [counters.take([[Ask(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]]) for n in range(1, 9)]
+        abandoned = asyncio.ensure_future(calls[3])
+        abandoned.cancel()
+        answers = [await call for n, call in enumerate(calls) if n != 3]
+        assert [answer.readings[0][0].remaining for answer in answers] == [19, 18, 17, 15, 14, 13, 12]
+        await client.aclose()
+        await counters.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_redis_closed_is_replaced(redis_server: Server) -> None:
+    async def main() -> None:
+        counters = RedisCounters(RedisSettings(redis_server.url))
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        await one(counters, Ask(at("closed"), terms("token_bucket")))
+        link = counters._link
+        assert link is not None
+        await client.client_kill_filter(_type="normal", skipme=True)
+        async with asyncio.timeout(5):
+            while link.usable:  # noqa: ASYNC110 - until the loop has read the end
+                await asyncio.sleep(0.001)
+        assert (await one(counters, Ask(at("closed"), terms("token_bucket")))).remaining == 8
+        await client.aclose()
+        await counters.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("answer", [b"", b":1\r\n:2\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> None:
+    async def main() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Says OK to the greeting and ``answer`` to a call."""
+            while data := await reader.read(65536):
+                writer.write(answer if b"EVALSHA" in data else b"+OK\r\n" * data.count(b"CLIENT"))
+            writer.close()
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        settings = RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=0.05)
+        counters = RedisCounters(settings)
+        with pytest.raises(OutcomeUnknown):
+            await one(counters, Ask(at("k"), terms("token_bucket")))
+        async with asyncio.timeout(5):
+            while counters._link is not None and counters._link.usable:  # noqa: ASYNC110 - until it is closed
+                await asyncio.sleep(0.001)
+        server.close()
+
+    asyncio.run(main())
+
+
 def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(redis_server: Server) -> None:
     async def main() -> None:
         counters = RedisCounters(RedisSettings(redis_server.url))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.algorithms import Reading
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Counters, Key
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Counters, Key, Taken
 from holdfast.limits.plans import Plan
 from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
@@ -102,7 +103,7 @@ class Batcher:
         self._keys_waiting = 0
         self._expiry: asyncio.TimerHandle | None = None
         self._flush_due = False
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Future[Taken]] = set()
         self.keys_per_call = 0
 
     def ask(self, plan: Plan, ask: Ask) -> Entry | None:
@@ -159,9 +160,7 @@ class Batcher:
         while self._waiting and len(self._calls) < self._settings.calls_max:
             if not self._breaker_admits():
                 return
-            call = asyncio.get_running_loop().create_task(self._call(self._next_batch()))
-            self._calls.add(call)
-            call.add_done_callback(self._ended)
+            self._send(self._next_batch())
         if not self._waiting and self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -171,11 +170,6 @@ class Batcher:
             return True
         self._expire()
         return False
-
-    def _ended(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
-        if self._waiting:
-            self._flush()
 
     def _next_batch(self) -> _Batch:
         self._merged.clear()
@@ -200,29 +194,35 @@ class Batcher:
         for entry in waiting:
             self._answer(entry, None)
 
-    async def _call(self, batch: _Batch) -> None:
-        timer = asyncio.get_running_loop().call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
-        try:
-            taken = await self._counters.take([entry.asks for entry in batch.entries])
-        except HoldfastError:
+    def _send(self, batch: _Batch) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
+        call = asyncio.ensure_future(self._counters.take([entry.asks for entry in batch.entries]))
+        self._calls.add(call)
+        call.add_done_callback(partial(self._ended, batch, timer))
+
+    def _ended(self, batch: _Batch, timer: asyncio.TimerHandle, call: asyncio.Future[Taken]) -> None:
+        timer.cancel()
+        self._calls.discard(call)
+        if call.cancelled():
+            if not batch.gone:
+                self.breaker.neither()
+                self._give_up(batch)
+        elif (error := call.exception()) is not None:
+            if not isinstance(error, HoldfastError):
+                telemetry.defect("limits", error)
             self._overdue(batch)
-            return
-        except Exception as error:
-            telemetry.defect("limits", error)
-            self._overdue(batch)
-            return
-        except BaseException:
-            self.breaker.neither()
-            self._give_up(batch)
-            raise
-        finally:
-            timer.cancel()
-        if not batch.gone:
-            batch.gone = True
-            self.breaker.success(self._monotonic())
-            for entry, readings in zip(batch.entries, taken.readings, strict=True):
-                self._answer(entry, Answer(readings, batch.sent_at, taken.now))
-            self._on_success()
+        elif not batch.gone:
+            self._answered(batch, call.result())
+        if self._waiting:
+            self._flush()
+
+    def _answered(self, batch: _Batch, taken: Taken) -> None:
+        batch.gone = True
+        self.breaker.success(self._monotonic())
+        for entry, readings in zip(batch.entries, taken.readings, strict=True):
+            self._answer(entry, Answer(readings, batch.sent_at, taken.now))
+        self._on_success()
 
     def _due(self, batch: _Batch, turns: int) -> None:
         """The deadline came; if we were the slow ones, the answer may be on its way through this very loop."""

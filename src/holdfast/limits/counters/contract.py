@@ -11,7 +11,7 @@ call must not be made again. A cancelled call is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
@@ -83,7 +83,7 @@ class Counters(Protocol):
         """None if ``count`` costs of 1 fit now, else how many do; nothing is taken. As ``take_now``."""
         ...
 
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+    def take(self, entries: Sequence[Sequence[Ask]]) -> Awaitable[Taken]:
         """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic call."""
         ...
 

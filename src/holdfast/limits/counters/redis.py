@@ -1,29 +1,25 @@
-"""Counters in Redis, shared by the nodes of a region: one script call decides up to 256 keys at one moment.
-
-Nothing is ever sent twice: a connection that breaks after the send leaves the outcome unknown. The one exception
-is NOSCRIPT, by which Redis says that it ran nothing.
-"""
+"""Counters in Redis, shared by the nodes of a region: one script call decides up to 256 keys at one moment."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import msgspec
-from hiredis import pack_command
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
-from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.limits.algorithms import CODES, Reading, Terms
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Key, Taken
+from holdfast.limits.counters.link import Call, Link, Script
 from holdfast.limits.rules import Stamp
 
 NAMES_MAX = 65_536
@@ -32,16 +28,7 @@ NAMES_MAX = 65_536
 _NUMBERS_PER_READING = 6
 
 
-class Script:
-    """A Lua source and the name under which Redis remembers it."""
-
-    def __init__(self, *names: str) -> None:
-        folder = files("holdfast.limits.counters") / "lua"
-        self.source = "\n".join((folder / f"{name}.lua").read_text() for name in names)
-        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-
-
-_answer = msgspec.msgpack.Decoder(list[Any])
+_answers = msgspec.msgpack.Decoder(list[Any])
 
 DECIDE = Script("head", *CODES, "tail")
 ANNOUNCE = Script("announce")
@@ -49,17 +36,16 @@ ANNOUNCE = Script("announce")
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """``connections_max`` idle connections are kept; the limiter's own deadline is shorter than these timeouts."""
+    """The limiter's own deadline is shorter than these timeouts."""
 
     url: str = "redis://127.0.0.1:6379/0"
     prefix: str = "rl"
-    connections_max: int = 8
     connect_timeout_seconds: float = 1.0
     socket_timeout_seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.prefix or self.connections_max < 1:
-            raise ValueError("prefix must not be empty and connections_max must be at least 1")
+        if not self.prefix:
+            raise ValueError("prefix must not be empty")
 
 
 class RedisCounters:
@@ -70,11 +56,13 @@ class RedisCounters:
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._names: dict[Key, bytes] = {}
-        self._idle: list[AbstractConnection] = []
+        self._link: Link | None = None
+        self._opening: asyncio.Task[Link] | None = None
         self._connections: ConnectionPool = ConnectionPool.from_url(
             settings.url,
+            protocol=2,  # of 3 we would use nothing, and be told things that we did not ask
             socket_connect_timeout=settings.connect_timeout_seconds,
-            socket_timeout=None,  # its timer for each write and each read is a task; ours is one for both
+            socket_timeout=settings.socket_timeout_seconds,
             retry=Retry(NoBackoff(), 0),
         )
 
@@ -84,33 +72,32 @@ class RedisCounters:
     def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
         raise Unavailable("these counters are a round trip away")
 
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+    def take(self, entries: Sequence[Sequence[Ask]]) -> Awaitable[Taken]:
         request = _Request()
-        answer = await self._decide(request, request.entries(entries), [])
-        return Taken(answer[0], _readings(answer, entries))
+        return self._decide(request, request.entries(entries), [], partial(_taken, entries))
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
         request = _Request()
-        await self._decide(request, [], [request.adjustment(each) for each in adjustments])
+        await self._decide(request, [], [request.adjustment(each) for each in adjustments], _answers.decode)
 
     async def announce(self, node: str, ttl_seconds: float) -> int:
         key = f"{self._settings.prefix}:nodes".encode()
-        count: int = await self._run(ANNOUNCE, [key], node, int(ttl_seconds * 1000))
+        count: int = await self._run(ANNOUNCE, [key], (node, int(ttl_seconds * 1000)), int)
         return count
 
     async def aclose(self) -> None:
-        while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._link is not None:
+            self._link.retire()
 
-    async def _decide(self, request: _Request, entries: list[Any], adjustments: list[Any]) -> list[Any]:
+    def _decide(
+        self, request: _Request, entries: list[Any], adjustments: list[Any], read: Callable[[bytes], Any]
+    ) -> Awaitable[Any]:
         assert len(request.keys) <= KEYS_PER_CALL_MAX
         blob = msgspec.msgpack.encode((request.terms, entries, adjustments))
         known = self._names.get
-        answer = await self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], blob)
-        try:
-            return _answer.decode(answer)
-        except msgspec.MsgspecError as error:
-            raise OutcomeUnknown("the counters answered what nobody understands") from error
+        return self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read)
 
     def _name(self, key: Key) -> bytes:
         """Subjects are hashed: of any length, and no address or user id is to be read in Redis."""
@@ -120,54 +107,34 @@ class RedisCounters:
         name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode()
         return name
 
-    async def _run(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
+    def _run(
+        self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Callable[[Any], Any]
+    ) -> Awaitable[Any]:
+        """Where there is a connection the call is under way when this returns."""
+        call = Call(script, keys, arguments, read)
+        link = self._link
+        return link.send(call) if link is not None and link.usable else self._connect_and_run(call)
+
+    async def _connect_and_run(self, call: Call) -> Any:
+        """One connection for all who wait for it; who is cancelled leaves it to the others."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
         try:
-            connection = await self._connected()
+            link = await asyncio.shield(self._opening)
         except (RedisError, OSError) as error:
             raise Unavailable("the counters cannot be reached") from error
-        try:
-            async with asyncio.timeout(self._settings.socket_timeout_seconds):
-                answer = await _evaluate(connection, script, keys, arguments)
-        except ResponseError as error:
-            await connection.disconnect(nowait=True)
-            if script.sha in str(error):  # it was running: what it wrote before it broke off stays
-                raise OutcomeUnknown("the counters broke off while they counted") from error
-            raise Unavailable("the counters refuse to count") from error
-        except (RedisError, OSError) as error:
-            raise OutcomeUnknown("the counters did not answer") from error
-        if len(self._idle) < self._settings.connections_max:
-            self._idle.append(connection)
-        else:
-            await connection.disconnect(nowait=True)
-        return answer
+        return await link.send(call)
 
-    async def _connected(self) -> AbstractConnection:
-        """A connection of our own. One that the server has closed in the meantime is left."""
-        while self._idle:
-            connection = self._idle.pop()
-            if not await connection.can_read():
-                return connection
-            await connection.disconnect(nowait=True)
-        fresh: AbstractConnection = self._connections.make_connection()  # type: ignore[no-untyped-call]
-        await fresh.connect()  # type: ignore[no-untyped-call]
-        return fresh
+    async def _open(self) -> Link:
+        connection: AbstractConnection = self._connections.make_connection()  # type: ignore[no-untyped-call]
+        await connection.connect()  # type: ignore[no-untyped-call]
+        return Link(connection, self._settings.socket_timeout_seconds)
 
-
-async def _evaluate(
-    connection: AbstractConnection, script: Script, keys: list[bytes], arguments: tuple[Any, ...]
-) -> Any:
-    """Send and read. Whatever interrupts this, cancellation included, closes the connection."""
-    try:
-        await connection.send_packed_command(pack_command(("EVALSHA", script.sha, len(keys), *keys, *arguments)))
-        return await connection.read_response()
-    except NoScriptError:
-        await connection.send_packed_command(pack_command(("EVAL", script.source, len(keys), *keys, *arguments)))
-        return await connection.read_response()
-    except ResponseError:
-        raise
-    except BaseException:
-        await connection.disconnect(nowait=True)
-        raise
+    def _opened(self, opening: asyncio.Task[Link]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._link = opening.result()
 
 
 class _Request:
@@ -200,6 +167,11 @@ class _Request:
             self.terms.append((CODES[terms.algorithm], *terms.stamp, terms.limit, terms.window_ms, terms.capacity))
             number = self._numbers[id(terms)] = len(self.terms)
         return number
+
+
+def _taken(entries: Sequence[Sequence[Ask]], blob: bytes) -> Taken:
+    answer = _answers.decode(blob)
+    return Taken(answer[0], _readings(answer, entries))
 
 
 def _readings(answer: list[Any], entries: Sequence[Sequence[Ask]]) -> list[tuple[Reading, ...]]:
