@@ -31,6 +31,8 @@ from holdfast.limits.rulestore.contract import RetentionSettings, RuleStore
 from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 from holdfast.sqlite.copies import Restored
+from holdfast.sqlite.database import SqliteSettings, open_and_migrate
+from holdfast.sqlite.statements import migrations
 
 Scenario = Callable[[RuleStore, Any], Awaitable[None]]
 SEARCH = RuleName("acme", "/api/search")
@@ -263,13 +265,49 @@ def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) ->
         assert (await anext(rings)).seq == 0
         changed = await store.change(change("create"))
         ring = await asyncio.wait_for(anext(rings), 5)
-        assert (ring.seq, ring.rule) == (1, changed.rule)
+        assert (ring.seq, ring.rule, ring.store) == (1, changed.rule, (await store.head()).store)
         longest = RuleName("t" * 64, "/" + "r" * 255)
         await store.change(change("create", longest))
         assert (await asyncio.wait_for(anext(rings), 5)).seq == 2
         await rings.aclose()
 
     stored(scenario)
+
+
+def test_a_store_has_a_name_of_its_own_that_it_keeps(stored: Callable[[Scenario], None], tmp_path: Path) -> None:
+    names: set[str] = set()
+
+    async def scenario(store: RuleStore, _: Any) -> None:
+        before = (await store.head()).store
+        await store.change(change("create"))
+        assert before and (await store.head()).store == before
+        names.add(before)
+
+    stored(scenario)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    stored(scenario)
+    assert len(names) == 2
+
+
+def test_stores_that_are_older_than_their_names_are_given_one(postgres_server: Server, tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "limits.db"
+        open_and_migrate(file, SqliteSettings(), migrations("holdfast.limits.rulestore.sqlite")[:2]).close()
+        async with SqliteRuleStore(file, SystemClock()) as embedded:
+            assert len((await embedded.head()).store) == 32
+        await empty_database(postgres_server.url)
+        connection = await asyncpg.connect(postgres_server.url)
+        for script in migrations("holdfast.limits.rulestore.postgres")[:2]:
+            await connection.execute(script)
+        await connection.execute("CREATE TABLE holdfast_limits_schema (version int PRIMARY KEY)")
+        await connection.execute("INSERT INTO holdfast_limits_schema VALUES (1), (2)")
+        await connection.close()
+        async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
+            await store.prepare()
+            assert len((await store.head()).store) == 32
+
+    asyncio.run(main())
 
 
 def test_a_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> None:

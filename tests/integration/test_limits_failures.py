@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from holdfast.limits.control import Control
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.feed import Feed, FeedSettings
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
 from holdfast.limits.rules import Decision, RuleName
 from holdfast.limits.rulestore.contract import Doorbell, RuleReader
 from holdfast.limits.rulestore.postgres import (
@@ -410,6 +412,42 @@ def test_a_publish_that_nobody_receives_loses_nothing(engines_: Engines) -> None
             await until(lambda: node.limit() == 500, 3, "0 receivers, and still applied by sync")
 
     play(engines_, scenario)
+
+
+def test_two_deployments_that_share_a_redis_keep_their_rules_apart(engines_: Engines, tmp_path: Path) -> None:
+    """Each has a database of its own and a database number of its own, but Redis channels know no numbers."""
+
+    async def scenario(w: World) -> None:
+        admin = await asyncpg.connect(engines_.primary.url)
+        await admin.execute("DROP DATABASE IF EXISTS staging")
+        await admin.execute("CREATE DATABASE staging")
+        await admin.close()
+        quick = partial(LimitsSettings, feed=QUICK)
+        ours = quick(engines_.redis.url, engines_.primary.url)
+        theirs = quick(engines_.redis.url[:-1] + "1", engines_.primary.url[: -len("postgres")] + "staging")
+        async with opened(ours, tmp_path / "1") as prod, opened(theirs, tmp_path / "2") as staging:
+            bell = RedisBell(ours.counters_url)
+            w.stack.push_async_callback(bell.aclose)
+            rings = bell.rings()
+            assert (await anext(rings)).seq == 0
+            await staging.control.create({**RULE, "limit": 1}, "tess")
+            for version in range(1, 5):
+                await staging.control.update({**NAME, "limit": 10**version, "expectedVersion": version}, "tess")
+            await staging.control.create({**RULE, "resource": "*", "limit": 1}, "tess")
+            while (await asyncio.wait_for(anext(rings), 10)).seq < 6:  # what the others rang is heard here too
+                pass
+            await rings.aclose()
+            await prod.control.update({**NAME, "limit": 70, "expectedVersion": 1}, "olga")
+            await until(lambda: _limit(prod, "search") == 70, 5, "our own rings are heard")
+            assert (_limit(prod, "other"), _limit(staging, "search")) == (None, 10_000)
+            assert prod.feed.rules.digest == (await w.store.head()).digest
+
+    play(engines_, scenario)
+
+
+def _limit(plane: LimitsPlane, resource: str) -> int | None:
+    rule = plane.limiter.rules.lookup("acme", resource)
+    return rule.limit if rule is not None else None
 
 
 @pytest.mark.parametrize("heard", [True, False])

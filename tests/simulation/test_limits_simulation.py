@@ -53,7 +53,10 @@ class Reader:
 
     async def head(self) -> Head:
         self._at()
-        return await self.log.head()
+        head = await self.log.head()
+        unseen = self.log.committed_at[head.seq :]  # a replica says how old what it has may be
+        lag_seconds = asyncio.get_running_loop().time() - unseen[0] if unseen else 0.0
+        return structs.replace(head, lag_seconds=lag_seconds)
 
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
         self._at()

@@ -19,9 +19,11 @@ from holdfast.limits.rulestore.contract import Head, Ring
 class Log:
     """A database with a log, which can be away, lag behind, or fail over and lose its last changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: str = "ours") -> None:
+        self.store = store
         self.epoch = 1
         self.changes: list[RuleChange] = []
+        self.committed_at: list[float] = []
         self.away = False
         self.lag = 0
         self.lag_seconds = 0.0
@@ -39,13 +41,15 @@ class Log:
         )
         seq = len(self.changes) + 1
         self.changes.append(RuleChange(seq, "update", rule, "olga", "", ""))
+        self.committed_at.append(asyncio.get_running_loop().time())
         if ring:
-            self.bell.ring(Ring(self.epoch, seq, rule))
+            self.bell.ring(Ring(self.epoch, seq, rule, self.store))
         return rule
 
     def fail_over(self, lost: int) -> None:
         self.epoch += 1
         del self.changes[len(self.changes) - lost :]
+        del self.committed_at[len(self.changes) :]
         self.forgettings = [each for each in self.forgettings if each[0] <= len(self.changes)]
 
     def forget(self, up_to: int) -> None:
@@ -66,7 +70,7 @@ class Log:
         return {n: c.rule for n, c in last.items() if not (c.rule.deleted and c.seq <= self._forgotten())}
 
     async def head(self) -> Head:
-        return Head(self.epoch, len(self._seen()), RuleSet(self.rules()).digest, self.lag_seconds)
+        return Head(self.epoch, len(self._seen()), RuleSet(self.rules()).digest, self.lag_seconds, self.store)
 
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
         return [change for change in self._seen() if change.seq > max(seq, self._forgotten())][:limit]

@@ -83,7 +83,7 @@ def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
             first = log.put("a", 5)
             log.put("a", 5, deleted=True)
             await asyncio.sleep(0.2)
-            feed.rung(Ring(1, 1, first))
+            feed.rung(Ring(1, 1, first, log.store))
             assert limit_of(feed) is None
             await asyncio.sleep(30)
             assert limit_of(feed) is None
@@ -430,6 +430,138 @@ def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on() -> 
 
 def test_a_ring_that_cannot_be_understood_still_rings() -> None:
     newer = '{"seq":9,"rule":{"epoch":3,"algorithm":"of_next_year"}}'
-    assert ring_of(newer) == Ring(3, 9), "the follower goes past it, and other nodes may read it"
+    assert ring_of(newer, "ours") == Ring(3, 9, store="ours"), "the follower goes past it, and other nodes may read it"
     assert heard_ring(newer).rule is None
     assert heard_ring(b"\xff").rule is None
+
+
+def foreign(log: Log, resource: str, limit: int, epoch: int = 1, version: int = 9, seq: int = 7) -> Ring:
+    """What another deployment rings on the doorbell it shares with ours."""
+    rule = structs.replace(log.changes[0].rule, resource=resource, limit=limit, epoch=epoch, version=version)
+    return Ring(epoch, seq, rule, "theirs")
+
+
+def test_the_rings_of_another_store_change_nothing_whatever_their_epoch() -> None:
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, applied = feed_of(log)
+        async with feed:
+            for epoch in (1, 99):
+                log.bell.ring(foreign(log, "a", 999, epoch))
+                log.bell.ring(foreign(log, "b", 1, epoch))
+            await asyncio.sleep(30)
+            assert (limit_of(feed, "a"), limit_of(feed, "b"), len(applied)) == (5, None, 1)
+            assert feed.rules.digest == (await log.head()).digest
+
+    virtual.run(main())
+
+
+def test_a_ring_that_does_not_say_whose_it_is_only_makes_us_read() -> None:
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            feed.rung(structs.replace(foreign(log, "a", 999), store=""))
+            assert limit_of(feed) == 5
+            log.put("b", 6, ring=False)
+            await asyncio.sleep(0.2)
+            assert limit_of(feed, "b") == 6, "an older node changed it, and its ring said only: look"
+
+    virtual.run(main())
+
+
+def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then() -> None:
+    async def main() -> None:
+        log = SlowLog()
+        log.put("a", 5)
+        log.lag, log.lag_seconds = 1, 1.0
+        feed, _ = feed_of(log)
+        starting = asyncio.create_task(feed.__aenter__())
+        await asyncio.sleep(0.001)
+        log.bell.ring(foreign(log, "a", 999))
+        log.put("a", 50)
+        log.lag = 2
+        await starting
+        assert limit_of(feed) == 50, "the reader knows of nothing yet"
+        await feed.__aexit__()
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("epoch", [1, 99])
+def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_at_most(epoch: int) -> None:
+    """Two databases that are copies of one have one name; so has whoever rings what was rolled back."""
+
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            for second in range(70):  # goes on ringing, which proves nothing either
+                feed.rung(structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store))
+                await asyncio.sleep(1)
+            assert limit_of(feed) == 5
+            assert feed.rules.digest == (await log.head()).digest
+            log.put("a", 6)
+            await asyncio.sleep(0.2)
+            assert limit_of(feed) == 6, "from then on a ring makes it read"
+
+    virtual.run(main())
+
+
+def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None:
+    async def main() -> None:
+        log = Log()
+        log.put("a", 5)
+        feed, applied = feed_of(log)
+        async with feed:
+            for second in range(300):
+                log.put("a", 10 + second)
+                log.lag = min(second, 120)
+                log.lag_seconds = float(log.lag)
+                await asyncio.sleep(1)
+            limits = [rule.limit for rules in applied if (rule := rules.lookup("acme", "a"))]
+            assert limits == sorted(limits)
+            assert limits[-1] == 309
+
+    virtual.run(main())
+
+
+def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old_ones(tmp_path: Path) -> None:
+    async def main() -> None:
+        old, new, file = Log("old"), Log("new"), tmp_path / "rules.json"
+        for _ in range(3):
+            old.fail_over(0)
+        old.put("a", 5)
+        new.put("b", 6)
+        feed, _ = feed_of(old, file)
+        async with feed:
+            feed._reader = new
+            await asyncio.sleep(8.1)
+            assert (limit_of(feed, "a"), limit_of(feed, "b"), feed.cursor) == (None, 6, (1, 1))
+            old.put("a", 50)
+            await asyncio.sleep(0.2)
+            assert limit_of(feed, "a") is None, "the old doorbell is not ours any more"
+
+    virtual.run(main())
+
+
+def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, file = Log(), tmp_path / "rules.json"
+        log.put("a", 5)
+        feed, _ = feed_of(log, file)
+        async with feed:
+            feed.rung(structs.replace(foreign(log, "a", 999, epoch=99), store=log.store))
+            await asyncio.sleep(8.1)
+        log.away = log.deaf = True
+        again, _ = feed_of(log, file)
+        async with again:
+            assert limit_of(again) == 999
+            log.away = False
+            await asyncio.sleep(70)
+            assert limit_of(again) == 5
+
+    virtual.run(main())

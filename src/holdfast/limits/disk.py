@@ -15,13 +15,16 @@ from holdfast.limits.rules import RuleSet, Snapshot
 class Saved(Struct, frozen=True):
     """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole.
 
-    ``heard`` is the place in the log from which doorbells had brought rules that are in it.
+    ``heard_epoch`` and ``heard`` are the place in the log from which doorbells had brought rules that are in it;
+    ``store`` says whose log that is.
     """
 
     known_at: float
     digest: str
     snapshot: Snapshot
     heard: int = 0
+    heard_epoch: int = 0
+    store: str = ""
 
 
 def save(file: Path, saved: Saved) -> bool:

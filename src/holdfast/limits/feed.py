@@ -2,8 +2,12 @@
 
 The cursor is the truth; nothing is ever marked as sent. A doorbell that brings a rule has it applied at once if it
 is newer, and the cursor does not move. Lost, repeated and reordered rings change nothing, because merging rules does
-not depend on order (see ``rules.RuleSet``); for the same reason a ring that comes before the first snapshot needs no
-buffer of its own: it is merged into nothing, and the snapshot is merged into that.
+not depend on order (see ``rules.RuleSet``).
+
+Only the rings of our own store count: a Redis is often shared, and its channels know no databases. Which store is ours
+the first look at it tells; rings that come before wait for it. And a ring is never believed for ever: what it told of
+and the reader, who should know it by then, does not have after a minute was not of our log. It is dropped, and from
+then on a ring only makes us read: two databases that are copies of one call themselves by one name.
 
 Start: listen, then read a snapshot, then ready. If the database is away, start from the last good snapshot on disk and
 say so. Then a sync every eight seconds, or at once when a ring or the counters say that we are behind: by delta, or by
@@ -15,6 +19,7 @@ Staleness is how long ago this node knew that it had everything. A replica tells
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +30,12 @@ from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.disk import Saved, load, save
 from holdfast.limits.rules import RuleSet, Snapshot
+from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
+
+HEARSAY_SECONDS = 60.0
+"""How long a ring is believed by itself. More than the clocks of a primary and its replica can differ: how far a
+replica lags is told by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,11 @@ class Feed:
         self.rules = RuleSet()
         self.cursor = (0, 0)
         self.from_disk = False
+        self._store = ""
+        self._early: deque[Ring] = deque(maxlen=RINGS_WAITING_MAX)
         self._heard_last = (0, 0)
+        self._awaited: tuple[tuple[int, int], float] | None = None
+        self._believes = True
         self._known_at = clock.monotonic()
         self._nudged = asyncio.Event()
         self._saved_digest = ""
@@ -124,15 +138,23 @@ class Feed:
         """Read what is new. Raises what the reader raises; what was read before that is kept."""
         asked_at = self._clock.monotonic()
         head = await self._reader.head()
-        if head.epoch < self.rules.epoch or (head.epoch == self.cursor[0] and head.seq < self.cursor[1]):
+        if self._store not in ("", head.store):
+            telemetry.log.warning("limits.read_anew", reason="these are the rules of another store", seq=head.seq)
+            await self._begin_anew(head.store)
+        elif head.epoch < self.rules.epoch or (head.epoch == self.cursor[0] and head.seq < self.cursor[1]):
             return  # a reader that is behind us: nothing to learn, and nothing is known to be complete
-        if head.epoch > self.rules.epoch or self.cursor == (0, 0):
+        elif self._overdue(head, asked_at - head.lag_seconds):
+            telemetry.log.error("limits.read_anew", reason="a doorbell told what is not in the log", seq=head.seq)
+            self._believes = False
+            await self._begin_anew(head.store)
+        elif head.epoch > self.rules.epoch or self.cursor == (0, 0):
             await self._take_snapshot(head)
         else:
             await self._take_changes(head)
             if self._heard <= head.seq == self.cursor[1] and self.rules.digest != head.digest:
                 telemetry.log.info("limits.read_anew", reason="the digests differ", seq=head.seq)
                 await self._take_snapshot(head)
+        self._recognise(head.store)
         self._known_at = max(self._known_at, asked_at - head.lag_seconds)
         self.from_disk = False
         await self._save()
@@ -158,6 +180,32 @@ class Feed:
         self._put(self.rules.merge_snapshot(snapshot, max(self.cursor[1], self._heard)), "snapshot")
         self.cursor = max(self.cursor, (snapshot.epoch, snapshot.seq))
 
+    async def _begin_anew(self, store: str) -> None:
+        """Nothing of what we have counts, except what we could not read now."""
+        snapshot = await self._reader.snapshot()
+        if snapshot.whole or store != self._store:
+            self._put(RuleSet.of(snapshot.rules, snapshot.epoch), "snapshot")
+        self.cursor = self._heard_last = (snapshot.epoch, snapshot.seq)
+        self._awaited = None
+        self._store = store
+
+    def _recognise(self, store: str) -> None:
+        """From here on we know which rings are ours, also of those that came too early."""
+        self._store = store
+        while self._early:
+            self.rung(self._early.popleft())
+
+    def _overdue(self, head: Head, known_at: float) -> bool:
+        """Whether a ring told of a place in the log that this reader should know by now, and does not."""
+        if self._awaited is None:
+            return False
+        place, since = self._awaited
+        if place > (head.epoch, head.seq):
+            return known_at > since + HEARSAY_SECONDS
+        last = self._heard_last
+        self._awaited = (last, self._clock.monotonic()) if last > (head.epoch, head.seq) else None
+        return False
+
     def _put(self, rules: RuleSet, by: str) -> None:
         if rules is not self.rules:
             self._apply(rules)
@@ -179,12 +227,26 @@ class Feed:
             await asyncio.sleep(self._settings.retry_seconds)
 
     def rung(self, ring: Ring) -> None:
-        """A hint. Its rule is applied if it is newer; a gap before it, or a rule left at home, makes us read."""
-        expected = max(self.cursor[1], self._heard) + 1
-        if ring.rule is not None:
+        """A hint. Its rule is applied if it is newer; a gap before it, or a rule left at home, makes us read.
+
+        A ring of another store is not for us, and one that does not say whose it is only makes us read.
+        """
+        if ring.store and not self._store:
+            self._early.append(ring)
+            self.nudge()
+        elif ring.store == self._store:
+            self._heed(ring)
+        elif not ring.store:
+            self.nudge()
+
+    def _heed(self, ring: Ring) -> None:
+        place, expected = (ring.epoch, ring.seq), max(self.cursor[1], self._heard) + 1
+        if ring.rule is not None and self._believes:
             self._put(self.rules.merge(ring.rule), "event")
-            self._heard_last = max(self._heard_last, (ring.epoch, ring.seq))
-        if ring.rule is None or ring.seq > expected or ring.epoch > self.rules.epoch:
+            self._heard_last = max(self._heard_last, place)
+            if self._awaited is None and place > self.cursor:
+                self._awaited = (place, self._clock.monotonic())
+        if ring.rule is None or not self._believes or ring.seq > expected or ring.epoch > self.rules.epoch:
             self.nudge()
 
     async def _follow(self, complete: bool) -> None:
@@ -237,7 +299,9 @@ class Feed:
             return
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
-        self._heard_last = (saved.snapshot.epoch, saved.heard)
+        self._heard_last = (saved.heard_epoch or saved.snapshot.epoch, saved.heard)
+        self._awaited = (self._heard_last, self._clock.monotonic()) if self._heard_last > self.cursor else None
+        self._store = saved.store
         self.from_disk = True
         age = max(0.0, self._clock.now() - saved.known_at)
         self._known_at = self._clock.monotonic() - age
@@ -250,5 +314,6 @@ class Feed:
         digest = self.rules.digest
         known_at = self._clock.now() - self.staleness_seconds
         snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
-        if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot, self._heard)):
+        epoch, seq = self._heard_last
+        if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot, seq, epoch, self._store)):
             self._saved_digest = digest

@@ -43,20 +43,28 @@ class RetentionSettings:
 
 
 class Head(Struct, frozen=True):
-    """Where the log stands as a reader sees it, the digest of all rules there, and how far the reader may lag."""
+    """Where the log stands as a reader sees it, the digest of all rules there, and how far the reader may lag.
+
+    ``store`` tells one store of rules from every other, for as long as it lives.
+    """
 
     epoch: int
     seq: int
     digest: str
     lag_seconds: float
+    store: str
 
 
 class Ring(Struct, frozen=True):
-    """A doorbell: something changed. Only a hint; ``rule`` is None where it was too long to come along."""
+    """A doorbell: something changed. Only a hint; ``rule`` is None where it was too long to come along.
+
+    Several stores may ring one doorbell (Redis knows no databases there): ``store`` says which one did.
+    """
 
     epoch: int
     seq: int
     rule: Rule | None = None
+    store: str = ""
 
 
 class RuleReader(Protocol):

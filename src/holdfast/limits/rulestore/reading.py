@@ -55,13 +55,13 @@ def changes_of(bodies: Iterable[str]) -> list[RuleChange]:
     return [change for body in bodies if (change := _readable(_change, body)) is not None]
 
 
-def ring_of(body: str) -> Ring:
-    """The ring for one change of the log; without its rule if that cannot be read here: others may know it."""
+def ring_of(body: str, store: str) -> Ring:
+    """The ring for one change of a store's log; without its rule if that cannot be read here: others may know it."""
     change = _readable(_change, body)
     if change is not None:
-        return Ring(change.rule.epoch, change.seq, change.rule)
+        return Ring(change.rule.epoch, change.seq, change.rule, store)
     place = _place.decode(body)
-    return Ring(place.rule.epoch, place.seq)
+    return Ring(place.rule.epoch, place.seq, store=store)
 
 
 def heard_ring(payload: str | bytes) -> Ring:

@@ -14,7 +14,7 @@ import asyncpg
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
 from holdfast.limits.rulestore.postgres.connection import FOREIGN, PUBLISHER_LOCK, SQL, PostgresSettings
 from holdfast.limits.rulestore.postgres.store import payload
 from holdfast.limits.rulestore.reading import ring_of
@@ -87,18 +87,18 @@ class LogFollower:
             await asyncio.sleep(TAKEOVER_SECONDS)
 
     async def _follow(self, db: Any) -> None:
-        _, seq, _, _ = await db.fetchrow(SQL["head"])
-        cursor = max(0, seq - CHANGES_PER_READ)
+        head = Head(*await db.fetchrow(SQL["head"]))
+        cursor = max(0, head.seq - CHANGES_PER_READ)
         now = asyncio.get_running_loop().time
         next_beat = now()
         while True:
             if now() >= next_beat:
                 next_beat = now() + BEAT_SECONDS
                 await db.execute(SQL["beat"], await db.fetchval(SQL["epoch"]))
-            cursor = await self._ring(db, cursor)
+            cursor = await self._ring(db, head.store, cursor)
             await asyncio.sleep(TICK_SECONDS)
 
-    async def _ring(self, db: Any, cursor: int) -> int:
+    async def _ring(self, db: Any, store: str, cursor: int) -> int:
         """Ring for what is after the cursor; returns how far it came. A doorbell that is away is tried next tick."""
         if self._publish is None:
             return cursor
@@ -106,7 +106,7 @@ class LogFollower:
         try:
             async with asyncio.timeout(RING_SECONDS):
                 for row in rows:
-                    ring = ring_of(row[0])
+                    ring = ring_of(row[0], store)
                     await self._publish(payload(ring))
                     cursor = ring.seq
         except (HoldfastError, TimeoutError):

@@ -36,8 +36,8 @@ class PostgresRuleReader:
             self.database.connection("be read") as db,
             db.transaction(isolation="repeatable_read", readonly=True),
         ):
-            epoch, seq, _, _ = await db.fetchrow(SQL["head"])
-            return snapshot_of(epoch, seq, (row[0] for row in await db.fetch(SQL["all_rules"])))
+            head = Head(*await db.fetchrow(SQL["head"]))
+            return snapshot_of(head.epoch, head.seq, (row[0] for row in await db.fetch(SQL["all_rules"])))
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
         async with self.database.connection("be read") as db:

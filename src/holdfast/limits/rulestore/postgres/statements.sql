@@ -9,7 +9,8 @@ SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(
 -- name: head
 -- A primary knows all; a replica may lag behind by the age of the last beat it has.
 SELECT epoch, seq, digest,
-       CASE WHEN pg_is_in_recovery() THEN greatest(0, extract(epoch FROM clock_timestamp() - beat_at)) ELSE 0 END::float8
+       CASE WHEN pg_is_in_recovery() THEN greatest(0, extract(epoch FROM clock_timestamp() - beat_at)) ELSE 0 END::float8,
+       store
 FROM holdfast_rules_head
 
 -- name: move_head

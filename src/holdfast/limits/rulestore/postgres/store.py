@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from holdfast.errors import StateCorrupted
 from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
 from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
 from holdfast.limits.rules import Rule, RuleName, digest_without, next_digest
-from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, FORGOTTEN_PER_CHANGE, RetentionSettings, Ring
+from holdfast.limits.rulestore.contract import (
+    DOORBELL_BYTES_MAX,
+    FORGOTTEN_PER_CHANGE,
+    Head,
+    RetentionSettings,
+    Ring,
+)
 from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK, PostgresSettings
 from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
 from holdfast.limits.rulestore.reading import rules_of
@@ -50,7 +57,7 @@ class PostgresRuleStore(PostgresRuleReader):
         async with self.database.committing("be changed") as db:
             await db.execute(SQL["lock_writers"], WRITERS_LOCK)
             epoch = await db.fetchval(SQL["epoch"])
-            _, seq, digest, _ = await db.fetchrow(SQL["head"])
+            head = Head(*await db.fetchrow(SQL["head"]))
             current = _decoded(await db.fetchval(SQL["rule"], *change.name))
             forgotten = await db.fetchval(SQL["forgotten_version"])
             made = decide(change, current, await _known_key(db, change), epoch, forgotten)
@@ -61,9 +68,10 @@ class PostgresRuleStore(PostgresRuleReader):
                 keep_open(made, rules_of(row[0] for row in door))
             if change.key is not None:
                 await db.execute(SQL["forget_keys"], self._retention.keys_kept_days)
-            await _write(db, change, made, seq + 1, f"{next_digest(int(digest, 16), current, made):032x}")
-            await _forget(db, seq + 1 - self._retention.changes_kept)
-        return Changed(made, seq + 1)
+            digest = f"{next_digest(int(head.digest, 16), current, made):032x}"
+            await _write(db, change, made, structs.replace(head, seq=head.seq + 1, digest=digest))
+            await _forget(db, head.seq + 1 - self._retention.changes_kept)
+        return Changed(made, head.seq + 1)
 
     async def get(self, name: RuleName) -> Rule | None:
         rows = await self.fetch("rule", *name)
@@ -78,14 +86,15 @@ class PostgresRuleStore(PostgresRuleReader):
         return [_change.decode(row[0]) for row in rows]
 
 
-async def _write(db: Any, change: Change, made: Rule, seq: int, digest: str) -> None:
-    entry = RuleChange(seq, change.action, made, change.actor, change.reason, change.at)
+async def _write(db: Any, change: Change, made: Rule, head: Head) -> None:
+    """The rule, its line of the log, its key, and the head as it is with them."""
+    entry = RuleChange(head.seq, change.action, made, change.actor, change.reason, change.at)
     await db.execute(SQL["put_rule"], *change.name, made.deleted, _text(made))
-    await db.execute(SQL["append_change"], seq, *change.name, made.version, _text(entry))
-    await db.execute(SQL["move_head"], made.epoch, seq, digest)
+    await db.execute(SQL["append_change"], head.seq, *change.name, made.version, _text(entry))
+    await db.execute(SQL["move_head"], made.epoch, head.seq, head.digest)
     if change.key is not None:
-        await db.execute(SQL["put_key"], change.key, _text(Remembered(change.fingerprint, made, seq)))
-    await db.execute(SQL["ring"], payload(Ring(made.epoch, seq, made)))
+        await db.execute(SQL["put_key"], change.key, _text(Remembered(change.fingerprint, made, head.seq)))
+    await db.execute(SQL["ring"], payload(Ring(made.epoch, head.seq, made, head.store)))
 
 
 async def _forget(db: Any, horizon: int) -> None:
@@ -94,9 +103,9 @@ async def _forget(db: Any, horizon: int) -> None:
     for _, body in oldest:
         past = _change.decode(body)
         if is_over(past, _decoded(await db.fetchval(SQL["rule"], *past.rule.name))):
-            _, _, digest, _ = await db.fetchrow(SQL["head"])
+            head = Head(*await db.fetchrow(SQL["head"]))
             await db.execute(SQL["forget_rule"], *past.rule.name)
-            await db.execute(SQL["raise_forgotten"], past.rule.version, digest_without(digest, past.rule))
+            await db.execute(SQL["raise_forgotten"], past.rule.version, digest_without(head.digest, past.rule))
     if oldest:
         await db.execute(SQL["forget_changes"], oldest[-1][0])
 
@@ -104,7 +113,7 @@ async def _forget(db: Any, horizon: int) -> None:
 def payload(ring: Ring) -> str:
     """A ring as a doorbell carries it; a rule that is too long stays at home."""
     text = _text(ring)
-    return text if len(text.encode()) <= DOORBELL_BYTES_MAX else _text(Ring(ring.epoch, ring.seq))
+    return text if len(text.encode()) <= DOORBELL_BYTES_MAX else _text(structs.replace(ring, rule=None))
 
 
 async def _known_key(db: Any, change: Change) -> Remembered | None:

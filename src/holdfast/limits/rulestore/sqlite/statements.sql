@@ -1,5 +1,5 @@
 -- name: head
-SELECT epoch, seq, digest FROM rules_head
+SELECT epoch, seq, digest, store FROM rules_head
 
 -- name: move_head
 -- ?1 seq, ?2 digest

@@ -61,6 +61,7 @@ class SqliteRuleStore:
         reader = Handle(self._path, self._settings, self._vfs, write=False)
         self._writer = Crew("rules-writer", [writer], self._settings.writes_waiting_max, _busy)
         self._reader = Crew("rules-reader", [reader], self._settings.reads_waiting_max, _busy)
+        self._store = (await self.head()).store
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -76,7 +77,7 @@ class SqliteRuleStore:
             partial(_commit, change=change, now=self._clock.now(), retention=self._retention)
         )
         if not changed.repeated:
-            self._bell.ring(Ring(changed.rule.epoch, changed.seq, changed.rule))
+            self._bell.ring(Ring(changed.rule.epoch, changed.seq, changed.rule, self._store))
         return changed
 
     async def get(self, name: RuleName) -> Rule | None:
@@ -93,7 +94,8 @@ class SqliteRuleStore:
         return await self._read(lambda db: [_change.decode(b) for (b,) in db.execute(SQL["history"], values)])
 
     async def head(self) -> Head:
-        return await self._read(lambda db: Head(*_head(db), lag_seconds=0.0))
+        epoch, seq, digest, store = await self._read(_head)
+        return Head(epoch, seq, digest, 0.0, store)
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
         return await self._read(
@@ -102,7 +104,7 @@ class SqliteRuleStore:
 
     async def snapshot(self) -> Snapshot:
         def read(db: apsw.Connection) -> Snapshot:
-            epoch, seq, _ = _head(db)
+            epoch, seq, _, _ = _head(db)
             return snapshot_of(epoch, seq, (str(b) for (b,) in db.execute(SQL["all_rules"])))
 
         return await self._read(read)
@@ -118,7 +120,7 @@ class SqliteRuleStore:
 def _commit(handle: Handle, change: Change, now: float, retention: RetentionSettings) -> Changed:
     """One change in one transaction; on return it is on stable storage."""
     with handle.transaction() as db:
-        epoch, seq, digest = _head(db)
+        epoch, seq, digest, _ = _head(db)
         current = _one(db, change.name)
         made = decide(change, current, _known_key(db, change), epoch, db.execute(SQL["forgotten_version"]).get)
         if isinstance(made, Changed):
@@ -150,8 +152,8 @@ def _forget(db: apsw.Connection, horizon: int) -> None:
         db.execute(SQL["forget_changes"], (oldest[-1][0],))
 
 
-def _head(db: apsw.Connection) -> tuple[int, int, str]:
-    row: tuple[int, int, str] = db.execute(SQL["head"]).get
+def _head(db: apsw.Connection) -> tuple[int, int, str, str]:
+    row: tuple[int, int, str, str] = db.execute(SQL["head"]).get
     return row
 
 
