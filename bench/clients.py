@@ -17,6 +17,8 @@ from harness import Child, tell
 
 ARRIVAL_SECONDS_MAX = 30.0
 """A message that has not reached everybody by then is lost, and the run with it."""
+AT_ONCE = 100
+"""Of a crowd that comes in."""
 CONTENT = b"x" * 100
 NUMBER = b"%012d"
 ACK = b'{"type":"message_ack","payload":{"client_message_id":"'
@@ -91,50 +93,45 @@ async def connect_many(url: str, tokens: Sequence[str | None], cursors: Cursors 
     return clients
 
 
-async def disconnect(clients: Sequence[Client]) -> None:
+async def disconnect(clients: Sequence[Client | Bare]) -> None:
     for client in clients:
-        client.transport.disconnect(False)
+        if isinstance(client, Bare):
+            client.transport.abort()
+        else:
+            client.transport.disconnect(False)
     await asyncio.sleep(0.1)
 
 
-class Sender(asyncio.Protocol):
-    """One connection that keeps ``window`` sends open, for as little processor time as it can: the load shares the
-    machine with the server.
+class Bare(asyncio.Protocol):
+    """One connection that comes in and stays, for as little processor time as it can: the load shares the machine with
+    the server. It sends constants (masked with zeros, which leaves them as they are), and what it need not read it
+    passes over. Anything that it does not expect is counted as an error."""
 
-    A send is a frame made of constants and a number (masked with zeros, which leaves it as it is); what one read
-    answers leaves in one write. Every ack is checked: it is of the oldest open send, new, and of the next sequence of
-    the chat. So is the message that follows it: its sequence. Anything else that comes is counted as an error.
-    """
-
-    def __init__(self, url: str, token: str, chat_id: str, head: int) -> None:
+    def __init__(self, url: str, token: str, cursors: Cursors) -> None:
         parts = urlsplit(url)
         self._upgrade = (
             f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\nAuthorization: Bearer {token}\r\n\r\n"
         )
-        self._resume = _client_frame(
-            json.dumps({"type": "resume", "payload": {"cursors": {chat_id: (1, head)}}}).encode()
-        )
-        start = b'{"type":"send_message","payload":{"client_message_id":"'
-        rest = b'","chat_id":"%b","content":"%b"}}' % (chat_id.encode(), CONTENT)
-        whole = _client_frame(start + NUMBER % 0 + rest)
-        self._before, self._behind = whole[: -len(NUMBER % 0 + rest)], rest
-        self._head = head
+        self._resume = _client_frame(json.dumps({"type": "resume", "payload": {"cursors": cursors}}).encode())
         self._unread = b""
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
         self.resumed = asyncio.get_running_loop().create_future()
-        self.window = 0
-        self.sent = self.acks = self.messages = self.errors = 0
+        self.errors = 0
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self.transport = transport
         transport.write(self._upgrade.encode())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.resumed.done():
+            self.resumed.set_exception(ConnectionError(f"not let in: {self._unread!r}"))
 
     def data_received(self, data: bytes) -> None:
         if not self.resumed.done() and data.startswith(b"HTTP/1.1 101"):
             data = data[data.index(b"\r\n\r\n") + 4 :]
         data = self._unread + data
-        at, before = 0, self.acks
+        at = 0
         while len(data) >= at + 4:
             size, start = data[at + 1], at + 2
             if size == 126:
@@ -142,15 +139,68 @@ class Sender(asyncio.Protocol):
             if len(data) < start + size:
                 break
             at = start + size
-            if data.startswith(ACK, start):
-                self._acked(data, start)
-            elif data.startswith(MESSAGE, start):
-                self._got(data, start)
-            else:
-                self._told(data[start:at])
+            self._frame(data, start, at)
         self._unread = data[at:]
+
+    def _frame(self, data: bytes, start: int, end: int) -> None:
+        frame = data[start:end]
+        if frame.startswith(b'{"type":"heartbeat"'):
+            self.transport.write(_client_frame(b'{"type":"heartbeat_ack"}'))
+        elif frame.startswith(b'{"type":"connection_established"'):
+            self.transport.write(self._resume)
+        elif frame.startswith(b'{"type":"resumed"'):
+            self.resumed.set_result(None)
+        elif not frame.startswith(b'{"type":"presence"'):
+            self.errors += 1
+
+
+async def crowd(url: str, tokens: Sequence[str]) -> list[Bare]:
+    """Everybody comes, ``AT_ONCE`` at a time: as one is in, the next knocks."""
+    loop, address, left = asyncio.get_running_loop(), urlsplit(url), iter(tokens)
+    came: list[Bare] = []
+
+    async def come() -> None:
+        for token in left:
+            bare = Bare(url, token, {})
+            await loop.create_connection(lambda bare=bare: bare, address.hostname, address.port)
+            await bare.resumed
+            came.append(bare)
+
+    await asyncio.gather(*(come() for _ in range(AT_ONCE)))
+    return came
+
+
+class Sender(Bare):
+    """One connection that keeps ``window`` sends open.
+
+    A send is a frame made of constants and a number; what one read answers leaves in one write. Every ack is checked:
+    it is of the oldest open send, new, and of the next sequence of the chat. So is the message that follows it: its
+    sequence.
+    """
+
+    def __init__(self, url: str, token: str, chat_id: str, head: int) -> None:
+        super().__init__(url, token, {chat_id: (1, head)})
+        start = b'{"type":"send_message","payload":{"client_message_id":"'
+        rest = b'","chat_id":"%b","content":"%b"}}' % (chat_id.encode(), CONTENT)
+        whole = _client_frame(start + NUMBER % 0 + rest)
+        self._before, self._behind = whole[: -len(NUMBER % 0 + rest)], rest
+        self._head = head
+        self.window = 0
+        self.sent = self.acks = self.messages = 0
+
+    def data_received(self, data: bytes) -> None:
+        before = self.acks
+        super().data_received(data)
         if self.window and self.acks > before:
             self.send(self.acks - before)
+
+    def _frame(self, data: bytes, start: int, end: int) -> None:
+        if data.startswith(ACK, start):
+            self._acked(data, start)
+        elif data.startswith(MESSAGE, start):
+            self._got(data, start)
+        else:
+            super()._frame(data, start, end)
 
     def _acked(self, data: bytes, start: int) -> None:
         start += len(ACK)
@@ -168,20 +218,10 @@ class Sender(asyncio.Protocol):
         sequence = data.index(SEQUENCE, start) + len(SEQUENCE)
         self.errors += not data.startswith(b"%d," % (self._head + self.messages), sequence)
 
-    def _told(self, frame: bytes) -> None:
-        if frame.startswith(b'{"type":"heartbeat"'):
-            self._transport.write(_client_frame(b'{"type":"heartbeat_ack"}'))
-        elif frame.startswith(b'{"type":"connection_established"'):
-            self._transport.write(self._resume)
-        elif frame.startswith(b'{"type":"resumed"'):
-            self.resumed.set_result(None)
-        elif not frame.startswith(b'{"type":"presence"'):
-            self.errors += 1
-
     def send(self, count: int) -> None:
         first, self.sent = self.sent, self.sent + count
         before, behind = self._before, self._behind
-        self._transport.write(b"".join([before + NUMBER % number + behind for number in range(first, self.sent)]))
+        self.transport.write(b"".join([before + NUMBER % number + behind for number in range(first, self.sent)]))
 
 
 def _client_frame(payload: bytes) -> bytes:

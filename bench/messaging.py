@@ -11,7 +11,8 @@
   counted is the thread of the event loop, which does all of it: log, members, position check, lanes, write. (The
   commit before it is a send's, and the peer has none.) Both run on uvloop, which is the stronger peer; without
   --quick the same broadcast on asyncio's loop is printed beside it;
-- idle: the server's memory per idle authenticated connection, at 5,000;
+- idle: the server's memory per idle authenticated connection, at 5,000, and the processor time that each took to come
+  in: handshake, token, memberships, resume, presence;
 - latency: send → ack at 1,000 sends a second, and what one sync of the disk takes at that time;
 - flat (with --quick only when named): processor time per send and per delivery with 10 × the chats, the members
   elsewhere and the messages stored in the chat (100 × without --quick), as a ratio to a server with less of it,
@@ -36,7 +37,7 @@ from typing import Any
 import uvloop
 
 import store as store_bench
-from clients import Audience, Client, Senders, connect, connect_many, disconnect
+from clients import Audience, Client, Senders, connect, connect_many, crowd, disconnect
 from harness import Child, arguments, finish, median, percentile, process, processes, say, tell
 
 QUICK_PARTS = ("sends", "fanout", "idle", "latency")
@@ -134,20 +135,26 @@ def measure_fanout(report: Report, options: Options) -> None:
 def measure_idle(report: Report, options: Options) -> None:
     size = 5000
 
-    async def load(child: Child, url: str) -> float:
+    async def load(child: Child, url: str) -> None:
         tokens = tell(child, do="mint", count=size)["tokens"]
         tell(child, do="create", first=0, count=90)
-        await disconnect(await connect_many(url, tokens[:200]))
+        await disconnect(await crowd(url, tokens[:200]))
         await asyncio.sleep(0.5)
-        before = tell(child, do="used")["rss"]
-        clients = await connect_many(url, tokens)
+        before, load = tell(child, do="used"), time.process_time()
+        clients = await crowd(url, tokens)
+        load = time.process_time() - load
+        came = tell(child, do="used")
         await asyncio.sleep(1)
-        after = tell(child, do="used")["rss"]
+        after = tell(child, do="used")
+        wrong = sum(client.errors for client in clients)
+        assert not wrong, f"{wrong} frames that an idle connection does not expect"
         await disconnect(clients)
-        return (after - before) / size / 1024
+        report.figures["idle_connection_kb"] = (after["rss"] - before["rss"]) / size / 1024
+        report.figures["connect_cpu_us"] = (came["cpu"] - before["cpu"]) / size * 1e6
+        report.figures["connect_load_us"] = load / size * 1e6
 
     with process(CHILDREN, "node") as (child, hello):
-        report.figures["idle_connection_kb"] = uvloop.run(load(child, hello["url"]))
+        uvloop.run(load(child, hello["url"]))
 
 
 # --- latency ----------------------------------------------------------------------------------------------
