@@ -79,6 +79,7 @@ PURE = [
     "limits/rules.py",
     "limits/lockout.py",
     "limits/algorithms.py",
+    "limits/membership.py",
     "limits/plans.py",
 ]
 IMPURE_IMPORTS = {

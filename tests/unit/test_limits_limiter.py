@@ -309,7 +309,9 @@ def test_live_nodes_are_frozen_while_nobody_answers() -> None:
             await asyncio.sleep(60)
             assert limits.nodes == 5
             counters.mood, counters.nodes = "well", 3
-            await asyncio.sleep(2)
+            await asyncio.sleep(4)
+            assert limits.nodes == 5
+            await asyncio.sleep(3)
             assert limits.nodes == 3
 
     virtual.run(main())

@@ -27,6 +27,7 @@ from holdfast.limits.algorithms import Reading
 from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
 from holdfast.limits.leases import Leases
+from holdfast.limits.membership import Membership
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
 from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
 from holdfast.limits.share import LocalShare
@@ -50,7 +51,7 @@ class LimiterSettings:
     heartbeat_seconds: float = 1.0
     """How often the node says that it lives, and gives leases back."""
     node_ttl_seconds: float = 5.0
-    """A node that was silent for so long is not counted when limits are shared out."""
+    """A node that was silent for so long, and missed for as long again, is not counted when limits are shared out."""
     batch: BatchSettings = field(default_factory=BatchSettings)
 
     def __post_init__(self) -> None:
@@ -100,6 +101,7 @@ class Limiter:
         self._known: Bounded[Known] = Bounded(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
         self._share = LocalShare(self.settings.keys_max)
+        self._members = Membership(self.settings.node_ttl_seconds)
         self._tally: dict[str, list[int]] = {by: [0, 0] for by in get_args(DecidedBy)}
         self._counted_later = 0
         self._background: set[asyncio.Task[None]] = set()
@@ -455,9 +457,11 @@ class Limiter:
         """Say that we live, learn who else does; the last number known stays when nobody answers."""
         try:
             count = await self._counters.announce(self.place.node, self.settings.node_ttl_seconds)
-            self._share.nodes = max(1, count)
+            self._members.seen(count, self._monotonic())
+            self._share.nodes = self._members.count
             telemetry.dependency_up("counters", True)
         except HoldfastError:
+            self._members.unseen()
             telemetry.dependency_up("counters", False)
         telemetry.limits_checked(self._tally)
         for counts in self._tally.values():
