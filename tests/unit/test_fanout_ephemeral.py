@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -20,10 +20,10 @@ from holdfast.fanout.ephemeral import Ephemeral, EphemeralSettings
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.message import Cursor, Entry, Message, User, Watermark
+from holdfast.message import Entry, Message, User, Watermark
 from holdfast.store.changes import AddMember
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.faults import Odds, Plan, faulty
+from holdfast.verify.faults import Fault, Odds, Plan, faulty
 
 
 class Bench:
@@ -35,11 +35,7 @@ class Bench:
         self.plan = Plan(random.Random(1))
         store = faulty(self.store, self.plan)
         self.members = Members(store.members)
-
-        async def memberships(user: User) -> Mapping[str, Cursor]:
-            return (await store.memberships([user]))[user]
-
-        self.ephemeral = Ephemeral(self, self.members, memberships, self.clock, settings)
+        self.ephemeral = Ephemeral(self, self.members, store.memberships, self.clock, settings)
         self.told: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
 
@@ -194,6 +190,17 @@ def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
         bench.ephemeral.typing(BELA, CHAT, True)
         await asyncio.sleep(50 * 0.05)
         assert bench.take() == [typing(BELA, True)], "a round tells fifty presences at most"
+
+    on_virtual_time(test)
+
+
+def test_the_chats_of_a_crowd_that_comes_are_looked_up_together() -> None:
+    async def test(bench: Bench) -> None:
+        for user in (ANNA, BELA, *(User("default", f"user-{n}") for n in range(118))):
+            bench.ephemeral.presence(user, "online")
+        await asyncio.sleep(3)
+        assert [payload["user_id"] for _, payload in bench.take()] == [ANNA.user_id, BELA.user_id]
+        assert bench.plan.counts == {("memberships", Fault.NONE): 3, ("members", Fault.NONE): 1}
 
     on_virtual_time(test)
 

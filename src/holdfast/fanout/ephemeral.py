@@ -26,6 +26,7 @@ from holdfast.wire.frames import Presence, Receipt, Typing
 
 Status = Literal["online", "offline"]
 Key = tuple[str, ...]
+Memberships = Mapping[User, Mapping[str, Cursor]]
 
 
 class Sessions(Protocol):
@@ -81,7 +82,7 @@ class Ephemeral:
         self,
         sessions: Sessions,
         members: Members,
-        memberships: Callable[[User], Awaitable[Mapping[str, Cursor]]],
+        memberships: Callable[[Sequence[User]], Awaitable[Memberships]],
         clock: Clock,
         settings: EphemeralSettings | None = None,
     ) -> None:
@@ -146,18 +147,21 @@ class Ephemeral:
             await self.tell()
 
     async def tell(self) -> None:
-        """One round; it looks only at what is due."""
+        """One round; it looks only at what is due, and once at the chats of all who came or left."""
         now = self._clock.monotonic()
         self._stop_typing(now)
         self._release(now)
-        presences = islice(self._ready_presences, self._settings.max_presences)
+        presences = dict(islice(self._ready_presences.items(), self._settings.max_presences))
+        memberships: Memberships | None = None
         due = [*((self._ready, key) for key in self._ready), *((self._ready_presences, key) for key in presences)]
         for number, (ready, key) in enumerate(due):
             note = ready.pop(key)
             self._told_at[key] = now
             try:
                 async with asyncio.timeout(self._settings.lookup_timeout_seconds):
-                    await self._tell(note)
+                    if key in presences and memberships is None:
+                        memberships = await self._memberships([presence.about for presence in presences.values()])
+                    await self._tell(note, memberships or {})
             except (HoldfastError, TimeoutError):
                 telemetry.ephemeral(note.kind, "dropped")
                 self._drop(due[number + 1 :])
@@ -177,10 +181,10 @@ class Ephemeral:
     def _ready_for(self, note: _Note) -> dict[Key, _Note]:
         return self._ready_presences if note.kind == Presence.type else self._ready
 
-    async def _tell(self, note: _Note) -> None:
+    async def _tell(self, note: _Note, memberships: Memberships) -> None:
         frame = encode_frame(note.payload)
         if note.chat_id is None:
-            for chat_id in await self._shared_chats(note.about):
+            for chat_id in await self._shared_chats(note.about, memberships[note.about]):
                 self._sessions.push_to_chat(chat_id, note.key, frame)
         elif not await self._concerns(note.to, note.about.tenant, note.chat_id):
             telemetry.ephemeral(note.kind, "dropped")
@@ -191,8 +195,8 @@ class Ephemeral:
             self._sessions.push_to_user(note.to, note.key, frame)
         telemetry.ephemeral(note.kind, "told")
 
-    async def _shared_chats(self, user: User) -> list[str]:
-        chats = list(await self._memberships(user))[: self._settings.max_presence_chats]
+    async def _shared_chats(self, user: User, memberships: Iterable[str]) -> list[str]:
+        chats = islice(memberships, self._settings.max_presence_chats)
         return [chat_id for chat_id in chats if await self._small(user.tenant, chat_id)]
 
     async def _small(self, tenant: str, chat_id: str) -> bool:

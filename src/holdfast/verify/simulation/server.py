@@ -60,7 +60,7 @@ class Server:
         self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
         self.history = History(store, EpochRaiser(self.durability, self._clock, ids), self._clock)
         self._members = Members(store.members)
-        self._ephemeral = Ephemeral(self, self._members, self.history.memberships, self._clock)
+        self._ephemeral = Ephemeral(self, self._members, self.history.memberships_of, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
         self._attendance = Attendance(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
         plane = Plane(self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng)
