@@ -267,10 +267,9 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
     limits = status.get("limits") or {}
     said = []
     if limits.get("stale"):
-        age = f"{limits['staleness_seconds']:.0f} s"
-        said.append(
-            f"the rules here are stale: nobody knows of changes for {age} (docs/guides/runbooks/rules-stale.md)"
-        )
+        age = limits["staleness_seconds"]
+        what = "this node has never known them" if age is None else f"nobody knows of changes for {age:.0f} s"
+        said.append(f"the rules here are stale: {what} (docs/guides/runbooks/rules-stale.md)")
     if limits.get("counters") == "down":
         said.append("the counters do not answer: each node admits its share (docs/guides/limits.md)")
     return said

@@ -10,26 +10,31 @@ and the reader, who should know it by then, does not have after a minute was not
 then on a ring only makes us read: two databases that are copies of one call themselves by one name.
 
 Start: listen, then read a snapshot, then ready. If the database is away, start from the last good snapshot on disk and
-say so. Then a sync every eight seconds, or at once when a ring or the counters say that we are behind: by delta, or by
-a full snapshot when the epoch is new or the digests differ.
+say so; without one, from the rules that everybody starts with, which are older than any that a database has. Then a
+sync every eight seconds, or at once when a ring or the counters say that we are behind: by delta, or by a full snapshot
+when the epoch is new or the digests differ.
 
-Staleness is how long ago this node knew that it had everything. A replica tells how far it may lag behind.
+Staleness is how long ago this node knew that it had everything: without end, if it never did. A replica tells how far
+it may lag behind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from msgspec import structs
+
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.disk import Saved, load, save
-from holdfast.limits.rules import RuleSet, Snapshot
+from holdfast.limits.rules import Rule, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
 
@@ -73,6 +78,7 @@ class Feed:
         clock: Clock,
         file: Path | None = None,
         settings: FeedSettings | None = None,
+        starts_with: Sequence[Rule] = (),
     ) -> None:
         self._reader = reader
         self._doorbells = doorbells
@@ -80,6 +86,7 @@ class Feed:
         self._clock = clock
         self._file = file
         self._settings = settings or FeedSettings()
+        self._starts_with = RuleSet.of(structs.replace(rule, epoch=0, version=0) for rule in starts_with)
         self.rules = RuleSet()
         self.cursor = (0, 0)
         self.from_disk = False
@@ -88,7 +95,7 @@ class Feed:
         self._heard_last = (0, 0)
         self._awaited: tuple[tuple[int, int], float] | None = None
         self._believes = True
-        self._known_at = clock.monotonic()
+        self._known_at = -math.inf
         self._nudged = asyncio.Event()
         self._saved_digest = ""
         self._alarmed = False
@@ -96,7 +103,7 @@ class Feed:
 
     @property
     def staleness_seconds(self) -> float:
-        """Since this node last knew that it had every rule."""
+        """Since this node last knew that it had every rule; infinite if it never did."""
         return self._clock.monotonic() - self._known_at
 
     @property
@@ -114,6 +121,8 @@ class Feed:
         self._nudged.set()
 
     async def __aenter__(self) -> Self:
+        if len(self._starts_with):
+            self._put(self._starts_with, "start")
         listening = [asyncio.Event() for _ in self._doorbells]
         for doorbell, event in zip(self._doorbells, listening, strict=True):
             self._work.append(asyncio.create_task(self._listen(doorbell, event)))
@@ -126,6 +135,7 @@ class Feed:
         complete = await self._try_sync()
         if not complete:
             await self._start_from_disk()
+        self._watch()
         self._work.append(asyncio.create_task(self._follow(complete)))
         return self
 
@@ -290,12 +300,13 @@ class Feed:
         if self.stale != self._alarmed:
             self._alarmed = self.stale
             say = telemetry.log.error if self.stale else telemetry.log.info
-            say("limits.rules_stale" if self.stale else "limits.rules_fresh", seconds=round(self.staleness_seconds, 1))
+            age = "never known" if math.isinf(self.staleness_seconds) else round(self.staleness_seconds, 1)
+            say("limits.rules_stale" if self.stale else "limits.rules_fresh", seconds=age)
 
     async def _start_from_disk(self) -> None:
         saved = await asyncio.to_thread(load, self._file) if self._file is not None else None
         if saved is None:
-            telemetry.log.error("limits.no_rules", reason="the database is away and there is no snapshot on disk")
+            telemetry.log.error("limits.rules_unknown", reason="the database is away and there is no snapshot on disk")
             return
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)

@@ -45,7 +45,7 @@ async def opened(
 
     ``state`` is a directory that no other process uses: the last rules known are kept in it, and the rules themselves
     if they are embedded. ``node_id`` tells those who share counters apart; empty, it is made up. The rules of
-    ``starts_with`` are created where there never were any of that name.
+    ``starts_with`` are created where there never were any of that name, and hold while nothing is known of any others.
     """
     clock = clock or SystemClock()
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
@@ -54,7 +54,7 @@ async def opened(
         place = Place(node_id or Ids(clock).new("node_"), chosen.region)
         limiter = Limiter(counters, clock, chosen.limiter, place=place, on_behind=lambda: feed.nudge())
         rules = await _rules_of(chosen, state, clock, bell, stack)
-        feed = Feed(rules.reader, rules.bells, limiter.use, clock, state / RULES_NAME, chosen.feed)
+        feed = Feed(rules.reader, rules.bells, limiter.use, clock, state / RULES_NAME, chosen.feed, starts_with)
         control = Control(rules.store, clock, rules.database)
 
         async def settle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +60,8 @@ class LimitsPlane:
         return {**health, "rules": "stale"} if self.feed.stale else health
 
     def status(self) -> dict[str, Any]:
-        """For operators: is it whole, how fresh, how many, where."""
+        """For operators: is it whole, how fresh (None: it never knew), how many, where."""
+        age = self.feed.staleness_seconds
         return {
             "counters": "up" if self.limiter.healthy else "down",
             "region": self.limiter.place.region,
@@ -68,7 +70,7 @@ class LimitsPlane:
             "digest": self.limiter.rules.digest,
             "epoch": self.feed.cursor[0],
             "cursor": self.feed.cursor[1],
-            "staleness_seconds": round(self.feed.staleness_seconds, 3),
+            "staleness_seconds": None if math.isinf(age) else round(age, 3),
             "stale": self.feed.stale,
             "from_disk": self.feed.from_disk,
         }

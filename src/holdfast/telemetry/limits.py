@@ -38,7 +38,7 @@ def rule_staleness(seconds: float, cursor_lag: int) -> None:
 
 
 def rules_applied(by: str, count: int) -> None:
-    """``by``: event, sync, snapshot or disk."""
+    """``by``: start, disk, event, sync or snapshot."""
     _rules_applied.labels(by).inc(count)
 
 

@@ -1,0 +1,70 @@
+"""How limits start: while their database is away, with nothing on disk or less than nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import virtual
+from limitworld import Log
+
+from holdfast import telemetry
+from holdfast.cli.operate import alarms
+from holdfast.limits.entrances import DEFAULT_RULES
+from holdfast.limits.feed import Feed
+from holdfast.limits.opening import RULES_NAME, LimitsSettings, opened
+from holdfast.limits.rules import Rule, RuleSet
+
+NOWHERE = LimitsSettings(rules_url="postgresql://127.0.0.1:1/none")
+
+
+@pytest.mark.parametrize("on_disk", [None, b"", b"{"])
+def test_a_first_start_without_the_database_limits_by_the_rules_to_start_with(
+    tmp_path: Path, on_disk: bytes | None
+) -> None:
+    async def main() -> None:
+        if on_disk is not None:
+            (tmp_path / RULES_NAME).write_bytes(on_disk)
+        async with opened(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
+            decisions = [await plane.limiter.check("acme", "send:user", "ann") for _ in range(5_000)]
+            assert 0 < sum(decision.allowed for decision in decisions) < 5_000
+            assert decisions[0].rule_version == 0, "older than any that an operator made"
+            assert len(plane.limiter.rules) == len(DEFAULT_RULES)
+
+    asyncio.run(main())
+
+
+def test_who_never_knew_the_rules_says_that_they_are_stale(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
+            assert plane.dependencies()["rules"] == "stale"
+            assert (await plane.health())["rules"] == "stale"
+            status = plane.status()
+            assert (status["stale"], status["staleness_seconds"]) == (True, None)
+            assert "never" in alarms({"limits": status})[0]
+            assert telemetry.REGISTRY.get_sample_value("holdfast_limits_rule_staleness_seconds") == float("inf")
+
+    asyncio.run(main())
+
+
+def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None:
+    async def main() -> None:
+        log, applied = Log(), list[RuleSet]()
+        log.put("a", 5, deleted=True)
+        log.put("b", 7)
+        log.away = True
+        start = [Rule("acme", "a", "token_bucket", 1, 60.0), Rule("acme", "c", "token_bucket", 1, 60.0)]
+        async with Feed(log, [log], applied.append, virtual.LoopClock(), starts_with=start) as feed:
+            assert {(rule.resource, rule.epoch, rule.version) for rule in applied[0].live()} == {
+                ("a", 0, 0),
+                ("c", 0, 0),
+            }
+            assert feed.stale
+            log.away = False
+            await asyncio.sleep(1.2)
+            assert [rule.resource for rule in feed.rules.live()] == ["b"], "what was deleted, and what never was"
+            assert not feed.stale
+            assert feed.rules.digest == (await log.head()).digest
+
+    virtual.run(main())
