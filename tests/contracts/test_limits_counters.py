@@ -210,6 +210,18 @@ def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scena
     counting(scenario)
 
 
+def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(counting: Callable[[Scenario], None]) -> None:
+    async def scenario(counters: Counters) -> None:
+        slots = terms("concurrency", 2)
+        await counters.adjust([Adjustment(at("new"), slots, held=hold) for hold in "abc"])
+        assert (await one(counters, Ask(at("new"), slots, hold="d"))).admitted == 0
+        assert (await one(counters, Ask(at("new"), slots, hold="c"))).admitted == 1, "it is its holder's"
+        await counters.adjust([Adjustment(at("new"), slots, released=hold) for hold in "ab"])
+        assert (await one(counters, Ask(at("new"), slots, hold="d"))).admitted == 1
+
+    counting(scenario)
+
+
 def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         entries = [[Ask(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]

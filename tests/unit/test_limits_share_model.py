@@ -86,7 +86,7 @@ class Shares(RuleBasedStateMachine):
     def settle(self, at: int) -> None:
         """The counters are back: a node owes at most what it admitted since it last told."""
         at %= len(self.nodes)
-        charged = sum(debt.charged for debt in self.nodes[at].debts(self.now))
+        charged = sum(debt.charged for debt in self.nodes[at].debts(self.now, 100))
         assert charged <= self.owed[at] and not self.nodes[at].owes
         self.owed[at] = 0
 

@@ -23,6 +23,7 @@ from msgspec import structs
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError, InvalidCheck
+from holdfast.limits.accounts import Accounts
 from holdfast.limits.algorithms import Reading
 from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
@@ -101,6 +102,7 @@ class Limiter:
         self._known: Bounded[Known] = Bounded(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
         self._share = LocalShare(self.settings.keys_max)
+        self._accounts = Accounts(counters, self._share, self._leases, clock.monotonic)
         self._members = Membership(self.settings.node_ttl_seconds)
         self._tally: dict[str, list[int]] = {by: [0, 0] for by in get_args(DecidedBy)}
         self._counted_later = 0
@@ -247,7 +249,7 @@ class Limiter:
             return False
         key = (plan.prefix, check.subject)
         self._share.release(key, plan.terms, hold, self._monotonic() * 1000)
-        await self._adjust([Adjustment(key, plan.terms, released=hold)])
+        await self._accounts.release(Adjustment(key, plan.terms, released=hold))
         return True
 
     def _plan(self, tenant: str, resource: str) -> Plan | None:
@@ -409,20 +411,8 @@ class Limiter:
 
     def _recovered(self) -> None:
         """The counters answered: charge them with what was admitted without them."""
-        if self._share.owes:
-            self._in_background(self._settle_debts())
-
-    async def _settle_debts(self) -> None:
-        await self._adjust(self._share.debts(self._monotonic() * 1000))
-
-    async def _adjust(self, adjustments: list[Adjustment]) -> None:
-        """Best effort, never repeated: what is lost stays charged, or drains."""
-        for at in range(0, len(adjustments), KEYS_PER_CALL_MAX):
-            try:
-                await self._counters.adjust(adjustments[at : at + KEYS_PER_CALL_MAX])
-            except HoldfastError as error:
-                telemetry.log.warning("limits.adjustment_lost", count=len(adjustments) - at, reason=error.message)
-                return
+        if self._accounts.due:
+            self._in_background(self._accounts.settle())
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -438,8 +428,9 @@ class Limiter:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._give_back(all_of_them=True)
         await self._batcher.aclose()
+        await self._accounts.give_back(all_of_them=True)
+        await self._accounts.settle()
 
     async def _live(self) -> None:
         while True:
@@ -448,30 +439,28 @@ class Limiter:
 
     async def _turn(self) -> None:
         try:
-            await self._beat()
-            await self._give_back()
+            if await self._beat():
+                await self._accounts.settle()
+                await self._accounts.give_back()
         except Exception as error:  # a node that stopped saying that it lives would give its share to the others
             telemetry.defect("limits", error)
 
-    async def _beat(self) -> None:
-        """Say that we live, learn who else does; the last number known stays when nobody answers."""
+    async def _beat(self) -> bool:
+        """Say that we live, learn who else does; the last number known stays when nobody answers, which is False."""
+        alive = False
         try:
             count = await self._counters.announce(self.place.node, self.settings.node_ttl_seconds)
             self._members.seen(count, self._monotonic())
             self._share.nodes = self._members.count
-            telemetry.dependency_up("counters", True)
+            alive = True
         except HoldfastError:
             self._members.unseen()
-            telemetry.dependency_up("counters", False)
+        telemetry.dependency_up("counters", alive)
         telemetry.limits_checked(self._tally)
         for counts in self._tally.values():
             counts[:] = (0, 0)
         telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes)
-
-    async def _give_back(self, all_of_them: bool = False) -> None:
-        left_over = self._leases.ended(self._monotonic(), all_of_them)
-        if left_over:
-            await self._adjust(left_over)
+        return alive
 
 
 _FREE = Decision(True)

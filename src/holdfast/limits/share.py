@@ -11,9 +11,10 @@ Per rule ``on_store_failure``:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from holdfast.limits.algorithms import Reading, Terms, terms_of
+from holdfast.limits.algorithms import EPSILON, Reading, Terms, terms_of
 from holdfast.limits.counters.contract import Adjustment, Ask, Key
 from holdfast.limits.counters.table import CounterTable
 from holdfast.limits.rules import Rule
@@ -31,6 +32,8 @@ class LocalShare:
     def __init__(self, keys_max: int) -> None:
         self._table = CounterTable(keys_max)
         self._spent: Bounded[tuple[Terms, int]] = Bounded(keys_max)
+        self._held: Bounded[tuple[Key, Terms]] = Bounded(keys_max)
+        """By rule and hold: granted here, and unknown to the shared counters."""
         self._seeded: Bounded[float] = Bounded(keys_max)
         self._terms: dict[int, tuple[Rule, Terms]] = {}
         """By the identity of a rule, which is therefore kept."""
@@ -54,7 +57,7 @@ class LocalShare:
         own = Ask(ask.key, self._scaled(rule), ask.cost, hold=ask.hold)
         self._seed(rule, own, last, now)
         reading = self._table.take(own, now)
-        if reading.admitted and not ask.hold:
+        if reading.admitted:
             self._remember(ask)
         return reading
 
@@ -75,7 +78,7 @@ class LocalShare:
             self._seed(rule, own, last, now)
         readings = self._table.decide(scaled, now)
         for ask, reading in zip(asks, readings, strict=True):
-            if reading.admitted and not ask.hold:
+            if reading.admitted:
                 self._remember(ask)
         return readings
 
@@ -85,26 +88,36 @@ class LocalShare:
             own = Ask(ask.key, self._scaled(rule), ask.cost, ask.spent, 0, ask.hold, ask.spent)
             self._seed(rule, own, last, now)
             self._table.take(own, now)
-            if not ask.hold:
-                self._remember(ask, ask.spent)
+            self._remember(ask, ask.spent)
 
-    def debts(self, now: float) -> list[Adjustment]:
-        """What was admitted here and has not drained yet; asking takes it off the books.
+    def debts(self, now: float, most: int) -> list[Adjustment]:
+        """At most so many of what was admitted here and has neither drained nor ended; they are off the books.
 
         Our own counters stay: counters that come and go do not get a new share each time.
         """
-        owed = [
-            Adjustment(key, terms, charged=int(min(amount, self._table.used(key, now))))
-            for key, (terms, amount) in self._spent.items()
-        ]
-        self._spent.clear()
-        return [each for each in owed if each.charged > 0]
+        owed: list[Adjustment] = []
+        while len(owed) < most and (spent := self._spent.pop_first()) is not None:
+            key, (terms, amount) = spent
+            charged = math.ceil(min(amount, self._table.used(key, now)) - EPSILON)
+            if charged > 0:
+                owed.append(Adjustment(key, terms, charged=charged))
+        while len(owed) < most and (held := self._held.pop_first()) is not None:
+            (_, hold), (key, terms) = held
+            if self._table.holds(key, hold, now):
+                owed.append(Adjustment(key, terms, held=hold))
+        return owed
+
+    def owe(self, debts: Sequence[Adjustment]) -> None:
+        """Nobody took these: they are on the books again."""
+        for debt in debts:
+            self._write(debt.key, debt.terms, debt.charged, debt.held)
 
     @property
     def owes(self) -> bool:
-        return len(self._spent) > 0
+        return len(self._spent) > 0 or len(self._held) > 0
 
     def release(self, key: Key, terms: Terms, hold: str, now: float) -> None:
+        self._held.drop((key[0], hold))
         self._table.adjust(Adjustment(key, terms, released=hold), now)
 
     def _scaled(self, rule: Rule) -> Terms:
@@ -130,8 +143,14 @@ class LocalShare:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 
     def _remember(self, ask: Ask, times: int = 1) -> None:
-        known = self._spent.get(ask.key)
-        self._spent.put(ask.key, (ask.terms, ask.cost * times + (known[1] if known else 0)))
+        self._write(ask.key, ask.terms, ask.cost * times, ask.hold)
+
+    def _write(self, key: Key, terms: Terms, amount: int, hold: str) -> None:
+        if hold:
+            self._held.put((key[0], hold), (key, terms))
+        else:
+            known = self._spent.get(key)
+            self._spent.put(key, (terms, amount + (known[1] if known else 0)))
 
 
 def _closed(rule: Rule) -> Reading:

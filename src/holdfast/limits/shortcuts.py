@@ -48,14 +48,15 @@ class Bounded(Generic[T]):
         """What was new longest ago."""
         return next(iter(self._values.items()), None)
 
+    def pop_first(self) -> tuple[Key, T] | None:
+        """``first``, which is forgotten."""
+        return self._values.popitem(last=False) if self._values else None
+
     def items(self) -> Iterator[tuple[Key, T]]:
         return iter(list(self._values.items()))
 
     def values(self) -> Iterator[T]:
         return iter(self._values.values())
-
-    def clear(self) -> None:
-        self._values.clear()
 
     def __len__(self) -> int:
         return len(self._values)

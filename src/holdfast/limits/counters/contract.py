@@ -48,10 +48,11 @@ class Ask(Struct, gc=False):
 
 
 class Adjustment(NamedTuple):
-    """Put a counter right without asking: exactly one of the last three is set.
+    """Put a counter right without asking: exactly one of ``given``, ``charged``, ``released`` and ``held`` is set.
 
     ``given`` returns what was taken at ``taken_at`` and not spent; ``charged`` adds what was spent elsewhere, also
-    beyond the limit; ``released`` ends a hold.
+    beyond the limit. ``released`` ends a hold; ``held`` begins one that was granted elsewhere, for a window from now,
+    also beyond the limit.
     """
 
     key: Key
@@ -60,6 +61,7 @@ class Adjustment(NamedTuple):
     taken_at: float = 0.0
     charged: int = 0
     released: str = ""
+    held: str = ""
 
 
 class Taken(NamedTuple):
@@ -88,7 +90,7 @@ class Counters(Protocol):
         ...
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
-        """Apply adjustments, at most ``KEYS_PER_CALL_MAX``; where the counter is gone only a charge does anything."""
+        """Apply at most ``KEYS_PER_CALL_MAX`` adjustments; where the counter is gone gifts and releases do nothing."""
         ...
 
     async def announce(self, node: str, ttl_seconds: float) -> int:

@@ -57,7 +57,7 @@ class CounterTable:
 
     def adjust(self, adjustment: Adjustment, now: float) -> None:
         counter = self._counters.get(adjustment.key)
-        if counter is None and adjustment.charged:
+        if counter is None and (adjustment.charged or adjustment.held):
             counter = self.counter(adjustment.key, adjustment.terms, now)
         if counter is not None:
             counter.settle(now)
@@ -70,6 +70,10 @@ class CounterTable:
             return 0.0
         counter.settle(now)
         return counter.terms.capacity - counter.room(now)
+
+    def holds(self, key: Key, hold: str, now: float) -> bool:
+        counter = self._counters.get(key)
+        return isinstance(counter, Concurrency) and counter.holders.get(hold, now) > now
 
     def clear(self) -> None:
         self._counters.clear()
@@ -116,8 +120,11 @@ class CounterTable:
 
 def _apply(adjustment: Adjustment, counter: Counter, now: float) -> None:
     """Put one settled counter right; a gift of another version stays charged."""
-    if adjustment.released and isinstance(counter, Concurrency):
-        counter.release(adjustment.released)
+    if isinstance(counter, Concurrency):
+        if adjustment.held:
+            counter.hold(now, adjustment.held)
+        else:
+            counter.release(adjustment.released)
     elif adjustment.given and counter.terms.stamp == adjustment.terms.stamp:
         counter.give(now, adjustment.given, adjustment.taken_at)
     elif adjustment.charged:

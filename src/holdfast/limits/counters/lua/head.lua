@@ -4,7 +4,7 @@
 -- ARGV[1]  msgpack: [terms, entries, adjustments]
 --          terms        [[algorithm, epoch, version, limit, window ms, capacity], ...]
 --          entries      [asks, key, terms, cost, times, want, hold, spent, key, ..., asks, ...]   flat: how many, then seven each
---          adjustments  [[key, terms, given, taken_at, charged, released], ...]
+--          adjustments  [[key, terms, given, taken_at, charged, released, held], ...]
 -- returns  msgpack: [now ms, [[limit, epoch, version], ...], reading, reading, ...], six numbers per ask
 --          admitted, remaining, reset ms, wait ms, leased, and 0 or which of the newer terms decided
 --

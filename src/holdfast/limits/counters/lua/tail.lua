@@ -93,15 +93,17 @@ local function decide_all(first, count)
 end
 
 local function adjust(change)
-  local key, given, taken_at, charged, released = KEYS[change[1]], change[3], change[4], change[5], change[6]
-  local asked = request[1][change[2]]
-  local algorithm, state, terms = open(key, asked, charged == 0)
+  local key, asked = KEYS[change[1]], request[1][change[2]]
+  local given, taken_at, charged, released, held = unpack(change, 3)
+  local algorithm, state, terms = open(key, asked, charged == 0 and held == '')
   if not algorithm then
     return
   end
   algorithm.peek(state, terms, now)
   if released ~= '' then
     state[released] = nil
+  elseif held ~= '' then
+    algorithm.take(state, terms, now, 1, held)
   elseif given > 0 and terms.epoch == asked.epoch and terms.version == asked.version then
     algorithm.give(state, terms, now, given, taken_at)
   elseif charged > 0 then

@@ -1,0 +1,114 @@
+"""What becomes of what a node admitted while the shared counters were away. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import virtual
+from limitworld import Shared
+
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.limits.counters.contract import Adjustment
+from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.rules import Check, Rule, RuleSet
+
+
+def node(counters: Shared, rule: Rule, name: str = "a", **settings: Any) -> Limiter:
+    return Limiter(counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), place=Place(name))
+
+
+async def admitted(limits: Limiter, times: int, subject: str = "ann") -> int:
+    return sum([(await limits.check("acme", "x", subject)).allowed for _ in range(times)])
+
+
+HOURLY = Rule("acme", "x", "fixed_window", 100, 36_000.0)
+
+
+def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_its_next_heartbeat() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.nodes = 2
+        async with node(counters, HOURLY) as one, node(counters, HOURLY, "b") as other:
+            counters.mood = "away"
+            assert await admitted(one, 80) == 50
+            counters.mood = "well"
+            await asyncio.sleep(1.1)
+            assert await admitted(other, 200) == 50
+
+    virtual.run(main())
+
+
+def test_a_node_that_leaves_charges_what_it_admitted() -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with node(counters, HOURLY) as one:
+            counters.mood = "away"
+            assert await admitted(one, 60) == 60
+            counters.mood = "well"
+        assert await admitted(node(counters, HOURLY, "b"), 100) == 40
+
+    virtual.run(main())
+
+
+class Deaf(Shared):
+    """Answers checks and heartbeats; for a while not what puts its counters right."""
+
+    deaf: Exception | None = None
+
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
+        if self.deaf is not None:
+            raise self.deaf
+        await super().adjust(adjustments)
+
+
+def test_debts_stay_on_the_books_until_the_counters_take_them_and_are_never_charged_twice() -> None:
+
+    async def main(error: Exception) -> int:
+        counters = Deaf()
+        async with node(counters, HOURLY) as one:
+            counters.mood = "away"
+            assert await admitted(one, 60) == 60
+            counters.mood, counters.deaf = "well", error
+            await asyncio.sleep(5)
+            await one.check("acme", "x", "bob")
+            await asyncio.sleep(5)
+            counters.deaf = None
+            await asyncio.sleep(5)
+            assert not one._share.owes
+            return sum(each.charged for each in counters.adjustments)
+
+    assert virtual.run(main(Unavailable("nothing was counted"))) == 60
+    assert virtual.run(main(OutcomeUnknown("it may have been counted"))) == 0
+
+
+def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with node(counters, HOURLY) as one:
+            counters.mood = "away"
+            for n in range(600):
+                assert await admitted(one, 1, f"s{n}") == 1
+            counters.mood = "well"
+            await asyncio.sleep(1.1)
+            assert {each.key[1] for each in counters.adjustments} == {f"s{n}" for n in range(600)}
+
+    virtual.run(main())
+
+
+def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -> None:
+    async def main() -> None:
+        counters, rule = Shared(), Rule("acme", "x", "concurrency", 10, 3600.0)
+        async with node(counters, rule) as one:
+            counters.mood = "away"
+            held = [await one.check("acme", "x", "ann") for _ in range(12)]
+            assert sum(d.allowed for d in held) == 10
+            assert await one.release(Check("acme", "x", "ann"), held[0].hold)
+            counters.mood = "well"
+            await asyncio.sleep(1.5)
+            assert await admitted(one, 30) == 1, "in the place of the one that left"
+            await one.release(Check("acme", "x", "ann"), held[1].hold)
+            assert await admitted(one, 30) == 1, "also one that came over is given back"
+
+    virtual.run(main())
