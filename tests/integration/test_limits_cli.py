@@ -54,10 +54,22 @@ def test_a_rules_life_on_the_command_line(program: Program, tmp_path: Path) -> N
     assert json.loads(program.ok("rules", "get", "acme", "/new", "--json"))["version"] == 1
 
 
+def test_a_burst_is_set_and_unset(program: Program) -> None:
+    rule = ("acme", "bursting")
+    program.ok("rules", "set", *rule, "algorithm=token_bucket", "limit=100", "window=60s", "burstSize=500")
+    assert json.loads(program.ok("rules", "get", *rule, "--json"))["burstSize"] == 500
+    assert "burstSize" not in json.loads(program.ok("rules", "set", *rule, "burstSize=none", "--json"))
+    program.ok("rules", "set", *rule, "burstSize=500")
+    assert "burstSize" not in json.loads(program.ok("rules", "set", *rule, "algorithm=fixed_window", "--json"))
+
+
 def test_mistakes_are_told_in_a_sentence(program: Program) -> None:
     program.ok("rules", "set", "acme", "x", "algorithm=fixed_window", "limit=1", "window=1s")
     for words, said in [
         (("set", "acme", "x", "limit=-1"), "limit must be a whole number"),
+        (("set", "acme", "x", "limit=١"), "limit must be a whole number"),
+        (("set", "acme", "x", "limit=none"), "limit must be a whole number"),
+        (("set", "acme", "x", f"limit={'9' * 5000}"), "limit must be a whole number"),
         (("set", "acme", "x", "colour=red"), "colour"),
         (("set", "acme", "x", "limit=2", "--version", "9"), "version conflict"),
         (("get", "acme", "nothing"), "there is no rule"),

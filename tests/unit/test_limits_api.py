@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from msgspec import structs
 from rest import Rest, error_of, serving
 from structlog.testing import capture_logs
 
 from holdfast.api import ApiSettings
+from holdfast.api.openapi import describe
+from holdfast.api.routes import ENDPOINTS
 from holdfast.cli.operate import alarms
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, Unauthorized, Unavailable
@@ -21,6 +24,7 @@ from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import DEFAULT_RULES, Entrances
 from holdfast.limits.feed import Feed
+from holdfast.limits.form import NAMES
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
 from holdfast.limits.plane import LimitsPlane
@@ -549,3 +553,29 @@ def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primar
         assert asked == 2
 
     limited(tmp_path, scenario)
+
+
+def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
+    """OpenAPI's bodies for rules, against what the server says of each field of them."""
+    described = {e["operationId"]: e for path in describe(ENDPOINTS)["paths"].values() for e in path.values()}
+
+    def schema(name: str) -> dict[str, Any]:
+        content: dict[str, Any] = described[name]["requestBody"]["content"]["application/json"]["schema"]
+        return content
+
+    assert {*NAMES, "reason", "idempotencyKey"} == set(schema("create_rule")["properties"])
+    assert {*NAMES, "reason", "idempotencyKey", "expectedVersion"} == set(schema("update_rule")["properties"])
+
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        whole = {**RULE, "resource": "/one", "burstSize": None, "precision": "strict", "mode": "off", "reason": ""}
+        texts = ("", "*", "a*", "*a", "{a}", "a b", "é", "60s", "enforce", "x" * 65, "/" * 257)
+        validator = jsonschema_rs.Draft202012Validator(schema("create_rule"))
+        for name in schema("create_rule")["properties"]:
+            for value in (None, 0, 1, 10**9 + 1, 1.5, True, [], *texts):
+                body = {**whole, name: value}
+                answer = await rest.ask("POST", "/admin/rules", key, body)
+                taken = answer.status_code in (201, 409)
+                assert taken == validator.is_valid(body), (name, value, answer.text)
+
+    limited(tmp_path, scenario, user_burst=1_000, tenant_burst=1_000)

@@ -101,8 +101,23 @@ def test_an_update_changes_only_what_it_names() -> None:
     rule = new_rule({**GOOD, "burstSize": 150, "mode": "shadow"})
     changed = changed_rule(rule, {"limit": 500})
     assert (changed.limit, changed.burst_size, changed.mode, changed.window_seconds) == (500, 150, "shadow", 60.0)
-    with pytest.raises(InvalidRule):
-        changed_rule(rule, {"algorithm": "fixed_window"})
+
+
+def test_a_burst_ends_when_it_is_unset_or_the_algorithm_has_none() -> None:
+    rule = new_rule({**GOOD, "burstSize": 150})
+    assert changed_rule(rule, {"burstSize": None}).burst_size == 0
+    assert changed_rule(rule, {"algorithm": "fixed_window"}).burst_size == 0
+    assert changed_rule(rule, {"algorithm": "sliding_window", "burstSize": None}).burst_size == 0
+    assert changed_rule(rule, {"algorithm": "token_bucket"}).burst_size == 150
+    assert new_rule({**GOOD, "burstSize": None}) == new_rule(GOOD)
+    assert new_rule({**GOOD, "algorithm": "fixed_window", "burstSize": None}).burst_size == 0
+    for meaningless in ({"algorithm": "fixed_window", "burstSize": 150}, {"burstSize": 0}):
+        with pytest.raises(InvalidRule) as raised:
+            changed_rule(rule, meaningless)
+        assert list(raised.value.details["fields"]) == ["burstSize"]
+    for field in ("limit", "window", "mode"):
+        with pytest.raises(InvalidRule):
+            changed_rule(rule, {field: None})
 
 
 @given(

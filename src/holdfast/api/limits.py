@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -13,17 +13,69 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
-from holdfast.limits.form import name_of, render
+from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX
+from holdfast.limits.form import (
+    CHOICES,
+    LIMIT_MAX,
+    REQUIRED,
+    RESOURCE_LENGTH_MAX,
+    TENANT_LENGTH_MAX,
+    WINDOW_PATTERN,
+    name_of,
+    render,
+)
 from holdfast.limits.plane import LimitsPlane
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX
 from holdfast.limits.rules import Check, Decision, RuleName
+from holdfast.message import ID_BYTES_MAX
 
-RuleBody = Mapping[str, Any]
+_VERSION = {"type": "integer", "minimum": 1, "maximum": VERSION_MAX}
+_RULE = {
+    "tenantID": {"type": "string", "minLength": 1, "maxLength": TENANT_LENGTH_MAX, "pattern": r"^(\*|[!-)+-z|~]+)$"},
+    "resource": {"type": "string", "minLength": 1, "maxLength": RESOURCE_LENGTH_MAX, "pattern": r"^[!-)+-~]*\*?$"},
+    "algorithm": {"enum": CHOICES["algorithm"]},
+    "limit": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX},
+    "window": {"type": "string", "pattern": f"^{WINDOW_PATTERN}$", "description": "from 100ms to 366d"},
+    "burstSize": {
+        "type": ["integer", "null"], "minimum": 1, "maximum": LIMIT_MAX,
+        "description": "token_bucket only; null unsets it, and so does another algorithm",
+    },
+    "precision": {"enum": CHOICES["precision"]},
+    "onStoreFailure": {"enum": CHOICES["onStoreFailure"]},
+    "mode": {"enum": CHOICES["mode"]},
+}  # fmt: skip
+_SAID = {
+    "reason": {"type": "string", "maxLength": REASON_LENGTH_MAX},
+    "idempotencyKey": {"type": ["string", "null"], "minLength": 1, "maxLength": ID_BYTES_MAX, "pattern": "^[!-~]+$"},
+}
+_SEEN = {"expectedVersion": _VERSION}
+_NAME = {name: _RULE[name] for name in ("tenantID", "resource")}
+_KEPT = {
+    "version": _VERSION, "epoch": {"type": "integer"}, "deleted": {"type": "boolean"},
+    "updatedAt": {"type": "string"}, "updatedBy": {"type": "string"},
+}  # fmt: skip
+
+
+def _described(required: Iterable[str], *properties: Mapping[str, Any]) -> Meta:
+    """What ``limits.form`` and ``limits.control`` take, for people and programs; it is they who judge a body."""
+    fields = {name: schema for part in properties for name, schema in part.items()}
+    return Meta(extra_json_schema={"properties": fields, "required": [*required], "additionalProperties": False})
+
+
+RuleBody = Annotated[Mapping[str, Any], _described((*REQUIRED, *_KEPT), _RULE, _KEPT)]
+NewRule = Annotated[Mapping[str, Any], _described(REQUIRED, _RULE, _SAID)]
+RuleUpdate = Annotated[Mapping[str, Any], _described((*_NAME, *_SEEN), _RULE, _SEEN, _SAID)]
+Rollback = Annotated[Mapping[str, Any], _described((*_NAME, "version"), _NAME, {"version": _VERSION}, _SEEN, _SAID)]
 Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
 Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 1_000_000_000})]
 """Described to callers, and judged by the limiter: what no rule can answer is 422 with the field and the reason."""
 Place = Annotated[str, Meta(min_length=1, max_length=428)]
 """As long as that of the longest names."""
+
+
+class RulePage(Struct, frozen=True):
+    rules: Sequence[RuleBody]
+    next: str | None = None
 
 
 class RulesQuery(Body, frozen=True):
@@ -87,11 +139,6 @@ class Released(Struct, frozen=True):
 class Decisions(Struct, frozen=True):
     allowed: bool
     decisions: Sequence[Decision]
-
-
-class RulePage(Struct, frozen=True):
-    rules: Sequence[RuleBody]
-    next: str | None = None
 
 
 class HistoryEntry(Struct, frozen=True):

@@ -34,7 +34,9 @@ def fields_of(shape: Any) -> str:
     if shape is None:
         return "–"
     if not isinstance(shape, type) or not issubclass(shape, msgspec.Struct):
-        return "an object"
+        schema = msgspec.json.schema(shape)
+        needed = schema.get("required", ())
+        return ", ".join(n if n in needed else f"{n}?" for n in schema.get("properties", ())) or "an object"
     return ", ".join(f.name if f.required else f"{f.name}?" for f in msgspec.structs.fields(shape)) or "–"
 
 

@@ -181,19 +181,20 @@ _OF_A_CHECK = frozenset({404, 422})
 RULES: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/admin/rules", limits.read_rules, "Read one rule, or list rules in pages", "operator", "rules:read",
-        query=limits.RulesQuery, answer=limits.RuleBody, errors=_OF_A_RULE, misfit=limits.invalid_rule,
-        note="With `tenantID` and `resource` the rule itself; otherwise `{rules, next}`.",
+        query=limits.RulesQuery, answer=Mapping[str, Any], errors=_OF_A_RULE, misfit=limits.invalid_rule,
+        note="With `tenantID` and `resource` the rule itself; otherwise `{rules, next}`; the `next` of a page is the "
+        "`after` of the one after it.",
     ),
     Endpoint(
         "POST", "/admin/rules", limits.create_rule, "Create a rule", "operator", "rules:write",
-        body=limits.RuleBody, answer=limits.RuleBody, status=201, key="optional", errors=_OF_A_RULE,
-        misfit=limits.invalid_rule,
-        note="`tenantID`, `resource`, `algorithm`, `limit`, `window`; see the guide to limits. 409 if it exists.",
+        body=limits.NewRule, answer=limits.RuleBody, status=201, key="optional", errors=_OF_A_RULE,
+        misfit=limits.invalid_rule, note="What the fields mean is in the guide to limits. 409 if it exists.",
     ),
     Endpoint(
         "PUT", "/admin/rules", limits.update_rule, "Change fields of a rule", "operator", "rules:write",
-        body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE, misfit=limits.invalid_rule,
-        note="`expectedVersion` is the version you saw; 409 with `currentVersion` and the rule if it is not the last.",
+        body=limits.RuleUpdate, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE, misfit=limits.invalid_rule,
+        note="`expectedVersion` is the version you saw; 409 with `currentVersion` and the rule if it is not the last. "
+        "What is not named stays; `burstSize` null unsets it, and so does an algorithm that has none.",
     ),
     Endpoint(
         "DELETE", "/admin/rules", limits.delete_rule, "Delete a rule", "operator", "rules:write",
@@ -211,9 +212,10 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/admin/rules/rollback", limits.roll_back_rule, "Make a rule what it was in `version`", "operator",
-        "rules:write", body=limits.RuleBody, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        "rules:write", body=limits.Rollback, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
         misfit=limits.invalid_rule,
-        note="As a new version; a deleted rule comes back.",
+        note="As a new version; a deleted rule comes back. `expectedVersion`, if given, is the version you saw, that "
+        "of the deletion included.",
     ),
     Endpoint(
         "GET", "/admin/limits", limits.get_limits_status, "How fresh and whole the limits of this node are",

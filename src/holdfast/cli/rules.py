@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 FIELDS = ("algorithm", "limit", "window", "burstSize", "precision", "onStoreFailure", "mode")
 NUMBERS = ("limit", "burstSize")
+NUMBER = re.compile(r"-?[0-9]{1,18}")
+UNSET = "none"
 PAGE = 500
 WATCH_SECONDS = 1.0
 
@@ -83,6 +86,7 @@ def set_rule(
     \b
       holdfast rules set acme /api/search algorithm=token_bucket limit=100 window=60s
       holdfast rules set acme /api/search limit=500 --reason "the sale" --version 7
+      holdfast rules set acme /api/search burstSize=none
       holdfast rules set "*" send:user mode=shadow
     """
     body = {"tenantID": tenant, "resource": resource, **_assigned(fields), "reason": reason}
@@ -329,8 +333,14 @@ def _assigned(fields: Sequence[str]) -> dict[str, Any]:
         name, equals, value = field.partition("=")
         if not equals or name not in FIELDS:
             raise InvalidMessage(f"{field!r} is no FIELD=VALUE with a field of {', '.join(FIELDS)}")
-        assigned[name] = int(value) if name in NUMBERS and value.lstrip("-").isdigit() else value
+        assigned[name] = _value(name, value)
     return assigned
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "burstSize" and text == UNSET:
+        return None
+    return int(text) if name in NUMBERS and NUMBER.fullmatch(text) else text
 
 
 def _portable(rule: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,19 +98,24 @@ def _content(change: Change, current: Rule | None) -> Rule:
     there = current if current is not None and not current.deleted else None
     match change.action:
         case "create":
+            made = _whole(change)
             if there is not None:
                 raise conflict(change, there)
-            return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
+            return made
         case "rollback":
             # The body is a whole earlier rule: it may bring a deleted one back, of the version that was seen deleted.
             if current is not None:
                 _expect(change, current)
-            return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
+            return _whole(change)
         case "update" | "delete":
             if there is None:
                 raise missing(change.name)
             _expect(change, there)
             return changed_rule(there, change.body) if change.action == "update" else there
+
+
+def _whole(change: Change) -> Rule:
+    return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
 
 
 def _expect(change: Change, there: Rule) -> None:

@@ -53,7 +53,8 @@ class Request:
         self.fields = dict(body)
         self.expected_version: int | None = self.fields.pop("expectedVersion", None)
         self.reason: str = self.fields.pop("reason", "")
-        self.key: str | None = self.fields.pop("idempotencyKey", key)
+        said: str | None = self.fields.pop("idempotencyKey", None)
+        self.key = said if said is not None else key
         refuse(_problems(self.expected_version, self.reason, self.key))
         if key is not None and self.key != key:
             refuse({"idempotencyKey": "is another than the header's; send one of them"})

@@ -54,6 +54,8 @@ NAMES = {
 """What a caller may set: JSON name → field."""
 
 REQUIRED = ("tenantID", "resource", "algorithm", "limit", "window")
+BURSTING = "token_bucket"
+"""The algorithm that knows a burst; ``burstSize`` null unsets it."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm": get_args(Algorithm),
     "precision": get_args(Precision),
@@ -61,7 +63,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "mode": get_args(Mode),
 }
 
-_WINDOW = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
+WINDOW_PATTERN = r"([0-9]{1,9})(ms|s|m|h|d)"
+_WINDOW = re.compile(WINDOW_PATTERN)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -98,9 +101,12 @@ def new_rule(body: Mapping[str, Any]) -> Rule:
 
 
 def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
-    """``rule`` with the fields of a request; what the request does not name stays."""
+    """``rule`` with the fields of a request; what it does not name stays, but for a burst where there is none now."""
     refuse(_problems(body))
-    return _judged(structs.replace(rule, **_fields(body)))
+    fields = _fields(body)
+    if fields.get("algorithm", BURSTING) != BURSTING:
+        fields.setdefault("burst_size", 0)
+    return _judged(structs.replace(rule, **fields))
 
 
 def render(rule: Rule) -> dict[str, Any]:
@@ -128,6 +134,8 @@ def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
     fields = {NAMES[field]: value for field, value in body.items()}
     if "window" in body:
         fields["window_seconds"] = parse_window(body["window"])
+    if "burstSize" in body:
+        fields["burst_size"] = body["burstSize"] or 0
     return fields
 
 
@@ -145,6 +153,8 @@ def _problem(field: str, value: object) -> str | None:
         return _name_problem(field, value)
     if field in CHOICES:
         return None if value in CHOICES[field] else f"must be one of {', '.join(CHOICES[field])}"
+    if field == "burstSize" and value is None:
+        return None
     if field in ("limit", "burstSize"):
         return _amount_problem(value)
     if field == "window":
@@ -183,7 +193,7 @@ def _window_problem(value: object) -> str | None:
 def _judged(rule: Rule) -> Rule:
     """Fields that are right alone and wrong together."""
     problems = {}
-    if rule.burst_size and rule.algorithm != "token_bucket":
+    if rule.burst_size and rule.algorithm != BURSTING:
         problems["burstSize"] = f"means nothing for {rule.algorithm}; leave it out"
     elif rule.capacity * rule.window_seconds / rule.limit > DRAIN_SECONDS_MAX:
         problems["burstSize"] = "would take more than 100 years to drain at this limit and window"
