@@ -12,7 +12,7 @@ from virtual import LoopClock, run
 from holdfast.errors import InternalError, Unavailable
 from holdfast.message import Cursor, User
 from holdfast.store.history import History, HistorySettings
-from holdfast.store.memberships import USERS_PER_READ
+from holdfast.store.memberships import GATHER_SECONDS, USERS_PER_READ
 from holdfast.store.memory import MemoryStore
 
 Found = Mapping[User, Mapping[str, Cursor]]
@@ -26,13 +26,14 @@ class Store(MemoryStore):
         super().__init__()
         self.asked: list[list[User]] = []
         self.epoch = 1
+        self.seconds = 1.0
         self.broken: set[User] = set()
         self.failure: Callable[[], Exception] = lambda: InternalError("a row makes no sense")
 
     async def memberships(self, users: Sequence[User]) -> Found:
         self.asked.append(list(users))
         epoch = self.epoch
-        await asyncio.sleep(1)
+        await asyncio.sleep(self.seconds)
         if self.broken & set(users):
             raise self.failure()
         return {user: {f"chat of {user.user_id}": Cursor(epoch, 0)} for user in users}
@@ -91,6 +92,33 @@ def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
         store.epoch = 2
         assert await history.memberships(USERS[0]) == chats_of(USERS[0], 2)
         assert await first == chats_of(USERS[0], 1)
+
+    with_history(test)
+
+
+def test_who_asks_while_a_read_is_under_way_is_read_together_after_it() -> None:
+    async def test(store: Store, history: History) -> None:
+        store.seconds = GATHER_SECONDS / 2
+        asked = []
+        for user in USERS[:4]:
+            asked.append(asyncio.create_task(history.memberships(user)))
+            await asyncio.sleep(store.seconds / 10)
+        assert await asyncio.gather(*asked) == [chats_of(user) for user in USERS[:4]]
+        assert store.asked == [USERS[:1], USERS[1:4]]
+        assert LoopClock().monotonic() == pytest.approx(GATHER_SECONDS)
+
+    with_history(test)
+
+
+def test_nobody_waits_for_a_read_that_takes_long() -> None:
+    async def test(store: Store, history: History) -> None:
+        asked = [asyncio.create_task(history.memberships(USERS[0]))]
+        for user in USERS[1:3]:
+            await asyncio.sleep(GATHER_SECONDS / 10)
+            asked.append(asyncio.create_task(history.memberships(user)))
+        await asyncio.gather(*asked)
+        assert store.asked == [USERS[:1], USERS[1:3]]
+        assert LoopClock().monotonic() == pytest.approx(1 + GATHER_SECONDS * 1.1)
 
     with_history(test)
 

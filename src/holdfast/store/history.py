@@ -34,7 +34,7 @@ from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.store.contract import Store
 from holdfast.store.guard import Guard
-from holdfast.store.memberships import Memberships
+from holdfast.store.memberships import GATHER_SECONDS, Memberships
 from holdfast.store.paging import ENVELOPE_BYTES, size_of
 
 T = TypeVar("T")
@@ -141,12 +141,12 @@ class History:
             telemetry.history_read(outcome, self._clock.monotonic() - started)
 
     async def memberships(self, user: User, deadline: float | None = None) -> Mapping[str, Cursor]:
-        """The (epoch, head) of every chat of the user; of those who ask in one turn of the loop, in one read.
+        """The (epoch, head) of every chat of the user; for those who ask at about the same time, in one read.
 
         Who has less time than such a read may take asks alone, and so does everybody after one that failed.
         """
         deadline = self._deadline(None) if deadline is None else deadline
-        longest = self._settings.max_wait_seconds + self._settings.read_timeout_seconds
+        longest = GATHER_SECONDS + self._settings.max_wait_seconds + self._settings.read_timeout_seconds
         if deadline - self._clock.monotonic() >= longest:
             found = await self._memberships.of(user)
             if found is not None:
