@@ -210,6 +210,20 @@ def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scena
     counting(scenario)
 
 
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_a_charge_costs_at_most_what_the_rule_grants_at_once(
+    counting: Callable[[Scenario], None], algorithm: Algorithm
+) -> None:
+    async def scenario(counters: Counters) -> None:
+        rule = terms(algorithm, 10, window_ms=3_600_000)
+        for _ in range(3):
+            await counters.adjust([Adjustment(at("k"), rule, charged=8)])
+        raised = await one(counters, Ask(at("k"), terms(algorithm, 30, version=2, window_ms=3_600_000)))
+        assert raised.remaining == 30 - 10 - 1
+
+    counting(scenario)
+
+
 def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         slots = terms("concurrency", 2)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import virtual
 from limitworld import Shared
 
@@ -110,5 +111,27 @@ def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -
             assert await admitted(one, 30) == 1, "in the place of the one that left"
             await one.release(Check("acme", "x", "ann"), held[1].hold)
             assert await admitted(one, 30) == 1, "also one that came over is given back"
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: int) -> None:
+    """``open`` admits ten times the limit on each node: nobody pays for that with hours."""
+
+    async def main() -> None:
+        counters, rule = Shared(), Rule("acme", "x", "token_bucket", 10, 60.0, on_store_failure="open")
+        crowd = [node(counters, rule, f"n{n}") for n in range(nodes)]
+        for limits in crowd:
+            await limits.__aenter__()
+        counters.mood = "away"
+        for limits in crowd:
+            assert await admitted(limits, 200) == 100
+        counters.mood = "well"
+        await asyncio.sleep(1.1)
+        refused = await crowd[0].check("acme", "x", "ann")
+        assert not refused.allowed and refused.retry_after <= 6.0
+        for limits in crowd:
+            await limits.__aexit__()
 
     virtual.run(main())

@@ -85,7 +85,7 @@ class Counter(Struct, gc=False):
         raise NotImplementedError
 
     def take(self, now: float, cost: int) -> None:
-        """Use ``cost``, also beyond the room: that is how a debt is charged."""
+        """Use ``cost``, also beyond the room: that is how what slipped through is charged."""
         raise NotImplementedError
 
     def admit(self, terms: Terms, now: float, cost: int) -> Reading:

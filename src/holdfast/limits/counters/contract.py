@@ -50,9 +50,9 @@ class Ask(Struct, gc=False):
 class Adjustment(NamedTuple):
     """Put a counter right without asking: exactly one of ``given``, ``charged``, ``released`` and ``held`` is set.
 
-    ``given`` returns what was taken at ``taken_at`` and not spent; ``charged`` adds what was spent elsewhere, also
-    beyond the limit. ``released`` ends a hold; ``held`` begins one that was granted elsewhere, for a window from now,
-    also beyond the limit.
+    ``given`` returns what was taken at ``taken_at`` and not spent; ``charged`` adds what was spent elsewhere, as far
+    as there is room: a debt never costs more than the rule grants at once. ``released`` ends a hold; ``held`` begins
+    one that was granted elsewhere, for a window from now, also beyond the limit.
     """
 
     key: Key

@@ -119,7 +119,7 @@ class CounterTable:
 
 
 def _apply(adjustment: Adjustment, counter: Counter, now: float) -> None:
-    """Put one settled counter right; a gift of another version stays charged."""
+    """Put one settled counter right; a gift of another version stays charged, a charge ends at the capacity."""
     if isinstance(counter, Concurrency):
         if adjustment.held:
             counter.hold(now, adjustment.held)
@@ -128,4 +128,4 @@ def _apply(adjustment: Adjustment, counter: Counter, now: float) -> None:
     elif adjustment.given and counter.terms.stamp == adjustment.terms.stamp:
         counter.give(now, adjustment.given, adjustment.taken_at)
     elif adjustment.charged:
-        counter.take(now, adjustment.charged)
+        counter.take(now, min(adjustment.charged, reading(counter, now, 0, 0).remaining))

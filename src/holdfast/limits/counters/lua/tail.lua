@@ -99,7 +99,7 @@ local function adjust(change)
   if not algorithm then
     return
   end
-  algorithm.peek(state, terms, now)
+  local room = algorithm.peek(state, terms, now)
   if released ~= '' then
     state[released] = nil
   elseif held ~= '' then
@@ -107,7 +107,7 @@ local function adjust(change)
   elseif given > 0 and terms.epoch == asked.epoch and terms.version == asked.version then
     algorithm.give(state, terms, now, given, taken_at)
   elseif charged > 0 then
-    algorithm.take(state, terms, now, charged)
+    algorithm.take(state, terms, now, min(charged, max(0, floor(room + EPSILON))))
   end
   local _, reset = algorithm.peek(state, terms, now)
   save(key, state, terms, reset)
