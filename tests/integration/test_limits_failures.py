@@ -473,6 +473,26 @@ def test_a_lagging_replica_never_takes_a_rule_back(engines_: Engines, heard: boo
     play(engines_, scenario)
 
 
+def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(engines_: Engines, tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        file = tmp_path / "rules.json"
+        await replica_caught_up(engines_)
+        await replica_run(engines_, "SELECT pg_wal_replay_pause()")
+        try:
+            node = await w.node()
+            await w.set_limit(500, 1)
+            node = await w.node(file=file)
+            assert node.limit() == 500
+            again = await w.node("replica", bells=(), file=file)
+            assert (again.limit(), again.feed.from_disk) == (500, True)
+        finally:
+            await replica_run(engines_, "SELECT pg_wal_replay_resume()")
+        await until(lambda: not again.feed.from_disk, 8, "the replica has it too")
+        assert again.limit() == 500
+
+    play(engines_, scenario)
+
+
 def test_a_node_that_missed_everything_starts_complete(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         for seen, limit in enumerate((200, 300, 400), 1):

@@ -68,3 +68,39 @@ def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None
             assert feed.rules.digest == (await log.head()).digest
 
     virtual.run(main())
+
+
+def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, file = Log(), tmp_path / RULES_NAME
+        log.put("a", 5)
+        log.put("a", 50)
+        async with Feed(log, [log], lambda rules: None, virtual.LoopClock(), file):
+            pass
+        before = file.read_bytes()
+        log.lag, log.lag_seconds = 1, 600.0
+        applied: list[RuleSet] = []
+        async with Feed(log, [log], applied.append, virtual.LoopClock(), file) as feed:
+            await asyncio.sleep(20)
+            assert {rule.limit for rules in applied for rule in rules.all()} == {50}
+            assert (feed.from_disk, feed.stale, file.read_bytes()) == (True, True, before)
+            log.lag, log.lag_seconds = 0, 0.0
+            log.put("a", 70, ring=False)
+            await asyncio.sleep(2)
+            assert (feed.from_disk, feed.stale, limit_of(feed)) == (False, False, 70)
+
+    virtual.run(main())
+
+
+def limit_of(feed: Feed) -> int | None:
+    rule = feed.rules.lookup("acme", "a")
+    return rule.limit if rule is not None else None
+
+
+def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
+            pass
+        assert not (tmp_path / RULES_NAME).exists()
+
+    asyncio.run(main())

@@ -9,10 +9,11 @@ the first look at it tells; rings that come before wait for it. And a ring is ne
 and the reader, who should know it by then, does not have after a minute was not of our log. It is dropped, and from
 then on a ring only makes us read: two databases that are copies of one call themselves by one name.
 
-Start: listen, then read a snapshot, then ready. If the database is away, start from the last good snapshot on disk and
-say so; without one, from the rules that everybody starts with, which are older than any that a database has. Then a
-sync every eight seconds, or at once when a ring or the counters say that we are behind: by delta, or by a full snapshot
-when the epoch is new or the digests differ.
+Start: the last good snapshot on disk, listen, read what is newer, ready. The disk comes first because a reader that
+lags may know less than this node did before it was started again. If the database is away, go on with that and say so;
+without it, with the rules that everybody starts with, which are older than any that a database has. Then a sync every
+eight seconds, or at once when a ring or the counters say that we are behind: by delta, or by a full snapshot when the
+epoch is new or the digests differ.
 
 Staleness is how long ago this node knew that it had everything: without end, if it never did. A replica tells how far
 it may lag behind.
@@ -123,6 +124,7 @@ class Feed:
     async def __aenter__(self) -> Self:
         if len(self._starts_with):
             self._put(self._starts_with, "start")
+        await self._load()
         listening = [asyncio.Event() for _ in self._doorbells]
         for doorbell, event in zip(self._doorbells, listening, strict=True):
             self._work.append(asyncio.create_task(self._listen(doorbell, event)))
@@ -133,8 +135,10 @@ class Feed:
             telemetry.log.warning("limits.doorbell_silent_at_start")
         self._nudged.clear()
         complete = await self._try_sync()
-        if not complete:
-            await self._start_from_disk()
+        if self.from_disk:
+            telemetry.log.error("limits.rules_from_disk", age_seconds=round(self.staleness_seconds, 1))
+        elif not complete:
+            telemetry.log.error("limits.rules_unknown", reason="the database is away and there is no snapshot on disk")
         self._watch()
         self._work.append(asyncio.create_task(self._follow(complete)))
         return self
@@ -303,10 +307,10 @@ class Feed:
             age = "never known" if math.isinf(self.staleness_seconds) else round(self.staleness_seconds, 1)
             say("limits.rules_stale" if self.stale else "limits.rules_fresh", seconds=age)
 
-    async def _start_from_disk(self) -> None:
+    async def _load(self) -> None:
+        """What this node knew when it was stopped."""
         saved = await asyncio.to_thread(load, self._file) if self._file is not None else None
         if saved is None:
-            telemetry.log.error("limits.rules_unknown", reason="the database is away and there is no snapshot on disk")
             return
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
@@ -314,9 +318,8 @@ class Feed:
         self._awaited = (self._heard_last, self._clock.monotonic()) if self._heard_last > self.cursor else None
         self._store = saved.store
         self.from_disk = True
-        age = max(0.0, self._clock.now() - saved.known_at)
-        self._known_at = self._clock.monotonic() - age
-        telemetry.log.error("limits.rules_from_disk", rules=len(saved.snapshot.rules), age_seconds=round(age, 1))
+        self._saved_digest = saved.digest
+        self._known_at = self._clock.monotonic() - max(0.0, self._clock.now() - saved.known_at)
 
     async def _save(self) -> None:
         """Keep the last good rules on disk, when they differ from what is there."""

@@ -43,7 +43,7 @@ async def opened(
 ) -> AsyncIterator[LimitsPlane]:
     """Running limits. They start, and go on, while every engine but the embedded ones is away.
 
-    ``state`` is a directory that no other process uses: the last rules known are kept in it, and the rules themselves
+    ``state`` is a directory that no other process uses: the last rules known are kept in it, or the rules themselves
     if they are embedded. ``node_id`` tells those who share counters apart; empty, it is made up. The rules of
     ``starts_with`` are created where there never were any of that name, and hold while nothing is known of any others.
     """
@@ -54,7 +54,8 @@ async def opened(
         place = Place(node_id or Ids(clock).new("node_"), chosen.region)
         limiter = Limiter(counters, clock, chosen.limiter, place=place, on_behind=lambda: feed.nudge())
         rules = await _rules_of(chosen, state, clock, bell, stack)
-        feed = Feed(rules.reader, rules.bells, limiter.use, clock, state / RULES_NAME, chosen.feed, starts_with)
+        kept = state / RULES_NAME if rules.follower is not None else None  # embedded rules are on this disk already
+        feed = Feed(rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with)
         control = Control(rules.store, clock, rules.database)
 
         async def settle() -> None:

@@ -5,7 +5,7 @@ server makes some jobs again, whose receivers know them by their ids. The other 
 ``webhooks.db`` comes between: an endpoint that jobs name is then there, or was removed on purpose.
 
 ``secrets.json`` stays out: who can read a backup must not be able to mint tokens. ``keys.json`` holds hashes only.
-``rules.json`` is made from ``limits.db``.
+``rules.json`` is made from the rules.
 """
 
 from __future__ import annotations
