@@ -320,6 +320,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], type[HoldfastError], str]] = {
     "an unknown file": (
         lambda b: ((b / "new.db").touch(), rewrite(b, files=(Copied("new.db", 0, ""),))), StateCorrupted, "new.db",
     ),
+    "made without the chats": (
+        lambda b: rewrite(b, files=tuple(f for f in read_manifest(b).files if f.name != "chats.db")),
+        StateCorrupted, "made without chats.db; use another backup",
+    ),
     "one bit of the chats": (lambda b: flip(b / "chats.db"), StateCorrupted, "chats.db is (damaged|not what)"),
     "one bit of the jobs": (lambda b: flip(b / "work.db"), StateCorrupted, "work.db is (damaged|not what)"),
     "one bit of the keys": (lambda b: flip(b / "keys.json"), StateCorrupted, "keys.json is not what its manifest says"),
@@ -380,6 +384,14 @@ def test_a_damaged_file_is_not_backed_up_and_is_named(tmp_path: Path) -> None:
         file.seek(4096 * 20)
         file.write(os.urandom(4096 * 3))
     with pytest.raises(StateCorrupted, match=r"no backup was taken, because .*state/chats.db is damaged"):
+        back_up(state)
+    assert not list((state / "backups").iterdir())
+
+
+def test_there_is_no_backup_without_the_messages(tmp_path: Path) -> None:
+    state = make_state(tmp_path / "state", 2)
+    (state / "chats.db").unlink()
+    with pytest.raises(StateCorrupted, match=r"no backup was taken, because .*state/chats.db is gone"):
         back_up(state)
     assert not list((state / "backups").iterdir())
 

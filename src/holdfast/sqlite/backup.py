@@ -58,12 +58,17 @@ class _Kind(Struct, frozen=True):
 class Contents(Struct, frozen=True):
     """What a state directory keeps: databases in the order in which they are copied, and plain files.
 
-    The last database is the one the others point into. ``derived`` files are made from them, and go with them.
+    The last database is the one the others point into: without it there is no backup. ``derived`` files are made from
+    them, and go with them.
     """
 
     parts: Sequence[Part]
     plain: Sequence[str] = ()
     derived: Sequence[str] = ()
+
+    @property
+    def needed(self) -> Part:
+        return self.parts[-1]
 
     def part(self, name: str) -> Part | None:
         return next((part for part in self.parts if part.name == name), None)
@@ -107,6 +112,8 @@ def _copy_all(state: Path, folder: Path, contents: Contents, progress: Progress)
             copy_database(state / part.name, folder / part.name, progress)
             files.append(_described(state / part.name, folder / part.name, part, progress))
             points.checkpoint(f"backup.{part.name}")
+        elif part is contents.needed:
+            raise _useless(state / part.name, "gone")
     for name in contents.plain:
         if (state / name).exists():
             copy_file(state / name, folder / name, progress)
@@ -119,10 +126,14 @@ def _described(source: Path, copy: Path, part: Part, progress: Progress) -> Copi
     try:
         return describe(copy, part, progress)
     except StateCorrupted as error:
-        raise StateCorrupted(
-            f"no backup was taken, because {source} is damaged: stop the server and restore an earlier backup",
-            file=str(source),
-        ) from error
+        raise _useless(source, "damaged") from error
+
+
+def _useless(source: Path, why: str) -> StateCorrupted:
+    return StateCorrupted(
+        f"no backup was taken, because {source} is {why}: stop the server and restore an earlier backup",
+        file=str(source),
+    )
 
 
 def _write(path: Path, manifest: Manifest) -> None:

@@ -95,15 +95,17 @@ def open_backup(backup: Path, contents: Contents) -> Source:
             raise StateCorrupted(f"{backup} lacks {', '.join(missing)}; use another backup")
         if unknown := [name for name in names if name not in known]:
             raise StateCorrupted(f"{backup} holds {', '.join(unknown)}, which this program does not know")
+        if contents.needed.name not in names:
+            raise StateCorrupted(f"{backup} was made without {contents.needed.name}; use another backup")
         return Source(manifest, {name: backup / name for name in names})
     if not backup.exists():
         raise StateDirectory(f"there is no backup {backup}")
     with backup.open("rb") as file:
         if file.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
             raise StateCorrupted(f"{backup} is not a backup: give the folder that `holdfast backup` printed")
-    chats = contents.parts[-1]
-    copied = replace(describe(backup, chats), name=chats.name)
-    return Source(Manifest("", 0, "", "", (copied,)), {chats.name: backup})
+    needed = contents.needed
+    copied = replace(describe(backup, needed), name=needed.name)
+    return Source(Manifest("", 0, "", "", (copied,)), {needed.name: backup})
 
 
 def _make_ready(
