@@ -90,8 +90,30 @@ def test_what_is_no_holdfast_server_is_said_to_be_none(program: Program) -> None
     assert "NOT_FOUND" in error or "no Holdfast server" in error or "there is no" in error
 
 
-def test_a_bad_address_is_named(program: Program) -> None:
-    assert "http://127.0.0.1:8080" in failed(program.run("status", "--url", "nonsense"))
+@pytest.mark.parametrize("url", ["nonsense", "http://[::1", "http://127.0.0.1:abc", "http://127.0.0.1:99999"])
+def test_a_bad_address_is_named(program: Program, url: str) -> None:
+    assert "http://127.0.0.1:8080" in failed(program.run("status", "--url", url))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("send", "lobby", "hello", "--user", "alice", "--key", "日本"),
+        ("send", "lobby", "hello", "--user", "alice", "--key", "a\nb"),
+        ("send", "lobby", "\udcff", "--user", "alice"),
+        ("create", "--user", "alice", "--name", "\udcff"),
+        ("list", "--token", "€"),
+    ],
+)
+def test_what_cannot_be_sent_is_said_and_is_not(program: Program, lobby: str, given: tuple[str, ...]) -> None:
+    before = program.ok("chat", "history", lobby, "--user", "alice", "--json")
+    assert "UTF-8" in failed(program.run("chat", *given))
+    assert program.ok("chat", "history", lobby, "--user", "alice", "--json") == before
+
+
+def test_what_is_read_from_a_pipe_must_be_text(program: Program, lobby: str) -> None:
+    done = program.run("chat", "send", lobby, "-", "--user", "alice", stdin=b"\xff")
+    assert "UTF-8" in failed(done)
 
 
 def test_a_bad_token_says_how_to_make_a_good_one(program: Program) -> None:

@@ -72,7 +72,7 @@ class Program:
             "COLUMNS": "160",
         }
 
-    def run(self, *arguments: str, stdin: str = "") -> Ran:
+    def run(self, *arguments: str, stdin: str | bytes = "") -> Ran:
         """A command, in this process: starting an interpreter for each would take most of the tests' time."""
         with patched_environment(self.environment):
             result = CliRunner().invoke(app, [*arguments], input=stdin, prog_name="holdfast")

@@ -195,6 +195,8 @@ def told(as_json: bool) -> Iterator[None]:
         fail(as_json, error, " (make a token with `holdfast token --user NAME`)" if "token" in error.message else "")
     except HoldfastError as error:
         fail(as_json, error)
+    except UnicodeError:
+        fail(as_json, InvalidMessage("what was given is not UTF-8 text; nothing was sent"))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except BrokenPipeError:

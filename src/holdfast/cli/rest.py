@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from holdfast.errors import BadSetting, HoldfastError, OutcomeUnknown, Unavailable, error_of
+from holdfast.errors import BadSetting, HoldfastError, InvalidMessage, OutcomeUnknown, Unavailable, error_of
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
@@ -30,8 +30,12 @@ class Rest:
     """A server's REST interface, for one credential. Each request is a connection of its own."""
 
     def __init__(self, url: str, credential: str, timeout_seconds: float = 30.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
             raise BadSetting(f"{url!r} is no server address; it should look like http://127.0.0.1:8080")
         self.url = url.rstrip("/")
         self._secure = parts.scheme == "https"
@@ -55,15 +59,19 @@ class Rest:
     ) -> Any:
         """The decoded answer; one of our errors for anything but success."""
         sent = {"Authorization": f"Bearer {self._credential}", "Accept": "application/json", **(headers or {})}
-        data = None if body is None else msgspec.json.encode(body)
-        if data is not None:
-            sent["Content-Type"] = "application/json"
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, timeout=self._timeout)
         try:
+            data = None if body is None else msgspec.json.encode(body)
+            if data is not None:
+                sent["Content-Type"] = "application/json"
             connection.request(method, self._prefix + path, data, sent)
             response = connection.getresponse()
             return self._answer(response.status, response.read(ANSWER_BYTES_MAX))
+        except ValueError:  # its text may carry a secret
+            raise InvalidMessage(
+                "this cannot be sent, and was not: texts must be UTF-8, keys and tokens plain ASCII on one line"
+            ) from None
         except (ConnectionRefusedError, socket.gaierror) as error:
             raise Unavailable(
                 f"there is no server at {self.url} ({error.strerror}): start one with `holdfast serve`, "
