@@ -16,7 +16,7 @@ from scripted import ANNA, BELA, CHAT, CLEO, create_chat
 from virtual import LoopClock, run
 
 from holdfast.fanout.attendance import Attendance
-from holdfast.fanout.ephemeral import Ephemeral, EphemeralSettings
+from holdfast.fanout.ephemeral import GATHER_SECONDS, Ephemeral, EphemeralSettings
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
 from holdfast.fanout.registry.memory import MemoryRegistry
@@ -157,7 +157,9 @@ def test_presence_goes_to_the_chats_one_shares_with_the_time_last_seen() -> None
     async def test(bench: Bench) -> None:
         await create_chat(bench.store, BELA, CLEO, chat_id="other", owner=BELA)
         bench.ephemeral.presence(ANNA, "online")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(GATHER_SECONDS / 2)
+        assert bench.take() == []
+        await asyncio.sleep(GATHER_SECONDS)
         ((to, payload),) = bench.take()
         assert to == CHAT
         assert (payload["user_id"], payload["status"]) == ("anna", "online")
@@ -190,6 +192,18 @@ def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
         bench.ephemeral.typing(BELA, CHAT, True)
         await asyncio.sleep(50 * 0.05)
         assert bench.take() == [typing(BELA, True)], "a round tells fifty presences at most"
+
+    on_virtual_time(test)
+
+
+def test_who_comes_a_moment_later_is_looked_up_with_those_before() -> None:
+    async def test(bench: Bench) -> None:
+        for round_of_three in range(2):
+            for n in range(3):
+                bench.ephemeral.presence(User("default", f"user-{round_of_three}-{n}"), "online")
+                await asyncio.sleep(GATHER_SECONDS / 4)
+            await asyncio.sleep(GATHER_SECONDS)
+        assert bench.plan.counts == {("memberships", Fault.NONE): 2}
 
     on_virtual_time(test)
 

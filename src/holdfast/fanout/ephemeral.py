@@ -25,6 +25,9 @@ from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Presence, Receipt, Typing
 
 Status = Literal["online", "offline"]
+GATHER_SECONDS = 0.02
+"""Who comes or leaves within it is looked up in one read, and told in one write to those who share their chats."""
+
 Key = tuple[str, ...]
 Memberships = Mapping[User, Mapping[str, Cursor]]
 
@@ -100,6 +103,8 @@ class Ephemeral:
         self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
         self._last_seen: OrderedDict[User, str] = OrderedDict()
         self._news = asyncio.Event()
+        self._gathers = False
+        """Presences wait for others."""
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         """The user types, or stopped; without a new start it stops by itself after 10 s."""
@@ -229,9 +234,16 @@ class Ephemeral:
             telemetry.ephemeral(note.kind, "dropped")
             return False
         waiting[key] = note
-        if waiting is not self._held:
+        if waiting is self._ready:
             self._news.set()
+        elif waiting is self._ready_presences and not self._gathers:
+            self._gathers = True
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._gathered)
         return True
+
+    def _gathered(self) -> None:
+        self._gathers = False
+        self._news.set()
 
     def _drop(self, due: Iterable[tuple[dict[Key, _Note], Key]]) -> None:
         """The store is in trouble: nobody waits for it with something that is worth nothing a moment later."""
