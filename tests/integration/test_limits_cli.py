@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program import Program, eventually
@@ -79,6 +80,85 @@ def test_mistakes_are_told_in_a_sentence(program: Program) -> None:
         ran = program.run("rules", *words)
         assert ran.returncode == 1, words
         assert said in ran.stderr, (words, ran.stderr)
+
+
+PLAIN = {"algorithm": "token_bucket", "limit": 100, "window": "1m"}
+
+
+def written(file: Path, *rules: dict[str, Any]) -> str:
+    file.write_text(json.dumps(rules))
+    return str(file)
+
+
+def versions(program: Program, tenant: str) -> dict[str, int]:
+    return {r["resource"]: r["version"] for r in json.loads(program.ok("rules", "ls", "--tenant", tenant, "--json"))}
+
+
+def test_an_import_makes_the_rules_what_the_file_says_and_then_has_nothing_to_do(
+    program: Program, tmp_path: Path
+) -> None:
+    file = written(
+        tmp_path / "rules.json",
+        {"tenantID": "git", "resource": "a", **PLAIN},
+        {"tenantID": "git", "resource": "b", **PLAIN, "window": "60000ms", "mode": "enforce", "burstSize": None},
+    )
+    assert "2 rules changed" in program.ok("rules", "import", file)
+    assert "Nothing to change" in program.ok("rules", "import", file), "other words for the same change nothing"
+    program.ok("rules", "set", "git", "a", "burstSize=500", "mode=shadow", "precision=leased")
+    dry = program.ok("rules", "import", file, "--dry-run")
+    assert "burstSize, mode, precision" in dry and "dry run" in dry
+    assert versions(program, "git") == {"a": 2, "b": 1}
+    program.ok("rules", "import", file)
+    assert "Nothing to change" in program.ok("rules", "import", file)
+    assert versions(program, "git") == {"a": 3, "b": 1}
+    now = json.loads(program.ok("rules", "get", "git", "a", "--json"))
+    assert "burstSize" not in now and (now["mode"], now["precision"]) == ("enforce", "strict")
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"limit": -1}, "rule 2 (bad second): limit must be a whole number"),
+        ({"burstsize": 5}, "rule 2 (bad second): burstsize is not a field of a rule"),
+        ({"resource": "first", "window": "2m"}, "rule 2 (bad first): is in the file twice"),
+        ({"resource": None}, "rule 2 (bad None): resource must be a text"),
+    ],
+)
+def test_a_file_with_a_bad_rule_changes_nothing(
+    program: Program, tmp_path: Path, second: dict[str, Any], said: str
+) -> None:
+    first = {"tenantID": "bad", "resource": "first", **PLAIN}
+    file = written(tmp_path / "rules.json", first, {**first, "resource": "second", **second})
+    for words in (("--dry-run",), ()):
+        ran = program.run("rules", "import", file, *words)
+        assert ran.returncode == 1 and said in ran.stderr, (ran.stdout, ran.stderr)
+    assert versions(program, "bad") == {}
+
+
+def test_an_import_that_is_refused_half_way_says_how_far_it_came(program: Program, tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "rules.json",
+        {"tenantID": "half", "resource": "first", **PLAIN},
+        {"tenantID": "*", "resource": "admin:key", **PLAIN, "limit": 1},
+        {"tenantID": "half", "resource": "third", **PLAIN},
+    )
+    ran = program.run("rules", "import", file)
+    assert ran.returncode == 1
+    assert "half first" in ran.stdout and "half third" not in ran.stdout
+    assert "* admin:key: this would lock operators out" in ran.stderr and "1 of 3 changes were made" in ran.stderr
+    told = program.run("rules", "import", file, "--json")
+    assert json.loads(told.stdout) == {"dry_run": False, "rules": []}
+    assert "0 of 2 changes were made" in json.loads(told.stderr)["error"]["message"]
+    assert versions(program, "half") == {"first": 1}
+
+
+def test_an_import_waits_where_operators_may_not_ask_faster(program: Program, tmp_path: Path) -> None:
+    program.ok("rules", "set", "*", "admin:key", "burstSize=10")
+    file = written(tmp_path / "rules.json", *({"tenantID": "many", "resource": f"/{n}", **PLAIN} for n in range(15)))
+    try:
+        assert "15 rules changed" in program.ok("rules", "import", file)
+    finally:
+        eventually(lambda: program.run("rules", "set", "*", "admin:key", "burstSize=200").returncode == 0, "a call")
 
 
 def test_watch_prints_what_is_changed_meanwhile(program: Program) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,8 @@ import typer
 from holdfast.cli import show
 from holdfast.cli.reach import ASKED, Reach, at_home, reaching
 from holdfast.cli.rest import Rest
-from holdfast.errors import InvalidMessage, NotFound, OutcomeUnknown
+from holdfast.cli.rulefile import FIELDS, Step, differences, plan, portable, read
+from holdfast.errors import HoldfastError, InvalidMessage, NotFound, OutcomeUnknown, RateLimited
 
 rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", rich_markup_mode=None)
 
@@ -23,7 +24,6 @@ TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every ten
 ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]
 VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
-FIELDS = ("algorithm", "limit", "window", "burstSize", "precision", "onStoreFailure", "mode")
 NUMBERS = ("limit", "burstSize")
 NUMBER = re.compile(r"-?[0-9]{1,18}")
 UNSET = "none"
@@ -164,7 +164,7 @@ def diff(
     for wanted in (before, after):
         if wanted not in past:
             raise NotFound(f"there is no version {wanted} of this rule, or the log does not reach back to it")
-    changed = _differences(past[before], past[after])
+    changed = differences(past[before], past[after], (*FIELDS, "deleted"))
     if reach.as_json:
         show.as_json({"old": before, "new": after, "changed": changed})
     elif not changed:
@@ -232,7 +232,7 @@ def export(reach: Reach, tenant: Annotated[str | None, typer.Option(help="Only t
     \b
       holdfast rules export > rules.json
     """
-    show.as_json([_portable(rule) for rule in _all(reach.as_operator(), tenant)])
+    show.as_json([portable(rule) for rule in _all(reach.as_operator(), tenant)])
 
 
 @rules.command("import")
@@ -245,28 +245,26 @@ def import_rules(
 ) -> None:
     """Create and change rules until they are as in the file. Rules that are not in it stay.
 
+    The whole file is judged before anything is changed; what a rule in it leaves out is what a new rule would have.
+
     Examples:
 
     \b
       holdfast rules import rules.json --dry-run
       holdfast rules import rules.json --reason "from git"
     """
-    rest = reach.as_operator()
-    there = {(rule["tenantID"], rule["resource"]): rule for rule in _all(rest, None)}
-    done: list[dict[str, Any]] = []
-    for wanted in _read(file):
-        now = there.get((wanted["tenantID"], wanted["resource"]))
-        changed = _differences(_portable(now), wanted) if now else dict.fromkeys(wanted)
-        if not changed:
-            continue
-        if not dry_run:
-            _put(rest, {**wanted, "reason": reason}, now["version"] if now else None)
-        done.append({"rule": f"{wanted['tenantID']} {wanted['resource']}", "changed": sorted(changed), "new": not now})
-    if reach.as_json:
-        show.as_json({"dry_run": dry_run, "rules": done})
-    else:
-        show.table(("rule", "what"), ((d["rule"], "new" if d["new"] else ", ".join(d["changed"])) for d in done),
-                   empty="Nothing to change: the rules are as in the file.")  # fmt: skip
+    rest, wanted = reach.as_operator(), read(file)
+    steps, done = list(plan(wanted, _all(rest, None))), []
+    try:
+        for step in steps:
+            if not dry_run:
+                _take(rest, step, reason)
+            done.append({"rule": step.label, "changed": step.changed, "new": step.version is None})
+    except HoldfastError as error:
+        error.message = f"{step.label}: {error.message} ({len(done)} of {len(steps)} changes were made before)"
+        raise
+    finally:
+        _tell_changed(reach, done, dry_run=dry_run, whole=len(done) == len(steps))
 
 
 @rules.command("raise-epoch")
@@ -294,7 +292,7 @@ def _all(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     after = None
     while True:
-        page = rest.get("/admin/rules", tenantID=tenant, after=after, limit=PAGE)
+        page = _patiently(rest.get, "/admin/rules", tenantID=tenant, after=after, limit=PAGE)
         found += page["rules"]
         after = page["next"]
         if after is None:
@@ -327,6 +325,36 @@ def _sure(rest: Rest, method: str, path: str, body: Mapping[str, Any]) -> Any:
         return rest.ask(method, path, body, headers)
 
 
+def _take(rest: Rest, step: Step, reason: str) -> None:
+    body = {**step.body, "reason": reason}
+    if step.version is None:
+        _patiently(_sure, rest, "POST", "/admin/rules", body)
+    else:
+        _patiently(_sure, rest, "PUT", "/admin/rules", {**body, "expectedVersion": step.version})
+
+
+def _patiently(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Ask as soon as operators may ask again: what needs many calls is not refused for it."""
+    while True:
+        try:
+            return ask(*given, **named)
+        except RateLimited as error:
+            time.sleep(error.retry_after_seconds or 1.0)
+
+
+def _tell_changed(reach: Reach, done: Sequence[Mapping[str, Any]], *, dry_run: bool, whole: bool) -> None:
+    if reach.as_json:
+        show.as_json({"dry_run": dry_run, "rules": done})
+        return
+    if done:
+        rows = ((d["rule"], "new" if d["new"] else ", ".join(d["changed"])) for d in done)
+        show.table(("rule", "what"), rows, empty="")
+        many = f"{len(done)} rule{'s' if len(done) > 1 else ''}"
+        show.line(f"{many} would change; this is a dry run." if dry_run else f"{many} changed.")
+    elif whole:
+        show.line("Nothing to change: the rules are as in the file.")
+
+
 def _assigned(fields: Sequence[str]) -> dict[str, Any]:
     assigned: dict[str, Any] = {}
     for field in fields:
@@ -341,28 +369,6 @@ def _value(name: str, text: str) -> Any:
     if name == "burstSize" and text == UNSET:
         return None
     return int(text) if name in NUMBERS and NUMBER.fullmatch(text) else text
-
-
-def _portable(rule: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: rule[name] for name in ("tenantID", "resource", *FIELDS) if name in rule}
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    names = [*FIELDS, "deleted"]
-    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    try:
-        found = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
-    except OSError as error:
-        raise InvalidMessage(f"{file} cannot be read: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise InvalidMessage(f"{file} is not what `holdfast rules export` prints: {error}") from None
-    for rule in found:
-        if not isinstance(rule.get("tenantID"), str) or not isinstance(rule.get("resource"), str):
-            raise InvalidMessage(f"{file}: a rule has no tenantID or no resource")
-    return found
 
 
 def _show(reach: Reach, rule: Mapping[str, Any]) -> None:
