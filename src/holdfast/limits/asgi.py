@@ -2,7 +2,8 @@
 
 Answers carry ``RateLimit-Policy`` and ``RateLimit`` of draft-ietf-httpapi-ratelimit-headers (the old X-RateLimit trio
 where asked for). A refused request gets 429 with ``Retry-After`` and a problem document (RFC 9457) that names the
-policies it broke; the application never sees it.
+policies it broke; the application never sees it. One that no rule can answer (a subject without end) gets 400. What a
+concurrency rule granted is given back when the request is over, however it ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import InvalidCheck
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Decision
 
@@ -22,6 +24,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[str, str]]
+Encoded = list[tuple[bytes, bytes]]
 
 _INTEGER_MAX = 999_999_999_999_999
 """The largest integer of a structured field (RFC 9651)."""
@@ -77,12 +80,23 @@ class RateLimited:
         if not checks:
             await self._app(scope, receive, send)
             return
-        decisions = await self._limiter.check_many(checks)
-        added = [(n.lower().encode(), v.encode()) for n, v in rate_limit_headers(decisions, legacy=self._legacy)]
-        if not all(decision.allowed for decision in decisions):
-            await _refuse(send, decisions, added)
+        try:
+            decisions = await self._limiter.check_many(checks)
+        except InvalidCheck as error:
+            await _tell(send, {"title": "Bad Request", "status": 400, "detail": error.message}, [])
             return
+        added = [(n.lower().encode(), v.encode()) for n, v in rate_limit_headers(decisions, legacy=self._legacy)]
+        try:
+            if all(decision.allowed for decision in decisions):
+                await self._pass_on(scope, receive, send, added)
+            else:
+                await _refuse(send, decisions, added)
+        finally:
+            for check, decision in zip(checks, decisions, strict=True):
+                if decision.hold:
+                    await self._limiter.release(check, decision.hold)
 
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, added: Encoded) -> None:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *added]
@@ -91,20 +105,22 @@ class RateLimited:
         await self._app(scope, receive, with_headers)
 
 
-async def _refuse(send: Send, decisions: Sequence[Decision], added: list[tuple[bytes, bytes]]) -> None:
-    body = msgspec.json.encode(
-        {
-            "type": PROBLEM,
-            "title": "Request cannot be satisfied as assigned quota has been exceeded",
-            "status": 429,
-            "violated-policies": [d.rule for d in decisions if d.exceeded],
-        }
-    )
+async def _refuse(send: Send, decisions: Sequence[Decision], added: Encoded) -> None:
+    problem = {
+        "type": PROBLEM,
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+        "violated-policies": [d.rule for d in decisions if d.exceeded],
+    }
+    await _tell(send, problem, [*added, (b"retry-after", str(retry_after(decisions)).encode())])
+
+
+async def _tell(send: Send, problem: dict[str, Any], added: Encoded) -> None:
+    body = msgspec.json.encode(problem)
     headers = [
         *added,
-        (b"retry-after", str(retry_after(decisions)).encode()),
         (b"content-type", b"application/problem+json"),
         (b"content-length", str(len(body)).encode()),
     ]
-    await send({"type": "http.response.start", "status": 429, "headers": headers})
+    await send({"type": "http.response.start", "status": problem["status"], "headers": headers})
     await send({"type": "http.response.body", "body": body})

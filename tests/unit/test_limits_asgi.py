@@ -1,0 +1,90 @@
+"""Any ASGI application behind limits: what it gives back, what it answers, and whom it names."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+import virtual
+from limitworld import Shared
+
+from holdfast.limits.asgi import Message, RateLimited, Receive, Scope, Send
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.rules import Check, Rule, RuleSet
+
+SLOTS = Rule("acme", "/slots", "concurrency", 2, 3600.0)
+
+
+class Served:
+    """Requests to a guarded application, each with its answer."""
+
+    def __init__(self, *rules: Rule, subject: str = "ann") -> None:
+        self.limiter = Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules))
+        self.checks = [Check(rule.tenant, rule.resource, subject) for rule in rules]
+        self.app = RateLimited(self._app, self.limiter, lambda _: self.checks)
+        self.going_on = asyncio.Event()
+        self.going_on.set()
+        self.broken = False
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.going_on.wait()
+        if self.broken:
+            raise ZeroDivisionError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def get(self) -> tuple[int, dict[str, str], Any]:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def receive() -> Message:
+            raise AssertionError("nobody reads the body")
+
+        await self.app({"type": "http"}, receive, send)
+        headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return sent[0]["status"], headers, msgspec.json.decode(sent[1]["body"])
+
+
+def test_a_request_that_is_over_gives_back_what_it_held() -> None:
+    async def main() -> None:
+        served = Served(SLOTS)
+        assert [(await served.get())[0] for _ in range(5)] == [200] * 5
+        served.going_on.clear()
+        two = [asyncio.create_task(served.get()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        assert (await served.get())[0] == 429, "both places are taken"
+        two[0].cancel()
+        await asyncio.sleep(0.1)
+        served.broken = True
+        served.going_on.set()
+        assert isinstance((await asyncio.gather(*two, return_exceptions=True))[1], ZeroDivisionError)
+        served.broken = False
+        assert [(await served.get())[0] for _ in range(5)] == [200] * 5, "however it ended"
+
+    virtual.run(main())
+
+
+def test_what_a_refused_request_held_in_shadow_is_given_back_too() -> None:
+    async def main() -> None:
+        shadow = msgspec.structs.replace(SLOTS, mode="shadow")
+        served = Served(shadow, Rule("acme", "/once", "fixed_window", 1, 3600.0))
+        assert [(await served.get())[0] for _ in range(4)] == [200] + [429] * 3
+        held = await served.limiter.check("acme", "/slots", "ann")
+        assert (held.remaining, held.exceeded) == (1, False)
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("subject", ["", "x" * 2000])
+def test_a_question_that_no_rule_can_answer_is_the_clients_mistake(subject: str) -> None:
+    async def main() -> None:
+        served = Served(Rule("acme", "/x", "fixed_window", 10, 3600.0), subject=subject)
+        status, headers, body = await served.get()
+        assert (status, headers["content-type"]) == (400, "application/problem+json")
+        assert body["status"] == 400 and "subject" in body["detail"]
+
+    virtual.run(main())
