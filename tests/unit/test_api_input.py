@@ -127,6 +127,20 @@ def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
     with_rest(scenario)
 
 
+@pytest.mark.parametrize("name", ["Authorization", "Idempotency-Key", "X-Act-As"])
+def test_a_header_that_says_who_asks_or_what_is_refused_if_given_twice(name: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        key = ("Authorization", f"Bearer {rest.tenant_key()}")
+        twice = {"Authorization": [key, key], "X-Act-As": [key, ("X-Act-As", "alice"), ("X-Act-As", "bob")]}
+        once = [key, ("X-Act-As", "alice"), ("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+        answer = await rest.client.post("/v1/chats", json={"name": "x"}, headers=twice.get(name, once))
+        assert answer.status_code == 400
+        assert error_of(answer) == (400, "INVALID_MESSAGE") and answer.json()["error"]["field"] == name
+        assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).json()["chats"] == []
+
+    with_rest(scenario)
+
+
 def test_404_and_405_have_the_shape_of_every_other_error() -> None:
     async def scenario(rest: Rest) -> None:
         assert error_of(await rest.ask("GET", "/nowhere")) == (404, "NOT_FOUND")

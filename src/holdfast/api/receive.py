@@ -68,12 +68,20 @@ def address_of(request: Request, deps: Deps) -> str:
     return client_ip(peer, request.headers.getlist("x-forwarded-for"), deps.proxies)
 
 
+def _header(request: Request, name: str) -> str | None:
+    """A header that says who asks or what is asked: said twice, nobody knows which is meant."""
+    said = request.headers.getlist(name)
+    if len(said) > 1:
+        raise InvalidMessage(f"the header {name} was given more than once", field=name)
+    return said[0] if said else None
+
+
 def identify(deps: Deps, request: Request) -> Principal:
     """Who is asking; Unauthorized or Forbidden."""
-    credential = bearer(request.headers.get("authorization"))
+    credential = bearer(_header(request, "Authorization"))
     if credential is None:
         raise Unauthorized("a credential is needed: Authorization: Bearer <token or API key>")
-    act_as = request.headers.get("x-act-as")
+    act_as = _header(request, "X-Act-As")
     if not is_api_key(credential):
         if act_as is not None:
             raise Forbidden("only a tenant API key can act for a user")
@@ -157,7 +165,7 @@ def _path(params: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _key(endpoint: Endpoint, request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
+    key = _header(request, "Idempotency-Key")
     if key is None:
         if endpoint.key == "required":
             raise InvalidMessage(
