@@ -134,8 +134,7 @@ def test_a_header_that_says_who_asks_or_what_is_refused_if_given_twice(name: str
         twice = {"Authorization": [key, key], "X-Act-As": [key, ("X-Act-As", "alice"), ("X-Act-As", "bob")]}
         once = [key, ("X-Act-As", "alice"), ("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
         answer = await rest.client.post("/v1/chats", json={"name": "x"}, headers=twice.get(name, once))
-        assert answer.status_code == 400
-        assert error_of(answer) == (400, "INVALID_MESSAGE") and answer.json()["error"]["field"] == name
+        assert error_of(answer) == (400, "INVALID_MESSAGE") and name in answer.text
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).json()["chats"] == []
 
     with_rest(scenario)
