@@ -135,3 +135,36 @@ def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: int) ->
             await limits.__aexit__()
 
     virtual.run(main())
+
+
+def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
+    async def main() -> None:
+        counters, rule = Shared(), Rule("acme", "x", "fixed_window", 2, 36_000.0)
+        counters.mood = "away"
+        limits = node(counters, rule, keys_max=100)
+        total = 0
+        for _ in range(4):
+            for n in range(150):
+                total += await admitted(limits, 1, f"s{n}")
+        assert total == 100 * 2 + 2
+        assert len(limits._share._table) == 101
+        await asyncio.sleep(36_000)
+        for _ in range(3):
+            assert await admitted(limits, 3, "s149") <= 2, "with a counter of its own again once others are idle"
+        assert await admitted(limits, 1, "fresh") == 1
+
+    virtual.run(main())
+
+
+def test_a_place_that_was_held_between_all_others_can_be_given_back() -> None:
+    async def main() -> None:
+        counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 36_000.0)
+        counters.mood = "away"
+        limits = node(counters, rule, keys_max=2)
+        held = [await limits.check("acme", "x", f"s{n}") for n in range(4)]
+        assert [d.allowed for d in held] == [True, True, True, False]
+        assert await limits.release(Check("acme", "x", "s2"), held[2].hold)
+        assert await admitted(limits, 2, "s3") == 1, "in the place that s2 left"
+        assert await admitted(limits, 2, "s0") == 0
+
+    virtual.run(main())

@@ -44,7 +44,8 @@ class LimiterSettings:
     """How one node answers checks."""
 
     keys_max: int = 65_536
-    """Subjects of which denial, lease and last reading are remembered; who was counted longest ago is forgotten."""
+    """Subjects of which denial, lease and last reading are remembered; who was counted longest ago is forgotten. While
+    the counters are away, as many have a share each; all others together have one more per rule."""
     lease_percent: float = 1.0
     """A lease of a rule with precision ``leased``, in percent of its capacity; each node may admit so much more."""
     lease_seconds: float = 5.0

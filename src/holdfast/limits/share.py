@@ -7,6 +7,9 @@ Per rule ``on_store_failure``:
   most n ÷ m times the limit (5 seen of 10: twice the limit), and never less than 1 each.
 - ``open``: ten times the limit on each node, so still a bound.
 - ``closed``: nothing.
+
+Subjects are counted apart up to ``keys_max`` that are in use at a time. All beyond that share one counter per rule, so
+that each node admits at most (``keys_max`` + 1) shares of a rule, however many ask.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class LocalShare:
     """The node's own counters while the shared ones are away. Milliseconds are the caller's clock."""
 
     def __init__(self, keys_max: int) -> None:
-        self._table = CounterTable(keys_max)
+        self._table = CounterTable(keys_max, overflows=True)
         self._spent: Bounded[tuple[Terms, int]] = Bounded(keys_max)
         self._held: Bounded[tuple[Key, Terms]] = Bounded(keys_max)
         """By rule and hold: granted here, and unknown to the shared counters."""
@@ -136,6 +139,9 @@ class LocalShare:
         if last is None or ask.hold or rule.on_store_failure != "local_share":
             return
         if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
+            return
+        self._table.counter(ask.key, ask.terms, now)
+        if ask.key not in self._table:  # one of many in an overflowing table, whose use says nothing of the others'
             return
         self._seeded.put(ask.key, last.at)
         used = ask.terms.capacity - last.reading.remaining // self._nodes - int(self._table.used(ask.key, now))

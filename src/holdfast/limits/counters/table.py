@@ -11,6 +11,9 @@ from holdfast.limits.counters.contract import Adjustment, Ask, Key
 SUBJECTS_MAX = 1_000_000
 """Counters kept. The oldest is forgotten for a new one, idle ones first: a forgotten subject starts afresh."""
 
+OVERFLOW = ""
+"""No subject has this name."""
+
 KEPT_ANYWAY_MAX = 65_536
 """So many are kept, idle or not (but never more than half of the table): to make one costs more than to keep it."""
 
@@ -18,12 +21,18 @@ _LOOKED_AT_PER_NEW = 2
 
 
 class CounterTable:
-    """See ``contract`` for what an entry, an ask and an adjustment are."""
+    """See ``contract`` for what an entry, an ask and an adjustment are.
 
-    __slots__ = ("_counters", "_kept_anyway", "_line", "_subjects_max", "get")
+    With ``overflows`` no counter in use is forgotten: while the table is full, all new subjects of a rule share one
+    counter more. (There are at most as many of these as subjects; above that the oldest of all is forgotten.)
+    """
 
-    def __init__(self, subjects_max: int = SUBJECTS_MAX) -> None:
+    __slots__ = ("_counters", "_counters_max", "_kept_anyway", "_line", "_overflows", "_subjects_max", "get")
+
+    def __init__(self, subjects_max: int = SUBJECTS_MAX, overflows: bool = False) -> None:
         self._subjects_max = subjects_max
+        self._overflows = overflows
+        self._counters_max = 2 * subjects_max if overflows else subjects_max
         self._kept_anyway = min(KEPT_ANYWAY_MAX, subjects_max // 2)
         self._counters: dict[Key, Counter] = {}
         self._line: deque[Key] = deque()
@@ -56,7 +65,7 @@ class CounterTable:
         return reading(counter, now, admitted, min(admitted + 1, counter.terms.capacity))
 
     def adjust(self, adjustment: Adjustment, now: float) -> None:
-        counter = self._counters.get(adjustment.key)
+        counter = self._find(adjustment.key)
         if counter is None and (adjustment.charged or adjustment.held):
             counter = self.counter(adjustment.key, adjustment.terms, now)
         if counter is not None:
@@ -65,14 +74,14 @@ class CounterTable:
 
     def used(self, key: Key, now: float) -> float:
         """What is used of the counter now; 0 if there is none."""
-        counter = self._counters.get(key)
+        counter = self._find(key)
         if counter is None:
             return 0.0
         counter.settle(now)
         return counter.terms.capacity - counter.room(now)
 
     def holds(self, key: Key, hold: str, now: float) -> bool:
-        counter = self._counters.get(key)
+        counter = self._find(key)
         return isinstance(counter, Concurrency) and counter.holders.get(hold, now) > now
 
     def clear(self) -> None:
@@ -100,9 +109,15 @@ class CounterTable:
         if counter is None:
             if len(self._counters) >= self._kept_anyway:
                 self._make_room(now)
+                if self._overflows and key[1] != OVERFLOW and len(self._counters) >= self._subjects_max:
+                    return self.counter((key[0], OVERFLOW), terms, now)
             counter = self._counters[key] = COUNTERS[terms.algorithm](terms)
             self._line.append(key)
         return counter
+
+    def _find(self, key: Key) -> Counter | None:
+        """Where the key is counted, if it is."""
+        return self._counters.get(key) or (self._counters.get((key[0], OVERFLOW)) if self._overflows else None)
 
     def _make_room(self, now: float) -> None:
         """Forget what is idle, a little with each new subject; what is in use goes to the end of the line."""
@@ -114,7 +129,7 @@ class CounterTable:
                 self._line.append(key)
             else:
                 del self._counters[key]
-        while len(self._counters) >= self._subjects_max:
+        while len(self._counters) >= self._counters_max:
             del self._counters[self._line.popleft()]
 
 
