@@ -8,6 +8,8 @@ import pytest
 import virtual
 from limitworld import Shared
 
+from holdfast.clock import ManualClock
+from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Algorithm, Rule, RuleSet
@@ -47,3 +49,17 @@ def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share
         assert sent == [30] * 3 + [0] * 97, "until the breaker opened; nothing drains of what is owed for 80 s"
 
     virtual.run(main())
+
+
+def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
+    clock = ManualClock()
+    rules = RuleSet.of([Rule("*", "connect:address", "fixed_window", 60, 60.0)])
+    doors = Entrances(Limiter(MemoryCounters(clock), clock, rules=rules))
+
+    def admitted(addresses: list[str]) -> int:
+        return sum(doors.ask_at_once("connect", User("", ""), address) is None for address in addresses)
+
+    assert admitted([f"2001:db8:1:2::{n:x}" for n in range(100)]) == 60
+    assert admitted([f"2001:db8:1:{n:x}::1" for n in range(3, 103)]) == 100, "another /64 is somebody else"
+    assert admitted(["192.0.2.1", "::ffff:192.0.2.1"] * 50) == 60
+    assert admitted([f"192.0.2.{n}" for n in range(2, 102)]) == 100

@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Literal, Protocol
 
 from holdfast import telemetry
+from holdfast.access.door import address_group
 from holdfast.errors import InvalidCheck, RateLimited
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
@@ -52,15 +53,18 @@ DEFAULT_RULES = (
 
 @lru_cache(QUESTIONS_MAX)
 def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Check]:
-    """What is asked at an entrance. An unknown user, tenant or address is not asked about."""
+    """What is asked at an entrance. An unknown user, tenant or address is not asked about.
+
+    An address stands for whose it is: an IPv6 customer has a whole /64.
+    """
     if entrance == "admin":
-        return [Check(*ADMIN, who.user_id or address)]
+        return [Check(*ADMIN, who.user_id or address_group(address))]
     asked = []
     if who.user_id and entrance != "check":  # a service that asks about limits asks for everybody
         asked.append(Check(who.tenant, f"{entrance}:user", who.user_id))
     if entrance == "connect":
         if address:
-            asked.append(Check(who.tenant or ANY, "connect:address", address))
+            asked.append(Check(who.tenant or ANY, "connect:address", address_group(address)))
     elif who.tenant:
         asked.append(Check(who.tenant, f"{entrance}:tenant", who.tenant))
     return asked
