@@ -72,6 +72,7 @@ PURE = [
     "client/refusals.py",
     "client/settings.py",
     "work/job.py",
+    "work/announcing.py",
     "work/streams.py",
     "work/sweep.py",
     "work/balance.py",

@@ -19,7 +19,7 @@ def jobs(stream: str | None, *seqs: int, crashes: int = 0) -> list[Job]:
 
 
 def start_all(streams: Streams, announce: int = 1000) -> list[int]:
-    streams.announce(announce, announce)
+    streams.announcing.announce(announce, announce)
     started = []
     while (job := streams.next()) is not None:
         started.append(job.seq)
@@ -41,6 +41,17 @@ def test_only_announced_jobs_start() -> None:
     assert len(start_all(streams, announce=2)) == 2
     streams.announced_by_store([3])
     assert start_all(streams, announce=0) == [3]
+
+
+def test_what_was_announced_before_a_rewind_has_to_be_announced_again() -> None:
+    streams, same = Streams(), [*jobs(None, 1), *jobs("a", 2)]
+    streams.add(same)
+    streams.announcing.announce(2, 0)
+    streams.rewound([])
+    assert streams.announcing.announced == set() and streams.next() is None
+    streams.add(same)
+    assert start_all(streams, announce=0) == []
+    assert start_all(streams) == [1, 2]
 
 
 def test_followers_of_a_failed_head_are_held_and_come_back_when_it_succeeds() -> None:
@@ -90,15 +101,17 @@ def test_a_deep_stream_does_not_crowd_out_the_others() -> None:
 def test_a_deep_stream_takes_no_announcement_from_the_others() -> None:
     streams = Streams()
     streams.add(jobs("deep", *range(1, 100)))
-    streams.announce(10, 10)
+    streams.announcing.announce(10, 10)
     streams.add([*jobs("b", 200, 202), *jobs(None, 201), *jobs("c", 203)])
-    assert streams.announced == {1, 2} and streams.ahead == 1, "a stream that has not moved yet has one more"
-    assert streams.announceable(1, 0) and not streams.announceable(0, 9)
-    streams.announce(2, 0)
-    assert streams.announced == {1, 2, 200, 201}, "what came first"
-    streams.announce(9, 0)
-    assert streams.announced == {1, 2, 200, 201, 203}, "what could not start has to wait for room"
-    assert not streams.announceable(9, 0) and streams.announceable(0, 1)
+    assert streams.announcing.announced == {1, 2} and streams.announcing.ahead == 1, (
+        "one that has not moved yet has one more"
+    )
+    assert streams.announcing.possible(1, 0) and not streams.announcing.possible(0, 9)
+    streams.announcing.announce(2, 0)
+    assert streams.announcing.announced == {1, 2, 200, 201}, "what came first"
+    streams.announcing.announce(9, 0)
+    assert streams.announcing.announced == {1, 2, 200, 201, 203}, "what could not start has to wait for room"
+    assert not streams.announcing.possible(9, 0) and streams.announcing.possible(0, 1)
 
 
 def test_what_is_announced_ahead_follows_the_pace_of_its_stream() -> None:
@@ -106,32 +119,32 @@ def test_what_is_announced_ahead_follows_the_pace_of_its_stream() -> None:
     streams.add(jobs("a", *range(1, 1000)))
     most = []
     for _ in range(5):
-        streams.announce(1, 1000)
-        most.append(streams.ahead)
+        streams.announcing.announce(1, 1000)
+        most.append(streams.announcing.ahead)
         while (job := streams.next()) is not None:
             streams.done(job)
     assert most == [1, 3, 7, 15, 31], "all of them ended before the next announcement"
     for _ in range(70):
-        streams.announce(1, 1000)
+        streams.announcing.announce(1, 1000)
         job = streams.next()
         assert job is not None
         streams.done(job)
-    streams.announce(1, 1000)
-    assert streams.ahead == 1, "one ended between two announcements"
+    streams.announcing.announce(1, 1000)
+    assert streams.announcing.ahead == 1, "one ended between two announcements"
 
 
 def test_what_is_announced_is_always_the_front_of_its_stream() -> None:
     streams = Streams()
     streams.add(jobs("a", *range(10, 20)))
-    streams.announce(1, 1)
-    assert streams.announced == {10, 11}
+    streams.announcing.announce(1, 1)
+    assert streams.announcing.announced == {10, 11}
     streams.add(jobs("a", 5))
-    assert streams.announced == set(), "a retried head comes first, and so is nothing behind it in flight"
+    assert streams.announcing.announced == set(), "a retried head comes first, and so is nothing behind it in flight"
     streams.announced_by_store([10, 11])
-    assert streams.announced == set(), "nor out of turn"
-    streams.announce(1, 0)
+    assert streams.announcing.announced == set(), "nor out of turn"
+    streams.announcing.announce(1, 0)
     streams.announced_by_store([10, 11])
-    assert streams.announced == {5, 10} and streams.ahead == 1, "nor more than its pace asks for"
+    assert streams.announcing.announced == {5, 10} and streams.announcing.ahead == 1, "nor more than its pace asks for"
 
 
 def test_a_few_deep_streams_make_room_when_runners_are_idle() -> None:
@@ -196,7 +209,7 @@ def test_followers_of_suspects_do_not_use_up_the_announcements() -> None:
     done = []
     for _ in range(6):
         streams.announced_by_store([3, 4, 5, 6])
-        for seq in start_all(streams, announce=2 - len(streams.announced)):
+        for seq in start_all(streams, announce=2 - len(streams.announcing.announced)):
             streams.done(streams.started[seq])
             done.append(seq)
     assert sorted(done) == [1, 2, 3, 4, 5, 6]
@@ -215,7 +228,7 @@ def test_what_is_known_is_not_taken_twice() -> None:
 def test_a_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
     streams = Streams()
     streams.add([Job(1, "t", b"", "a", partition=7), Job(2, "t", b"", "a", partition=7), Job(3, "t", b"", partition=9)])
-    streams.announce(1, 1)
+    streams.announcing.announce(1, 1)
     assert streams.next() is not None
     streams.close([7])
     streams.done(streams.started[1])
@@ -299,8 +312,10 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
             break
         if rng.random() < 0.1:
             streams.make_room(8)
-        streams.announce(rng.randrange(1, 5), rng.randrange(4))
-        assert streams.ahead == len(streams.announced) - len({stream_of[seq] for seq in streams.announced})
+        streams.announcing.announce(rng.randrange(1, 5), rng.randrange(4))
+        assert streams.announcing.ahead == len(streams.announcing.announced) - len(
+            {stream_of[seq] for seq in streams.announcing.announced}
+        )
         reported = [*done, *failed]
         store.report(done, failed, streams.take_held())
         done, failed = [], {}

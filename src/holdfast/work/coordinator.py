@@ -271,15 +271,15 @@ class _Shift:
         self._window = max(self._settings.concurrency, min(3 * fastest, self._settings.jobs_max // 2))
         if not self._stopping:
             self._make_room(ended)
-            self._streams.announce(*self._announceable())
+            self._streams.announcing.announce(*self._announceable())
         report.held = self._streams.take_held()
-        report.running = list(self._streams.announced)
+        report.running = list(self._streams.announcing.announced)
         return report
 
     def _announceable(self) -> tuple[int, int]:
         """How many more heads of streams may be announced, and how many more behind them."""
-        ahead = self._window - len(self._streams.announced)
-        return ahead + self._streams.ahead, ahead
+        ahead = self._window - len(self._streams.announcing.announced)
+        return ahead + self._streams.announcing.ahead, ahead
 
     def _make_room(self, ended: int) -> None:
         """A few slow streams must not keep all others out: see ``Streams.make_room``.
@@ -301,7 +301,7 @@ class _Shift:
         jobs, bytes_max = self._streams.room()
         if not bytes_max:
             jobs = 0
-        starting = max(0, self._window - len(self._streams.announced))
+        starting = max(0, self._window - len(self._streams.announcing.announced))
         backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
         shut, probing = self._runner.shut()
         return Want(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing)
@@ -342,7 +342,7 @@ class _Shift:
         report = self._report
         if report.completed or report.failed:
             return True
-        return not self._stopping and self._streams.announceable(*self._announceable())
+        return not self._stopping and self._streams.announcing.possible(*self._announceable())
 
     def _fell_asleep(self, want: Want, claimed: Claimed) -> bool:
         """Whether to look once more before resting: who enqueued before the store learned that we sleep woke nobody,
@@ -377,7 +377,7 @@ class _Shift:
             self._resting = False
 
     def _wake_runners(self) -> None:
-        for _ in range(min(len(self._idle), self._streams.startable)):
+        for _ in range(min(len(self._idle), self._streams.announcing.startable)):
             future = self._idle.popleft()
             if not future.done():
                 future.set_result(None)

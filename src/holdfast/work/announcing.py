@@ -1,0 +1,231 @@
+"""Which waiting jobs are told to the store next as in flight, and which of those may start. (Pure.)
+
+A job is waiting, then announced (the store has recorded that it is about to run, so that a crash is laid to its
+account), then started, then ended. What is announced of a stream is always the front of its line; its first job in
+flight is a *head*, the others are *ahead* of their time. Heads come first, so that a deep stream keeps nobody waiting.
+How many of a line are announced ahead of their time follows its pace, twice what ended between two announcements: a
+slow stream has one. Suspects, which were running when a process died, are announced one at a time, so that the culprit
+is found and the others go free. A job without a stream is a head that nobody follows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from holdfast.work.job import Job
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The jobs of a stream, which start one after another.
+
+    ``told``: how many of the queue, from its front, are announced. ``reach``: how many may be, behind the head; it
+    follows how many ``ended`` since the last ``round`` of announcements. ``busy``: one has started.
+    """
+
+    queue: deque[Job] = field(default_factory=deque)
+    told: int = 0
+    reach: int = 1
+    ended: int = 0
+    round: int = 0
+    busy: bool = False
+    listed: bool = False
+
+    @property
+    def in_flight(self) -> int:
+        return self.told + self.busy
+
+    def kept_pace(self, round: int) -> None:
+        """One more of its jobs has ended after this round of announcements."""
+        if self.round != round:
+            self.round, self.ended, self.reach = round, 0, max(1, self.reach // 2)
+        self.ended += 1
+        self.reach = max(self.reach, 2 * self.ended - 1)
+
+
+Place = Line | int
+"""Where the next job to be announced is: in a line, or, without a stream, by its sequence."""
+
+
+class Announcing:
+    """Who has something to announce, in turn. ``waiting`` are the jobs that have not started, by sequence; it is the
+    caller's, and kept up to date."""
+
+    def __init__(self, waiting: Mapping[int, Job]) -> None:
+        self._waiting = waiting
+        self.announced: set[int] = set()
+        """What the store knows, or is about to be told, as in flight."""
+        self.ahead = 0
+        """How many of the announced stand behind another one of their line."""
+        self._round = 0
+        # A head may start when it is announced; a follower's line has something in flight; a suspect waits until no
+        # other is in flight.
+        self._heads: OrderedDict[Place, None] = OrderedDict()
+        self._followers: OrderedDict[Place, None] = OrderedDict()
+        self._suspects: OrderedDict[Place, None] = OrderedDict()
+        self._suspect: int | None = None
+        self._ready: deque[Line | Job] = deque()
+
+    @property
+    def startable(self) -> int:
+        """How many jobs ``next`` could start, at most."""
+        return len(self._ready)
+
+    @property
+    def abreast(self) -> int:
+        """How many jobs could run side by side if every head were announced."""
+        return len(self.announced) - self.ahead + len(self._heads)
+
+    def possible(self, heads: int, ahead: int) -> bool:
+        """Whether ``announce`` might find something."""
+        if heads > 0 and (self._heads or (self._suspects and self._suspect is None)):
+            return True
+        return ahead > 0 and bool(self._followers)
+
+    def announce(self, heads: int, ahead: int) -> None:
+        """Choose more waiting jobs to be told to the store as in flight: up to ``heads`` that could start at once,
+        oldest first, and up to ``ahead`` behind those.
+        """
+        self._round += 1
+        while self._suspects and self._suspect is None and heads > 0:
+            place, _ = self._suspects.popitem(last=False)
+            if isinstance(place, Line) and place.in_flight:
+                self._followers[place] = None
+            else:
+                heads -= self._announce(place, 1)
+        while self._heads and heads > 0:
+            heads -= self._announce(self._heads.popitem(last=False)[0], 1)
+        while self._followers and ahead > 0:
+            ahead -= self._announce(self._followers.popitem(last=False)[0], ahead)
+
+    def announced_by_store(self, job: Job, place: Place) -> None:
+        """The store has recorded it on its own when it handed it out; it may have to wait all the same."""
+        waiting = self._heads if place in self._heads else self._followers
+        if place in waiting and (isinstance(place, int) or place.queue[place.told] is job):
+            del waiting[place]
+            self._announce(place, 1)
+
+    def next(self) -> Job | None:
+        """The next announced job that may start; it counts as started from now on."""
+        while self._ready:
+            line = self._ready.popleft()
+            if isinstance(line, Job):
+                if line.seq in self.announced and self._waiting.get(line.seq) is line:
+                    return line
+                continue
+            line.listed = False
+            if line.told and not line.busy:
+                line.busy = True
+                line.told -= 1
+                return line.queue.popleft()
+        return None
+
+    def ended(self, line: Line, job: Job) -> None:
+        """A job of the line that was started is in flight no longer; whether the line goes on is not said yet."""
+        self.withdraw(job)
+        line.busy = False
+        line.kept_pace(self._round)
+        if line.told:
+            self.ahead -= 1
+        if line.told < len(line.queue) and line not in self._suspects:
+            if not line.told:
+                self._followers.pop(line, None)
+            self.offer(line)
+
+    def go_on(self, line: Line) -> None:
+        """What is announced of the line may start, if nothing of it has."""
+        if line.told and not line.busy and not line.listed:
+            line.listed = True
+            self._ready.append(line)
+
+    def offer_alone(self, seq: int) -> None:
+        """A job without a stream."""
+        self._heads[seq] = None
+
+    def offer(self, line: Line) -> None:
+        """Put the line where its next job to be announced belongs, if there is one."""
+        if line.told < len(line.queue):
+            in_flight = line.in_flight
+            if not in_flight:
+                self._heads[line] = None
+            elif in_flight <= line.reach:
+                self._followers[line] = None
+
+    def place(self, line: Line) -> None:
+        """Put the line where it belongs after its queue has changed."""
+        self._displace(line)
+        self.offer(line)
+
+    def silence(self, line: Line, told: int) -> None:
+        """Only the first ``told`` jobs of the queue stay announced; none of the others has started."""
+        while line.told > told:
+            line.told -= 1
+            self.withdraw(line.queue[line.told])
+            self.ahead -= line.in_flight > 0
+
+    def empty(self, line: Line) -> None:
+        """Nothing waits in the line any more."""
+        self.silence(line, 0)
+        line.queue.clear()
+        self._displace(line)
+
+    def clear(self, lines: Iterable[Line]) -> None:
+        """Nothing waits any more, neither in the lines, which are all there are, nor without one."""
+        self.announced.difference_update(self._waiting)
+        if self._suspect in self._waiting:
+            self._suspect = None
+        for line in lines:
+            line.queue.clear()
+            line.told, line.listed = 0, False
+        for waiting in (self._heads, self._followers, self._suspects):
+            waiting.clear()
+        self.ahead = 0
+        self._ready.clear()
+
+    def withdraw_alone(self, job: Job) -> None:
+        """A job without a stream that waited no longer does."""
+        self.withdraw(job)
+        self._displace(job.seq)
+
+    def withdraw(self, job: Job) -> None:
+        self.announced.discard(job.seq)
+        if self._suspect == job.seq:
+            self._suspect = None
+
+    def _announce(self, line: Place, most: int) -> int:
+        """Announce what follows in the line, up to its reach, and put it where it belongs then; how many it were."""
+        if isinstance(line, int):
+            job = self._waiting[line]
+            if count := self._tell(line, (job,)):
+                self._ready.append(job)
+            return count
+        in_flight = line.in_flight
+        most = min(most, max(1, line.reach + 1 - in_flight))
+        count = self._tell(line, islice(line.queue, line.told, line.told + most))
+        if count:
+            self.ahead += count if in_flight else count - 1
+            line.told += count
+            self.go_on(line)
+        if line not in self._suspects:
+            self.offer(line)
+        return count
+
+    def _tell(self, place: Place, jobs: Iterable[Job]) -> int:
+        """How many could be announced: a suspect waits until no other is in flight."""
+        count = 0
+        for job in jobs:
+            if job.crashes:
+                if self._suspect is not None:
+                    self._suspects[place] = None
+                    break
+                self._suspect = job.seq
+            self.announced.add(job.seq)
+            count += 1
+        return count
+
+    def _displace(self, place: Place) -> None:
+        for waiting in (self._heads, self._followers, self._suspects):
+            waiting.pop(place, None)
