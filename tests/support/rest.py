@@ -76,10 +76,18 @@ class Rest:
 
 
 def error_of(answer: httpx.Response) -> tuple[int, str]:
-    """The status and code of an error, whose body must have the one shape."""
+    """The status and code of an error, whose body must have the one shape; too many requests are a problem besides."""
     body = answer.json()
+    if answer.status_code == 429:
+        assert body.pop("status") == 429 and body.pop("detail") == body["error"]["message"]
+        assert body.pop("type").endswith("#quota-exceeded") and body.pop("title")
+        policies = body.pop("violated-policies", [])
+        assert policies or "rule" not in body["error"].get("details", {}), "the rule is named in both"
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert int(answer.headers["retry-after"]) >= 1
+    else:
+        assert answer.headers["content-type"] == "application/json"
     assert set(body) == {"error"} and {"code", "message", "retryable"} <= set(body["error"]), body
-    assert answer.headers["content-type"] == "application/json"
     return answer.status_code, body["error"]["code"]
 
 

@@ -107,8 +107,11 @@ def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, b
         for user in ("ann", "bob", "eve"):
             assert (await rest.ask("POST", f"/v1/limits/{path}", service, body, X_Act_As=user)).status_code != 429
         refused = await rest.ask("POST", f"/v1/limits/{path}", service, body)
-        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert error_of(refused) == (429, "RATE_LIMITED")
         assert refused.json()["error"]["details"]["rule"] == "*/check:tenant"
+        assert refused.json()["violated-policies"] == ["*/check:tenant"]
+        assert refused.headers["RateLimit-Policy"] == '"*/check:tenant";q=3;w=60'
+        assert refused.headers["RateLimit"].startswith('"*/check:tenant";r=0;t=')
         assert (await rest.ask("POST", f"/v1/limits/{path}", other, body)).status_code != 429
 
     limited(tmp_path, scenario)
@@ -395,8 +398,26 @@ def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> 
         assert answers[0].headers["RateLimit-Policy"] == '"*/rest:user";q=2;w=60'
         assert answers[0].headers["RateLimit"].startswith('"*/rest:user";r=1;t=')
         assert 1 <= int(answers[2].headers["Retry-After"]) <= 60
+        assert answers[2].headers["RateLimit"].startswith('"*/rest:user";r=0;t=')
+        assert error_of(answers[2]) == (429, "RATE_LIMITED")
         assert answers[2].json()["error"]["details"]["rule"] == "*/rest:user"
+        assert answers[2].json()["violated-policies"] == ["*/rest:user"]
         assert (await rest.ask("GET", "/v1/chats", rest.token("bob"))).status_code == 200
+
+    limited(tmp_path, scenario)
+
+
+def test_a_refusal_names_every_rule_that_refuses_and_no_other(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        few = {**RULE, "tenantID": "*", "algorithm": "fixed_window", "limit": 1}
+        for resource in ("rest:user", "rest:tenant"):
+            await rest.ask("POST", "/admin/rules", rest.admin_key(), {**few, "resource": resource})
+        await applied(plane, store)
+        await rest.ask("GET", "/v1/chats", rest.token("alice"))
+        refused = await rest.ask("GET", "/v1/chats", rest.token("alice"))
+        assert refused.json()["violated-policies"] == ["*/rest:user", "*/rest:tenant"]
+        refused = await rest.ask("GET", "/v1/chats", rest.token("bob"))
+        assert refused.json()["violated-policies"] == ["*/rest:tenant"]
 
     limited(tmp_path, scenario)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 from starlette.responses import Response
 
-from holdfast.api.bodies import ErrorBody, ErrorDetail
+from holdfast.api.bodies import ErrorBody, ErrorDetail, TooManyRequests
 from holdfast.api.call import Answer
-from holdfast.errors import HoldfastError, OperatorError
+from holdfast.errors import HoldfastError, OperatorError, RateLimited
+from holdfast.limits.asgi import PROBLEM
 
 STATUS = {
     "INVALID_MESSAGE": 400,
@@ -34,6 +36,9 @@ STATUS = {
 RETRY_AFTER_SECONDS = {"RATE_LIMITED": 1, "SERVER_BUSY": 1, "SERVICE_UNAVAILABLE": 1, "CHAT_HALTED": 30}
 """Where the error itself does not say when to come back."""
 
+PROBLEM_TYPE = "application/problem+json"
+TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -46,9 +51,17 @@ def respond(answer: Answer, status: int) -> Response:
 
 
 def respond_error(
-    error: HoldfastError, *, write: bool, status: int | None = None, to_operator: bool = False
+    error: HoldfastError,
+    *,
+    write: bool,
+    status: int | None = None,
+    to_operator: bool = False,
+    violated: Sequence[str] = (),
 ) -> Response:
-    """An error on the wire; ``outcome`` only where something might have been written. Operators read what is theirs."""
+    """An error on the wire; ``outcome`` only where something might have been written. Operators read what is theirs.
+
+    ``violated``: the rules that refused, where it is too many requests and there are more than the error names.
+    """
     error = error if to_operator and isinstance(error, OperatorError) else error.told
     detail = ErrorDetail(
         code=error.code,
@@ -64,6 +77,10 @@ def respond_error(
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     if error.code == "UNAUTHORIZED":
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RateLimited):
+        named = [error.details["rule"]] if "rule" in error.details else []
+        body = TooManyRequests(detail, PROBLEM, TITLE, STATUS[error.code], error.message, violated or named)
+        return Response(_encoder.encode(body), STATUS[error.code], headers, PROBLEM_TYPE)
     return Response(
         _encoder.encode(ErrorBody(detail)), status or STATUS[error.code], headers, media_type="application/json"
     )

@@ -22,7 +22,7 @@ from holdfast.api.deps import Deps
 from holdfast.api.envelope import Envelope
 from holdfast.api.keyed import Keyed
 from holdfast.api.openapi import describe
-from holdfast.api.receive import Allowance, receive
+from holdfast.api.receive import Allowance, receive, violated
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound
@@ -79,7 +79,8 @@ def _view(deps: Deps, allowance: Allowance, keyed: Keyed, endpoint: Endpoint) ->
         except HoldfastError as error:
             if error.private:
                 log.error("a request met a defect, or an operator's trouble", endpoint=endpoint.name, exc_info=True)
-            return respond_error(error, write=endpoint.writes, to_operator=endpoint.caller == "operator")
+            operator = endpoint.caller == "operator"
+            return respond_error(error, write=endpoint.writes, to_operator=operator, violated=violated(request))
         except Exception:
             log.exception("a request met a defect", endpoint=endpoint.name)
             return respond_error(InternalError(), write=endpoint.writes)
@@ -129,7 +130,7 @@ def _cross_origin(deps: Deps) -> list[Middleware]:
             allow_origins=sorted(deps.origins),
             allow_methods=sorted({endpoint.method for endpoint in ENDPOINTS}),
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "X-Act-As"],
-            expose_headers=["Retry-After", "X-Request-ID", "Idempotency-Replayed"],
+            expose_headers=["Retry-After", "X-Request-ID", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy"],
         )
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from holdfast.access import KeyKind, Scope
 from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Chat, ChatKind, Member, Message, Role
@@ -221,3 +221,17 @@ class ErrorDetail(Struct, frozen=True, omit_defaults=True):
 
 class ErrorBody(Struct, frozen=True):
     error: ErrorDetail
+
+
+class TooManyRequests(Struct, frozen=True, omit_defaults=True):
+    """429: the error, and the same as a problem (RFC 9457, with the type of the IETF's draft on RateLimit headers).
+
+    ``violated-policies`` are the rules that refused, as ``RateLimit-Policy`` names them; none where no rule did.
+    """
+
+    error: ErrorDetail
+    type: str
+    title: str
+    status: int
+    detail: str
+    violated_policies: Sequence[str] = field(name="violated-policies", default=())

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from holdfast import __version__
-from holdfast.api.answers import STATUS
-from holdfast.api.bodies import ErrorBody
+from holdfast.api.answers import PROBLEM_TYPE, STATUS
+from holdfast.api.bodies import ErrorBody, TooManyRequests
 from holdfast.api.call import Endpoint
 
 _REF = "#/components/schemas/{name}"
@@ -46,7 +46,7 @@ def error_statuses(endpoint: Endpoint) -> list[int]:
 
 def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The whole document."""
-    types = [t for e in endpoints for t in (e.body, e.query, e.answer) if t is not None] + [ErrorBody]
+    types = [t for e in endpoints for t in (e.body, e.query, e.answer) if t is not None] + [ErrorBody, TooManyRequests]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = {id(t): schema for t, schema in zip(types, schemas, strict=True)}
     queries = {e.query.__name__ for e in endpoints if e.query is not None}
@@ -117,11 +117,12 @@ def _not_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _responses(endpoint: Endpoint, schema_of: Mapping[int, Any]) -> dict[str, Any]:
     error = {"application/json": {"schema": schema_of[id(ErrorBody)]}}
+    too_many = {PROBLEM_TYPE: {"schema": schema_of[id(TooManyRequests)]}}
     codes: dict[int, list[str]] = {}
     for code, status in STATUS.items():
         codes.setdefault(status, []).append(code)
     responses: dict[str, Any] = {
-        str(status): {"description": " or ".join(codes[status]), "content": error}
+        str(status): {"description": " or ".join(codes[status]), "content": too_many if status == 429 else error}
         for status in error_statuses(endpoint)
     }
     schema = {"type": "string"} if endpoint.answer is None else schema_of[id(endpoint.answer)]

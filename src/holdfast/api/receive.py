@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +30,8 @@ from holdfast.errors import (
     Refused,
     Unauthorized,
 )
-from holdfast.limits.entrances import Entrance, refusal
+from holdfast.limits.entrances import Entrance, questions, refusal
+from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
 
 NOBODY = Principal("", "", frozenset(), "user")
@@ -147,14 +148,20 @@ async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principa
     if deps.limits is None or endpoint.caller == "anybody":
         return
     if endpoint.scope == "limits:check":
-        if refused := deps.limits.entrances.ask_at_once("check", principal.user):
-            raise refused
-        return
-    entrance: Entrance = "admin" if endpoint.caller == "operator" else "rest"
-    decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
-    request.scope["holdfast.decisions"] = decisions
+        decisions = [deps.limits.limiter.check_soon(*check) for check in questions("check", principal.user)]
+    else:
+        entrance: Entrance = "admin" if endpoint.caller == "operator" else "rest"
+        decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
+        request.scope["holdfast.decisions"] = decisions
     if refused := refusal(decisions):
+        request.scope["holdfast.decisions"] = decisions
         raise refused
+
+
+def violated(request: Request) -> list[str]:
+    """The rules that refused a request."""
+    decisions: Sequence[Decision] = request.scope.get("holdfast.decisions", ())
+    return [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
 
 
 def _path(params: Mapping[str, str]) -> Mapping[str, str]:

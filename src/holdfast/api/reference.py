@@ -109,4 +109,6 @@ Every error, 404 and 405 included, has the same body:
 ```
 
 `outcome` comes with writes: `rejected` (nothing happened) or `unknown` (a retry with the same key is safe).
+429 has it too, in a problem document (`application/problem+json`, RFC 9457) whose `violated-policies` are the rules
+that refused, by the names that they have in `RateLimit-Policy` and `RateLimit`; see [limits](../guides/limits.md).
 A chat of another tenant does not exist (404); a chat one is not a member of is 403 NOT_A_MEMBER."""
