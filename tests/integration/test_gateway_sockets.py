@@ -126,6 +126,53 @@ def test_who_never_finishes_a_request_is_cut_off(tmp_path: Path, said: bytes, mo
     serve(tmp_path, story)
 
 
+def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REST_SECONDS", 0.3)
+
+    async def story(node: Node) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        head = b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % 2)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
+        await reader.readuntil(b"}}")
+        writer.write(b"{}" + head % 100)  # the end of that body, late but in time: the next request is taken
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
+        await reader.readuntil(b"}}")
+        trickle = asyncio.create_task(_trickle(writer))
+        assert await asyncio.wait_for(reader.read(-1), 4) == b""
+        trickle.cancel()
+        writer.close()
+
+    serve(tmp_path, story)
+
+
+async def _trickle(writer: asyncio.StreamWriter) -> None:
+    """So slowly that every pause between requests is shorter than that of the keep-alive."""
+    for _ in range(99):
+        writer.write(b"x")
+        await asyncio.sleep(0.1)
+
+
+def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "TAKEN_SECONDS", 0.3)
+
+    async def story(node: Node) -> None:
+        asking = socket.create_connection(("127.0.0.1", node.settings.server.port))
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        asking.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+        asking.setblocking(False)
+        async with asyncio.timeout(10):
+            while True:
+                try:  # of what is sent to a connection that was cut off, the second is refused
+                    asking.send(b"\r\n")
+                except ConnectionError:
+                    break
+                await asyncio.sleep(0.05)
+        asking.close()
+
+    serve(tmp_path, story)
+
+
 def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)

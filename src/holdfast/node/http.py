@@ -28,6 +28,10 @@ HTTP_STOP_SECONDS = 5
 HEAD_SECONDS = 5.0
 """How long a client may take for the head of a request, before it has said who it is: as long as for a handshake."""
 HEAD_BYTES_MAX = 64 * KIB
+REST_SECONDS = 2.0
+"""How long the rest of a body is read that was answered without it: time for the answer to be read, no more."""
+TAKEN_SECONDS = 30.0
+"""How long an answer may stand in the buffers without being taken."""
 BACKLOG = 2048
 
 _PLAIN = re.compile(
@@ -104,13 +108,19 @@ class _Arrival(asyncio.Protocol):
 
 
 class _Requests(HttpToolsProtocol):
-    """uvicorn's protocol, which would wait for ever for a head, and take one of any size."""
+    """uvicorn's protocol, which would wait for ever for a head, and take one of any size; for the rest of a body that
+    was refused; and for who asks and does not take the answer."""
 
     due: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _rest_due: asyncio.TimerHandle | None = None
+    _taken_due: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        for timer in (self._rest_due, self._taken_due):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -128,6 +138,27 @@ class _Requests(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
+            self._rest_due = self.loop.call_later(REST_SECONDS, self.transport.close)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._rest_due is not None:
+            self._rest_due.cancel()
+            self._rest_due = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taken_due = self.loop.call_later(TAKEN_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._taken_due is not None:
+            self._taken_due.cancel()
+            self._taken_due = None
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
