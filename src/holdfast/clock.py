@@ -73,7 +73,8 @@ class Ids:
         millisecond = int(self._clock.now() * 1000)
         if millisecond > self._millisecond:
             self._millisecond = millisecond
-            self._begin(self._rng.getrandbits(60), self._rng.getrandbits(self._COUNTED_BITS - 1))
+            # One draw for both: each may be a system call.
+            self._begin(*divmod(self._rng.getrandbits(60 + self._COUNTED_BITS - 1), 1 << self._COUNTED_BITS - 1))
         else:
             self._low += 1
             if self._low >> self._COUNTED_BITS:
