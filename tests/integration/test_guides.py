@@ -131,6 +131,29 @@ def test_the_runbook_of_counter_corruption_repairs_a_corrupted_counter(tmp_path:
         program.stop()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the page is about Linux")
+def test_the_runbook_of_a_removed_file_saves_everything_that_was_acknowledged(tmp_path: Path) -> None:
+    program = Program(tmp_path / "state")
+    program.serve()
+    chat = program.ok("chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob").strip()
+    program.ok("chat", "send", chat, "one", "--user", "alice")
+    for file in program.state_dir.glob("chats.db*"):
+        file.unlink()
+    refused = program.run("chat", "send", chat, "two", "--user", "alice", "--key", "k2")
+    assert refused.returncode == 1 and "its operator must put them back" in refused.stderr
+    rescue = next(block for block in blocks("runbooks/file-gone.md") if "/proc" in block)
+    done = shell(program, rescue, chat)
+    assert done.returncode == 0, done.stderr
+    program.stop()
+    program.serve()
+    try:
+        program.ok("chat", "send", chat, "two", "--user", "alice", "--key", "k2")
+        history = program.ok("chat", "history", chat, "--user", "bob")
+        assert [line.split()[0] for line in history.splitlines()] == ["1", "2"]
+    finally:
+        program.stop()
+
+
 def lose_the_counter(file: Path) -> None:
     """What no statement of ours can do: a trigger forbids it."""
     connection = apsw.Connection(str(file))

@@ -160,8 +160,24 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+_File = tuple[int, int] | None
+
+
+def _file_of(path: Path) -> _File:
+    """The file that a name stands for now: its device and number there. None: no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class Handle:
-    """One thread's connection: opened when needed, closed for good after an error that leaves it in doubt."""
+    """One thread's connection: opened when needed, closed for good after an error that leaves it in doubt.
+
+    A file whose name was taken away lives on while it is open, takes writes, and is gone with the process. So nothing
+    is written unless the file and its log are still those under their names, and nothing else is opened there.
+    """
 
     def __init__(self, path: Path, settings: SqliteSettings, vfs: str | None, *, write: bool) -> None:
         self.path = path
@@ -169,14 +185,20 @@ class Handle:
         self._vfs = vfs
         self._write = write
         self._connection: apsw.Connection | None = None
+        self._file = _file_of(path)
+        self._log = path.with_name(path.name + "-wal")
+        self._log_file: _File = None
 
     def adopt(self, connection: apsw.Connection) -> None:
         """Use a connection that is open already."""
         self._connection = connection
+        self._file = _file_of(self.path)
 
     def connection(self) -> apsw.Connection:
         """The open connection. Unavailable if the file cannot be opened now."""
         if self._connection is None:
+            if self._file is not None:
+                self._require(self.path, self._file)
             try:
                 self._connection = connect(self.path, self._settings, self._vfs, write=self._write)
             except apsw.Error as error:
@@ -194,6 +216,7 @@ class Handle:
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
+        self._log_file = None
         if connection is not None:
             give_up(connection)
 
@@ -206,6 +229,7 @@ class Handle:
         connection = self.connection()
         try:
             connection.execute("BEGIN IMMEDIATE")
+            self._require_in_place()
             yield connection
         except apsw.ConstraintError:
             self._roll_back(connection)
@@ -234,6 +258,18 @@ class Handle:
             raise self.failed(error) from error
         finally:
             self._roll_back(connection)
+
+    def _require_in_place(self) -> None:
+        """Within a transaction: its log is open. Unavailable if what would be written is not what is found later."""
+        self._require(self.path, self._file)
+        if self._log_file is None:
+            self._log_file = _file_of(self._log)
+        self._require(self._log, self._log_file)
+
+    def _require(self, path: Path, expected: _File) -> None:
+        if _file_of(path) != expected:
+            telemetry.store_moved(str(path))
+            raise Unavailable("the server's files are not where they were; its operator must put them back")
 
     def _roll_back(self, connection: apsw.Connection) -> None:
         if self._connection is connection and connection.in_transaction:

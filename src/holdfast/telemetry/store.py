@@ -35,3 +35,14 @@ def store_reopened(cause: str) -> None:
     _store_reopened.inc()
     sometimes("a database was opened again")
     log.error("store.reopened", cause=cause)
+
+
+def store_moved(file: str) -> None:
+    """A database is open under a name that is not its own any more: what is written there would be lost."""
+    log.critical(
+        "store.moved",
+        severity="SEV-1",
+        file=file,
+        advice="nothing is written until it is back; do not stop the server before you have saved what it has open: "
+        "docs/guides/runbooks/file-gone.md",
+    )
