@@ -190,21 +190,23 @@ def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scena
     async def scenario(counters: Counters) -> None:
         rule, slots = terms("fixed_window", 10, window_ms=3_600_000), terms("concurrency", 1)
         taken = await counters.take([[Ask(at("a"), rule, cost=8)], [Ask(at("c"), slots, hold="x")]])
-        await counters.adjust(
+        found = await counters.adjust(
             [
                 Adjustment(at("a"), rule, given=3, taken_at=taken.now),
                 Adjustment(at("b"), rule, charged=9),
                 Adjustment(at("c"), slots, released="x"),
+                Adjustment(at("c"), slots, released="x"),
+                Adjustment(at("gone"), slots, released="x"),
                 Adjustment(at("gone"), rule, given=3, taken_at=taken.now),
             ]
         )
+        assert found == 3, "what is gone cannot be put right"
         assert (await one(counters, Ask(at("a"), rule))).remaining == 4
         assert (await one(counters, Ask(at("b"), rule))).remaining == 0
         assert (await one(counters, Ask(at("c"), slots, hold="y"))).admitted == 1
         assert (await one(counters, Ask(at("gone"), rule))).remaining == 9
-        await counters.adjust(
-            [Adjustment(at("a"), structs.replace(rule, stamp=Stamp(1, 0)), given=5, taken_at=taken.now)]
-        )
+        old = structs.replace(rule, stamp=Stamp(1, 0))
+        assert await counters.adjust([Adjustment(at("a"), old, given=5, taken_at=taken.now)]) == 0
         assert (await one(counters, Ask(at("a"), rule))).remaining == 3, "an old lease is charged, not given back"
 
     counting(scenario)

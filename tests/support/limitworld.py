@@ -112,11 +112,11 @@ class Shared(MemoryCounters):
             await asyncio.sleep(3600)
         return taken
 
-    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
         if self.mood != "well":
             raise Unavailable("away")
         self.adjustments += adjustments
-        await super().adjust(adjustments)
+        return await super().adjust(adjustments)
 
     async def announce(self, node: str, ttl_seconds: float) -> int:
         if self.mood != "well":

@@ -58,10 +58,10 @@ class Deaf(Shared):
 
     deaf: Exception | None = None
 
-    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
         if self.deaf is not None:
             raise self.deaf
-        await super().adjust(adjustments)
+        return await super().adjust(adjustments)
 
 
 def test_debts_stay_on_the_books_until_the_counters_take_them_and_are_never_charged_twice() -> None:
@@ -166,5 +166,30 @@ def test_a_place_that_was_held_between_all_others_can_be_given_back() -> None:
         assert await limits.release(Check("acme", "x", "s2"), held[2].hold)
         assert await admitted(limits, 2, "s3") == 1, "in the place that s2 left"
         assert await admitted(limits, 2, "s0") == 0
+
+    virtual.run(main())
+
+
+def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
+    async def main() -> None:
+        counters, rule, ann = Shared(), Rule("acme", "x", "concurrency", 1, 3600.0), Check("acme", "x", "ann")
+        async with node(counters, rule) as limits:
+            held = await limits.check(*ann)
+            assert not await limits.release(ann, "nonsense")
+            assert not await limits.release(Check("acme", "x", "bob"), held.hold)
+            counters.mood = "away"
+            assert not await limits.release(ann, held.hold), "who knows"
+            counters.mood = "well"
+            assert not (await limits.check(*ann)).allowed
+            assert await limits.release(ann, held.hold)
+            assert not await limits.release(ann, held.hold), "once"
+            counters.mood = "away"
+            ours = await limits.check(*ann)
+            assert ours.decided_by == "local_share" and await limits.release(ann, ours.hold), "nobody else knew of it"
+            ours = await limits.check(*ann)
+            counters.mood = "well"
+            await asyncio.sleep(1.5)
+            counters.mood = "away"
+            assert not await limits.release(ann, ours.hold), "it was carried over, and is still held there"
 
     virtual.run(main())

@@ -57,12 +57,13 @@ class Accounts:
                 _lost(left_over[at:], error)
                 return
 
-    async def release(self, adjustment: Adjustment) -> None:
-        """End a hold, best effort."""
+    async def release(self, adjustment: Adjustment) -> bool:
+        """End a hold, best effort; whether the counters say that it was one and is over."""
         try:
-            await self._adjust([adjustment])
+            return await self._counters.adjust([adjustment]) > 0
         except HoldfastError as error:
             _lost([adjustment], error)
+            return False
 
     async def _adjust(self, adjustments: Sequence[Adjustment]) -> None:
         if adjustments:

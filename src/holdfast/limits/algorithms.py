@@ -256,8 +256,9 @@ class Concurrency(Counter, gc=False):
         """Begin to hold, or go on holding for another window."""
         self.holders[hold] = now + self.terms.window_ms
 
-    def release(self, hold: str) -> None:
-        self.holders.pop(hold, None)
+    def release(self, hold: str) -> bool:
+        """False if nobody of this name holds."""
+        return self.holders.pop(hold, None) is not None
 
 
 COUNTERS: Final[dict[Algorithm, type[Counter]]] = {

@@ -243,15 +243,15 @@ class Limiter:
     async def release(self, check: Check, hold: str) -> bool:
         """Give back what a concurrency rule granted; without it the hold ends with the rule's window.
 
-        False if there is no such rule. Wherever it was granted, here or by the counters, it is given back.
+        Wherever it was granted, here or by the counters, it is given back. False if nobody knows it (any more), or if
+        the counters did not say that they have ended it: then it may last until its window does.
         """
         plan = self._plan(check.tenant, check.resource)
         if plan is None or not plan.holds:
             return False
         key = (plan.prefix, check.subject)
-        self._share.release(key, plan.terms, hold, self._monotonic() * 1000)
-        await self._accounts.release(Adjustment(key, plan.terms, released=hold))
-        return True
+        ours = self._share.release(key, plan.terms, hold, self._monotonic() * 1000)
+        return await self._accounts.release(Adjustment(key, plan.terms, released=hold)) or ours
 
     def _plan(self, tenant: str, resource: str) -> Plan | None:
         try:

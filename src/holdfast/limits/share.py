@@ -119,9 +119,10 @@ class LocalShare:
     def owes(self) -> bool:
         return len(self._spent) > 0 or len(self._held) > 0
 
-    def release(self, key: Key, terms: Terms, hold: str, now: float) -> None:
-        self._held.drop((key[0], hold))
-        self._table.adjust(Adjustment(key, terms, released=hold), now)
+    def release(self, key: Key, terms: Terms, hold: str, now: float) -> bool:
+        """Whether it was ours alone; what the shared counters know of they must be told."""
+        found = self._table.adjust(Adjustment(key, terms, released=hold), now)
+        return self._held.drop((key[0], hold)) and found
 
     def _scaled(self, rule: Rule) -> Terms:
         remembered = self._terms.get(id(rule))

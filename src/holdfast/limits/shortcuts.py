@@ -41,8 +41,9 @@ class Bounded(Generic[T]):
         self.put(key, value)
         self.renew(key)
 
-    def drop(self, key: Key) -> None:
-        self._values.pop(key, None)
+    def drop(self, key: Key) -> bool:
+        """False if it was not known."""
+        return self._values.pop(key, None) is not None
 
     def first(self) -> tuple[Key, T] | None:
         """What was new longest ago."""

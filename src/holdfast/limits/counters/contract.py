@@ -89,8 +89,11 @@ class Counters(Protocol):
         """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic call."""
         ...
 
-    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
-        """Apply at most ``KEYS_PER_CALL_MAX`` adjustments; where the counter is gone gifts and releases do nothing."""
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
+        """Apply at most ``KEYS_PER_CALL_MAX`` adjustments; how many found what they put right.
+
+        A gift whose counter is gone or counts by another version does not, nor a release whose hold is over.
+        """
         ...
 
     async def announce(self, node: str, ttl_seconds: float) -> int:

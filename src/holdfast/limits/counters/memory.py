@@ -36,10 +36,9 @@ class MemoryCounters:
         now = self._monotonic() * 1000
         return Taken(now, [self.table.decide(entry, now) for entry in entries])
 
-    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
         now = self._monotonic() * 1000
-        for adjustment in adjustments:
-            self.table.adjust(adjustment, now)
+        return sum(self.table.adjust(adjustment, now) for adjustment in adjustments)
 
     async def announce(self, node: str, ttl_seconds: float) -> int:
         return 1

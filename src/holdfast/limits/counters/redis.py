@@ -76,9 +76,10 @@ class RedisCounters:
         request = _Request()
         return self._decide(request, request.entries(entries), [], partial(_taken, entries))
 
-    async def adjust(self, adjustments: Sequence[Adjustment]) -> None:
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
         request = _Request()
-        await self._decide(request, [], [request.adjustment(each) for each in adjustments], _answers.decode)
+        packed = [request.adjustment(each) for each in adjustments]
+        return sum((await self._decide(request, [], packed, _answers.decode))[2:])
 
     async def announce(self, node: str, ttl_seconds: float) -> int:
         key = f"{self._settings.prefix}:nodes".encode()

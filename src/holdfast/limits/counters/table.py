@@ -64,13 +64,15 @@ class CounterTable:
         admitted = take(counter, terms, now, 1, 0).remaining
         return reading(counter, now, admitted, min(admitted + 1, counter.terms.capacity))
 
-    def adjust(self, adjustment: Adjustment, now: float) -> None:
+    def adjust(self, adjustment: Adjustment, now: float) -> bool:
+        """Whether it found what it puts right."""
         counter = self._find(adjustment.key)
         if counter is None and (adjustment.charged or adjustment.held):
             counter = self.counter(adjustment.key, adjustment.terms, now)
-        if counter is not None:
-            counter.settle(now)
-            _apply(adjustment, counter, now)
+        if counter is None:
+            return False
+        counter.settle(now)
+        return _apply(adjustment, counter, now)
 
     def used(self, key: Key, now: float) -> float:
         """What is used of the counter now; 0 if there is none."""
@@ -133,14 +135,16 @@ class CounterTable:
             del self._counters[self._line.popleft()]
 
 
-def _apply(adjustment: Adjustment, counter: Counter, now: float) -> None:
+def _apply(adjustment: Adjustment, counter: Counter, now: float) -> bool:
     """Put one settled counter right; a gift of another version stays charged, a charge ends at the capacity."""
     if isinstance(counter, Concurrency):
-        if adjustment.held:
-            counter.hold(now, adjustment.held)
-        else:
-            counter.release(adjustment.released)
-    elif adjustment.given and counter.terms.stamp == adjustment.terms.stamp:
+        if not adjustment.held:
+            return counter.release(adjustment.released)
+        counter.hold(now, adjustment.held)
+    elif adjustment.given:
+        if counter.terms.stamp != adjustment.terms.stamp:
+            return False
         counter.give(now, adjustment.given, adjustment.taken_at)
     elif adjustment.charged:
         counter.take(now, min(adjustment.charged, reading(counter, now, 0, 0).remaining))
+    return True

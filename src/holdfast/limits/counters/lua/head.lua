@@ -6,7 +6,8 @@
 --          entries      [asks, key, terms, cost, times, want, hold, spent, key, ..., asks, ...]   flat: how many, then seven each
 --          adjustments  [[key, terms, given, taken_at, charged, released, held], ...]
 -- returns  msgpack: [now ms, [[limit, epoch, version], ...], reading, reading, ...], six numbers per ask
---          admitted, remaining, reset ms, wait ms, leased, and 0 or which of the newer terms decided
+--          admitted, remaining, reset ms, wait ms, leased, and 0 or which of the newer terms decided;
+--          then for each adjustment 1 if it found what it puts right, else 0
 --
 -- A counter is one string: msgpack of epoch, version, limit, window, capacity (the newest terms it was counted by)
 -- and the algorithm's state. Every algorithm stores what is used, and has `peek` (bring to now; room, reset), `take`,

@@ -92,25 +92,30 @@ local function decide_all(first, count)
   end
 end
 
+-- Put one counter right; 1 if there was what it puts right, else 0.
 local function adjust(change)
   local key, asked = KEYS[change[1]], request[1][change[2]]
   local given, taken_at, charged, released, held = unpack(change, 3)
   local algorithm, state, terms = open(key, asked, charged == 0 and held == '')
   if not algorithm then
-    return
+    return 0
   end
-  local room = algorithm.peek(state, terms, now)
+  local room, found = algorithm.peek(state, terms, now), 1
   if released ~= '' then
+    found = state[released] and 1 or 0
     state[released] = nil
   elseif held ~= '' then
     algorithm.take(state, terms, now, 1, held)
   elseif given > 0 and terms.epoch == asked.epoch and terms.version == asked.version then
     algorithm.give(state, terms, now, given, taken_at)
-  elseif charged > 0 then
+  elseif given > 0 then
+    found = 0
+  else
     algorithm.take(state, terms, now, min(charged, max(0, floor(room + EPSILON))))
   end
   local _, reset = algorithm.peek(state, terms, now)
   save(key, state, terms, reset)
+  return found
 end
 
 for _, terms in ipairs(request[1]) do
@@ -129,6 +134,6 @@ while at <= last do
   at = at + 1 + 7 * count
 end
 for _, change in ipairs(request[3]) do
-  adjust(change)
+  answers[#answers + 1] = adjust(change)
 end
 return pack(answers)
