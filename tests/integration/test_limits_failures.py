@@ -39,6 +39,7 @@ from holdfast.limits.rulestore.postgres import (
     PostgresRuleStore,
     PostgresSettings,
 )
+from holdfast.limits.rulestore.postgres.connection import WRITERS_LOCK
 from holdfast.limits.rulestore.redis import RedisBell
 from holdfast.verify.proxy import Proxy
 
@@ -334,6 +335,87 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
             took = await until(lambda: node.limit() == 500, 5, "rung by the one that took over, or read from the log")
             assert took < 4.5
             await until(lambda: second.working, 5, "taken over")
+
+    play(engines_, scenario)
+
+
+def test_a_follower_whose_host_vanishes_is_replaced_by_another(engines_: Engines) -> None:
+    """Nobody closes its connection, so the server itself must notice that it has fallen silent."""
+
+    async def scenario(w: World) -> None:
+        async with Proxy("127.0.0.1", engines_.primary.port) as wire:
+            url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+            async with LogFollower(replace(w.settings, url=url), None) as gone:
+                await until(lambda: gone.working, 5, "one follower works")
+                await _beats(w, 3)  # not in the middle of its first words: there only TCP keepalives would tell
+                async with LogFollower(w.settings, None) as other:
+                    wire.set(blackhole=True)
+                    await until(lambda: other.working, w.settings.timeout_seconds + 5, "another follows")
+
+    play(engines_, scenario)
+
+
+async def _beats(w: World, count: int) -> None:
+    """Until the follower has beaten so many times."""
+    seen = set()
+    async with w.store.database.connection("be read") as db:
+        while len(seen) <= count:
+            seen.add(await db.fetchval("SELECT beat_at FROM holdfast_rules_head"))
+            await asyncio.sleep(0.05)
+
+
+def test_a_writer_whose_host_vanishes_lets_the_others_write(engines_: Engines) -> None:
+    async def scenario(w: World) -> None:
+        await w.node(bells=())
+        async with Proxy("127.0.0.1", engines_.primary.port) as wire:
+            url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+            async with PostgresRuleStore(replace(w.settings, url=url)) as gone:
+                with pytest.raises(asyncio.CancelledError):
+                    async with gone.database.committing("be changed") as db:
+                        await db.execute("SELECT pg_advisory_xact_lock($1)", WRITERS_LOCK)
+                        wire.set(blackhole=True)
+                        assert await _changed_in_time(w, w.settings.timeout_seconds + 8)
+                        raise asyncio.CancelledError
+
+    play(engines_, scenario)
+
+
+async def _changed_in_time(w: World, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            return await w.set_limit(500, 1) == 2
+        except Unavailable:
+            await asyncio.sleep(0.1)  # another writer is at it, as far as the server knows
+    return False
+
+
+def test_every_connection_asks_the_server_to_look_after_it(engines_: Engines) -> None:
+    async def scenario(w: World) -> None:
+        for _ in range(2):  # also the second to use a connection
+            async with w.store.database.connection("be read") as db:
+                assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "2s"
+                assert [await db.fetchval(f"SHOW tcp_keepalives_{name}") for name in ("idle", "interval", "count")] == [
+                    "5", "2", "3",
+                ]  # fmt: skip
+
+    play(engines_, scenario)
+
+
+def test_a_follower_may_take_its_time_before_it_leads(engines_: Engines) -> None:
+    async def scenario(w: World) -> None:
+        led = 0
+
+        async def slow() -> None:
+            nonlocal led
+            led += 1
+            async with w.store.database.connection("be read") as db:
+                await db.execute("SELECT pg_sleep(1.5)")
+
+        async with LogFollower(replace(w.settings, timeout_seconds=0.5), None, slow) as follower:
+            await until(lambda: follower.working, 10, "it leads")
+            await _beats(w, 2)
+            assert (follower.working, led) == (True, 1)
 
     play(engines_, scenario)
 

@@ -9,11 +9,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
-
 from holdfast.limits.rulestore.bell import Bell
 from holdfast.limits.rulestore.contract import Ring
-from holdfast.limits.rulestore.postgres.connection import FOREIGN, PostgresSettings, unavailable
+from holdfast.limits.rulestore.postgres.connection import FOREIGN, PostgresSettings, connected, unavailable
 from holdfast.limits.rulestore.reading import heard_ring
 
 CHANNEL = "rule_changes"
@@ -29,7 +27,7 @@ class PostgresBell:
     async def rings(self) -> AsyncIterator[Ring]:
         bell = Bell()
         try:
-            connection = await asyncpg.connect(self._settings.url, timeout=self._settings.connect_timeout_seconds)
+            connection = await connected(self._settings)
         except FOREIGN as error:
             raise unavailable(error, "be listened to") from error
 

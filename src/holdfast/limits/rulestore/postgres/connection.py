@@ -1,10 +1,15 @@
-"""Connections to PostgreSQL, and what its errors mean here. No host name leaves this module."""
+"""Connections to PostgreSQL, and what its errors mean here. No host name leaves this module.
+
+A host that vanishes closes nothing: its connections keep their locks until the server gives them up. So every session
+asks the server to look after it: to end it when it falls silent inside a transaction, and to find out within seconds
+whether anybody is still there. (Work has connections of its own: a handler may hold a transaction much longer.)
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +43,36 @@ class PostgresSettings:
             raise ValueError("connections_max, connect_timeout_seconds and timeout_seconds must be greater than 0")
 
 
+def _end(connection: Any) -> None:
+    """At once, with nobody asked. What the server has closed meanwhile is not ours any more, and over, too."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
+async def connected(settings: PostgresSettings) -> Any:
+    """A connection of one's own, outside the pool. Raises what asyncpg raises."""
+    return await asyncpg.connect(
+        settings.url,
+        timeout=settings.connect_timeout_seconds,
+        command_timeout=settings.timeout_seconds,
+        server_settings=_looked_after(settings),
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """As PostgreSQL reads it; 0 would mean never."""
+    return str(max(1, round(seconds * 1000)))
+
+
+def _looked_after(settings: PostgresSettings) -> dict[str, str]:
+    return {
+        "idle_in_transaction_session_timeout": milliseconds(settings.timeout_seconds),
+        "tcp_keepalives_idle": "5",
+        "tcp_keepalives_interval": "2",
+        "tcp_keepalives_count": "3",
+    }
+
+
 def unavailable(error: BaseException, what: str) -> HoldfastError:
     """Nothing happened; the cause is for the log, not for the caller."""
     telemetry.log.warning("limits.database_unavailable", what=what, error=type(error).__name__)
@@ -62,7 +97,7 @@ class Database:
                 try:
                     yield connection
                 except (OSError, asyncpg.InterfaceError, TimeoutError, asyncio.CancelledError):
-                    connection.terminate()  # giving it back would wait for it
+                    _end(connection)  # giving it back would wait for it
                     raise
         except FOREIGN as error:
             raise unavailable(error, what) from error
@@ -80,7 +115,7 @@ class Database:
             try:
                 yield connection
             except asyncio.CancelledError:
-                connection.terminate()  # a rollback would have to be answered; without a client there is one, too
+                _end(connection)  # a rollback would have to be answered; without a client there is one, too
                 raise
             except BaseException:
                 if not connection.is_closed():
@@ -91,7 +126,7 @@ class Database:
             except asyncpg.IntegrityConstraintViolationError:
                 raise
             except FOREIGN as error:
-                connection.terminate()
+                _end(connection)
                 raise OutcomeUnknown("the commit was not confirmed; the same call with the same key tells") from error
 
     async def close(self) -> None:
@@ -107,6 +142,7 @@ class Database:
                 max_size=self.settings.connections_max,
                 timeout=self.settings.connect_timeout_seconds,
                 command_timeout=self.settings.timeout_seconds,
+                server_settings=_looked_after(self.settings),
             )
             await self._pool
         return self._pool

@@ -1,6 +1,7 @@
 """One follower of the log for all: it rings the Redis doorbell for each change and beats once a second.
 
-An advisory lock says who it is; the lock ends with its connection, and another admin node takes over within a retry.
+An advisory lock says who it is; the lock ends with its connection, and another admin node takes over within a retry. A
+follower speaks at least once a second, so the server (from PostgreSQL 14 on) ends the connection of one that is silent.
 Nothing is marked as sent: a new follower rings again for the last hundred changes, and ringing twice changes nothing.
 """
 
@@ -10,18 +11,25 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-import asyncpg
-
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
-from holdfast.limits.rulestore.postgres.connection import FOREIGN, PUBLISHER_LOCK, SQL, PostgresSettings
+from holdfast.limits.rulestore.postgres.connection import (
+    FOREIGN,
+    PUBLISHER_LOCK,
+    SQL,
+    PostgresSettings,
+    connected,
+    milliseconds,
+)
 from holdfast.limits.rulestore.postgres.store import payload
 from holdfast.limits.rulestore.reading import ring_of
 
 TICK_SECONDS = 0.1
 TAKEOVER_SECONDS = 0.5
 BEAT_SECONDS = 1.0
+SILENCE_SECONDS_MIN = 2 * BEAT_SECONDS
+IDLE_SESSION_TIMEOUT_SINCE = (14,)
 RING_SECONDS = 1.0
 """How long one tick may ring: a Redis that swallows everything must not keep the beat waiting."""
 
@@ -65,15 +73,14 @@ class LogFollower:
 
     async def _live(self) -> None:
         """One connection's life: wait for the lock, then follow until something breaks."""
-        db = await asyncpg.connect(
-            self._settings.url,
-            timeout=self._settings.connect_timeout_seconds,
-            command_timeout=self._settings.timeout_seconds,
-        )
+        db = await connected(self._settings)
         try:
             await self._wait_for_lock(db)
             if self._on_lead is not None:
-                await self._on_lead()
+                await self._on_lead()  # on connections of its own: this one may be silent until it is done
+            if db.get_server_version() >= IDLE_SESSION_TIMEOUT_SINCE:
+                silence = max(self._settings.timeout_seconds, SILENCE_SECONDS_MIN)
+                await db.execute(SQL["end_if_silent"], milliseconds(silence))
             self.working = True
             await self._follow(db)
         finally:

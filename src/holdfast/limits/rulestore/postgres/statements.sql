@@ -95,6 +95,10 @@ WHERE tenant = $1 AND resource = $2 AND version < $3 ORDER BY seq DESC LIMIT $4
 -- One follower of the log rings for all; the lock ends with its connection. $1 lock
 SELECT pg_try_advisory_lock($1)
 
+-- name: end_if_silent
+-- $1 milliseconds
+SELECT set_config('idle_session_timeout', $1, false)
+
 -- name: schema_version
 SELECT CASE WHEN to_regclass('holdfast_limits_schema') IS NULL THEN 0 ELSE 1 END
 
