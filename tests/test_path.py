@@ -92,7 +92,7 @@ def test_the_life_of_a_message() -> None:
         (stretch,) = envelopes(cut, {"node": {ALICE, BOB}})["node"].stretches
 
         # 8. and out again: encoded once, owed by each session, written by its gateway.
-        assert list(bob.deliver(Run(stretch.messages), clock.monotonic())) == [Wake()]
+        assert list(bob.deliveries.deliver(Run(stretch.messages), clock.monotonic())) == [Wake()]
         (received,) = written(bob)
         assert (received["type"], received["payload"]["sequence"], received["payload"]["content"]) == (
             "message",
