@@ -10,9 +10,11 @@ import pytest
 import virtual
 from limitworld import Shared
 
-from holdfast.limits.asgi import Message, RateLimited, Receive, Scope, Send
+from holdfast.limits.asgi import Message, RateLimited, Receive, Scope, Send, rate_limit_headers
+from holdfast.limits.entrances import Entrances
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Rule, RuleSet
+from holdfast.message import User
 
 SLOTS = Rule("acme", "/slots", "concurrency", 2, 3600.0)
 
@@ -86,5 +88,32 @@ def test_a_question_that_no_rule_can_answer_is_the_clients_mistake(subject: str)
         status, headers, body = await served.get()
         assert (status, headers["content-type"]) == (400, "application/problem+json")
         assert body["status"] == 400 and "subject" in body["detail"]
+
+    virtual.run(main())
+
+
+def test_a_rule_in_shadow_is_not_told_to_clients() -> None:
+    async def main() -> None:
+        enforced = Rule("acme", "/x", "fixed_window", 1, 3600.0)
+        served = Served(enforced, Rule("acme", "/y", "fixed_window", 1, 3600.0, mode="shadow"))
+        for expected in (200, 429):
+            status, headers, body = await served.get()
+            assert status == expected
+            assert "/x" in headers["ratelimit"] and "/x" in headers["ratelimit-policy"]
+            assert "/y" not in headers["ratelimit"] and "/y" not in headers["ratelimit-policy"]
+        assert body["violated-policies"] == ["acme//x"]
+
+    virtual.run(main())
+
+
+def test_the_doors_do_not_tell_of_a_rule_in_shadow_either() -> None:
+    async def main() -> None:
+        rules = [
+            Rule("*", "rest:user", "fixed_window", 9, 3600.0, mode="shadow"),
+            Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),
+        ]
+        doors = Entrances(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules)))
+        told = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
+        assert "rest:user" not in str(told) and ("X-RateLimit-Limit", "5") in told
 
     virtual.run(main())

@@ -193,3 +193,22 @@ def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
             assert not await limits.release(ann, ours.hold), "it was carried over, and is still held there"
 
     virtual.run(main())
+
+
+def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> None:
+    async def main() -> None:
+        rules = [
+            Rule("acme", "x", "fixed_window", 10, 3600.0),
+            Rule("acme", "y", "fixed_window", 10, 3600.0, on_store_failure="closed"),
+            Rule("acme", "z", "fixed_window", 1, 3600.0),
+        ]
+        counters = Shared()
+        counters.mood = "away"
+        limits = Limiter(counters, virtual.LoopClock(), rules=RuleSet.of(rules))
+        group = [Check("acme", name, "ann") for name in "xyz"]
+        assert (await limits.check(*group[2])).allowed
+        refused = await limits.check_many(group)
+        assert [(d.allowed, d.exceeded) for d in refused] == [(False, False), (False, True), (False, True)]
+        assert [d.remaining for d in refused] == [10, 0, 0], "and nothing was counted"
+
+    virtual.run(main())

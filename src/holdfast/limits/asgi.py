@@ -2,8 +2,9 @@
 
 Answers carry ``RateLimit-Policy`` and ``RateLimit`` of draft-ietf-httpapi-ratelimit-headers (the old X-RateLimit trio
 where asked for). A refused request gets 429 with ``Retry-After`` and a problem document (RFC 9457) that names the
-policies it broke; the application never sees it. One that no rule can answer (a subject without end) gets 400. What a
-concurrency rule granted is given back when the request is over, however it ended.
+policies it broke; the application never sees it. Rules in shadow mode are not told. A request that no rule can answer
+(a subject without end) gets 400. What a concurrency rule granted is given back when the request is over, however it
+ended.
 """
 
 from __future__ import annotations
@@ -85,12 +86,13 @@ class RateLimited:
         except InvalidCheck as error:
             await _tell(send, {"title": "Bad Request", "status": 400, "detail": error.message}, [])
             return
-        added = [(n.lower().encode(), v.encode()) for n, v in rate_limit_headers(decisions, legacy=self._legacy)]
+        told = [d for check, d in zip(checks, decisions, strict=True) if not self._limiter.in_shadow(check)]
+        added = [(n.lower().encode(), v.encode()) for n, v in rate_limit_headers(told, legacy=self._legacy)]
         try:
             if all(decision.allowed for decision in decisions):
                 await self._pass_on(scope, receive, send, added)
             else:
-                await _refuse(send, decisions, added)
+                await _refuse(send, told, added)
         finally:
             for check, decision in zip(checks, decisions, strict=True):
                 if decision.hold:

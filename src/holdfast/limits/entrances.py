@@ -77,8 +77,13 @@ class Entrances:
         self._limiter = limiter
 
     async def decide(self, entrance: Entrance, who: User, address: str = "") -> list[Decision]:
-        """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline."""
-        return await self._limiter.check_many(questions(entrance, who, address))
+        """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline.
+
+        Rules in shadow mode are counted and not told.
+        """
+        asked = questions(entrance, who, address)
+        decisions = await self._limiter.check_many(asked)
+        return [d for check, d in zip(asked, decisions, strict=True) if not self._limiter.in_shadow(check)]
 
     def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""

@@ -240,6 +240,11 @@ class Limiter:
                 decisions.append(group[plan.prefix, check.subject])
         return decisions
 
+    def in_shadow(self, check: Check) -> bool:
+        """Whether the rule that answers only counts: it is the operator's business and not the client's."""
+        plan = self._plan(check.tenant, check.resource)
+        return plan is not None and plan.shadow
+
     async def release(self, check: Check, hold: str) -> bool:
         """Give back what a concurrency rule granted; without it the hold ends with the rule's window.
 

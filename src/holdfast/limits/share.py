@@ -71,14 +71,15 @@ class LocalShare:
 
         Everybody asks for himself here, also who asked the counters together with others.
         """
-        for rule in rules:
-            if rule.on_store_failure == "closed":
-                return tuple(_closed(rule) for rule in rules)
         scaled = [
             Ask(ask.key, self._scaled(rule), ask.cost, hold=ask.hold) for rule, ask in zip(rules, asks, strict=True)
         ]
         for rule, own, last in zip(rules, scaled, known, strict=True):
             self._seed(rule, own, last, now)
+        closed = [rule.on_store_failure == "closed" for rule in rules]
+        if any(closed):
+            each = zip(rules, closed, scaled, strict=True)
+            return tuple(_closed(rule) if shut else self._table.refuse(own, now) for rule, shut, own in each)
         readings = self._table.decide(scaled, now)
         for ask, reading in zip(asks, readings, strict=True):
             if reading.admitted:

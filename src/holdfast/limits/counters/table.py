@@ -45,7 +45,7 @@ class CounterTable:
             return (self.take(entry[0], now),)
         if all(self._fits(ask, now) for ask in entry):
             return tuple(self.take(ask, now) for ask in entry)
-        return tuple(self._refuse(ask, now) for ask in entry)
+        return tuple(self.refuse(ask, now) for ask in entry)
 
     def take(self, ask: Ask, now: float) -> Reading:
         counter = self.counter(ask.key, ask.terms, now)
@@ -101,7 +101,8 @@ class CounterTable:
         held = isinstance(counter, Concurrency) and ask.hold in counter.holders
         return peek(counter, ask.terms, now, ask.cost) or held
 
-    def _refuse(self, ask: Ask, now: float) -> Reading:
+    def refuse(self, ask: Ask, now: float) -> Reading:
+        """Nothing is taken; a wait only if it would not have fitted."""
         fits = self._fits(ask, now)
         return reading(self.counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
 
