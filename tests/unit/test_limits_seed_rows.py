@@ -16,8 +16,6 @@ from holdfast.limits.control import Control
 from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter, Place
 from holdfast.limits.rules import Rule, RuleSet, Snapshot
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ
-from holdfast.limits.rulestore.postgres.follower import TICK_SECONDS
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import REGISTRY
 
@@ -109,8 +107,3 @@ def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Pa
         assert count() == before + 1
 
     asyncio.run(main())
-
-
-@pytest.mark.seed("004 scenario 4: tick 100 ms, 100 rows")
-def test_the_publisher_ticks_and_reads_as_the_document_says() -> None:
-    assert (TICK_SECONDS, CHANGES_PER_READ) == (0.1, 100)
