@@ -6,6 +6,7 @@ durations: it never goes back. A decision must never depend on the wall clock wh
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from datetime import UTC, datetime
@@ -87,6 +88,15 @@ class Ids:
         self._low = low
         value = (self._millisecond << 60) + high
         self._stem = "".join(_PAIRS[(value >> shift) & 1023] for shift in range(100, -1, -10))
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event for so long; whether it came. Cancel-safe."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 def timestamp(now: float) -> str:

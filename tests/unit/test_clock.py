@@ -1,10 +1,14 @@
-"""Ids and timestamps."""
+"""Ids, timestamps, and waiting."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 
-from holdfast.clock import Ids, ManualClock, timestamp
+import pytest
+from virtual import run
+
+from holdfast.clock import Ids, ManualClock, timestamp, wait_at_most
 
 
 def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:
@@ -49,3 +53,16 @@ def test_the_last_instant_of_a_second_is_not_stamped_a_second_late() -> None:
     instants = [1_699_999_999.9996, 1_699_999_999.9999998, 1_700_000_000.0]
     assert list(map(timestamp, instants)) == sorted(map(timestamp, instants))
     assert timestamp(instants[1]) == "2023-11-14T22:13:20.000Z"
+
+
+def test_an_event_is_waited_for_so_long_and_no_longer() -> None:
+    async def main() -> None:
+        event, began = asyncio.Event(), asyncio.get_running_loop().time()
+        assert not await wait_at_most(event, 3)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3)
+        asyncio.get_running_loop().call_later(1, event.set)
+        assert await wait_at_most(event, 3)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(4)
+        assert await wait_at_most(event, 0), "what is there needs no waiting"
+
+    run(main())

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Collection
 
 from holdfast import telemetry
+from holdfast.clock import wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.fanout.contract import Registry
 from holdfast.fanout.ephemeral import Ephemeral
@@ -58,21 +59,12 @@ class Attendance:
         try:
             await self._tell(self._here, ())
             while True:
-                if await self._next():
+                if await wait_at_most(self._woken, self._heartbeat_seconds):
                     await self._tell_news()
                 else:
                     await self._tell(self._here, ())
         finally:
             await self._tell((), self._here)
-
-    async def _next(self) -> bool:
-        """Whether there is news; False: a heartbeat has passed without."""
-        try:
-            async with asyncio.timeout(self._heartbeat_seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def _tell_news(self) -> None:
         self._woken.clear()

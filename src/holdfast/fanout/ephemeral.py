@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from holdfast import telemetry
 from holdfast.bounds import positive
-from holdfast.clock import Clock, timestamp
+from holdfast.clock import Clock, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
@@ -143,11 +143,7 @@ class Ephemeral:
     async def run(self) -> None:
         """Tell what waits: at once what was not told within the last second, the rest when it is due."""
         while True:
-            try:
-                async with asyncio.timeout(self._settings.interval_seconds):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._news, self._settings.interval_seconds)
             self._news.clear()
             await self.tell()
 

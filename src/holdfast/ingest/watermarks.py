@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast import telemetry
 from holdfast.bounds import positive
+from holdfast.clock import wait_at_most
 from holdfast.ingest.contract import Durability
 from holdfast.message import User, Watermark
 
@@ -63,11 +64,7 @@ class Watermarks:
     async def run(self) -> None:
         """Flush each second; a defect costs one flush and not the ones after it."""
         while not self._stopping.is_set():
-            try:
-                async with asyncio.timeout(self._settings.flush_interval_seconds):
-                    await self._stopping.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._stopping, self._settings.flush_interval_seconds)
             try:
                 await self.flush()
             except Exception as error:

@@ -12,7 +12,7 @@ import apsw
 from msgspec import Struct
 
 from holdfast.errors import StateCorrupted, StateDirectory
-from holdfast.sqlite.database import version_of
+from holdfast.sqlite.database import sync, version_of
 from holdfast.sqlite.errors import Doing, translate
 
 PAGES_AT_ONCE = 256
@@ -142,15 +142,6 @@ def _digest(path: Path, progress: Progress) -> str:
             digest.update(block)
             progress(f"checking {path.name}", file.tell(), size)
     return digest.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def cannot(doing: str, error: OSError) -> StateDirectory:

@@ -115,7 +115,7 @@ def open_and_migrate(
             require_whole_log(connection, path, vfs)
         _migrate(connection, path, migrations)
         if is_new:
-            _sync_directory(path.parent)
+            sync(path.parent)
     except BaseException as error:
         give_up(connection)
         if isinstance(error, apsw.Error):
@@ -151,9 +151,9 @@ def _migrate(connection: apsw.Connection, path: Path, migrations: Sequence[str])
             connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make a new file's name durable too."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

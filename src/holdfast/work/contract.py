@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.work.job import Block, Draft, Failure, Job, Reason, State, Verdict
+from holdfast.work.job import Block, Draft, Failure, Job, Reason, State, Verdict, reason_of
 
 PER_BACKLOG = 64
 """How many held jobs of one stream are read at once."""
@@ -168,6 +168,15 @@ class Entry:
     source_id: str = ""
     origin: int = 0
     dead_at: float | None = None
+
+    @classmethod
+    def stored(cls, values: Iterable[tuple[str, Any]]) -> Entry:
+        """From the columns of a table: numbers for states and reasons, NULL for what is not known."""
+        found = dict(values)
+        found["state"], found["reason"] = State(found["state"]), reason_of(found["reason"])
+        for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
+            found[name] = found[name] or ""
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)

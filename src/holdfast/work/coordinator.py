@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from holdfast import telemetry
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock, SystemClock, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff, BreakerSettings
 from holdfast.work.balance import share_of
@@ -97,12 +97,12 @@ class Worker:
             except HoldfastError as error:
                 failures += 1
                 telemetry.log.warning("work_store_unavailable", error=str(error))
-                await self._pause(backoff.delay(failures, self._rng))
+                await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
             except Exception as error:
                 # A defect of ours ends this seat, not the worker: its jobs are read again by the next one.
                 failures += 1
                 telemetry.defect("work", error)
-                await self._pause(backoff.delay(failures, self._rng))
+                await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Worker]:
@@ -126,13 +126,6 @@ class Worker:
         finally:
             self._shift = None
             await asyncio.shield(seat.leave())
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
 
 
 class _Shift:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import apsw
 
 from holdfast import telemetry
-from holdfast.clock import Clock
+from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import BadSetting
 from holdfast.work import embedded
 from holdfast.work.contract import (
@@ -30,7 +30,7 @@ from holdfast.work.contract import (
     Stats,
     Want,
 )
-from holdfast.work.job import PARTITIONS, Draft, Job, Reason, State
+from holdfast.work.job import PARTITIONS, Draft, Job, reason_of
 
 T = TypeVar("T")
 SQL = embedded.SQL
@@ -254,13 +254,9 @@ class EmbeddedSeat:
 
     async def wait(self, timeout_seconds: float) -> bool:
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            return False
+            return await wait_at_most(self._woken, timeout_seconds)
         finally:
             self._woken.clear()
-        return True
 
     def wake(self) -> None:
         self._woken.set()
@@ -288,22 +284,14 @@ def _conditions(query: Query) -> dict[str, Any]:
     }
 
 
-def _reason(number: int | None) -> Reason | None:
-    return None if number is None else Reason(number)
-
-
 def _entry(row: Any) -> Entry:
-    values = dict(zip(_ENTRY_COLUMNS, row, strict=True))
-    values["state"], values["reason"] = State(values["state"]), _reason(values["reason"])
-    for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
-        values[name] = values[name] or ""
-    return Entry(**values)
+    return Entry.stored(zip(_ENTRY_COLUMNS, row, strict=True))
 
 
 def _blocked(row: Any) -> BlockedStream:
     waiting, kind, attempt, reason, error, due_at, since = row[8:]
     block = embedded.block_of(row[:8])
-    return BlockedStream(block, waiting, kind or "", attempt or 0, _reason(reason), error or "", due_at, since)
+    return BlockedStream(block, waiting, kind or "", attempt or 0, reason_of(reason), error or "", due_at, since)
 
 
 def _stats(db: apsw.Connection, now: float) -> Stats:

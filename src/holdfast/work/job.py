@@ -80,6 +80,11 @@ class Reason(IntEnum):
     UNKNOWN = 99
 
 
+def reason_of(number: int | None) -> Reason | None:
+    """A reason as it is stored."""
+    return None if number is None else Reason(number)
+
+
 class OnFailure(IntEnum):
     """What a stream does when its head fails and will be tried again."""
 

@@ -24,7 +24,7 @@ from holdfast.work.contract import (
     Query,
     Stats,
 )
-from holdfast.work.job import Draft, Reason, State
+from holdfast.work.job import Draft, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres_errors import reaching, translated
 from holdfast.work.postgres_seat import Pools, PostgresSeat, SeatSettings, block_of
@@ -115,10 +115,10 @@ class PostgresWork:
             return await PostgresSeat.join(self._url, self._pools, name, self._seat_settings, self._rng)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
-        return [_entry(row) for row in await self._fetch("find", *_conditions(query), limit)]
+        return [Entry.stored(row.items()) for row in await self._fetch("find", *_conditions(query), limit)]
 
     async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
-        return [_entry(row) for row in await self._fetch("dead", *_conditions(query), limit)]
+        return [Entry.stored(row.items()) for row in await self._fetch("dead", *_conditions(query), limit)]
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         async with self._act("retry", seqs, by, why) as act:
@@ -167,7 +167,7 @@ class PostgresWork:
                 row["waiting"],
                 row["head_type"] or "",
                 row["head_attempt"] or 0,
-                _reason(row["head_reason"]),
+                reason_of(row["head_reason"]),
                 row["head_error"] or "",
                 row["head_due_at"],
                 row["since_at"],
@@ -289,15 +289,3 @@ def _conditions(query: Query) -> tuple[Any, ...]:
     reason = int(query.reason) if query.reason is not None else None
     state = int(query.state) if query.state is not None else None
     return list(query.seqs), query.type, query.stream, reason, state, query.fingerprint
-
-
-def _reason(number: int | None) -> Reason | None:
-    return None if number is None else Reason(number)
-
-
-def _entry(row: Any) -> Entry:
-    values = dict(row)
-    values["state"], values["reason"] = State(values["state"]), _reason(values["reason"])
-    for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
-        values[name] = values[name] or ""
-    return Entry(**values)

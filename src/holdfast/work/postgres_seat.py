@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 
 from holdfast import telemetry
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock, SystemClock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.work.contract import Claimed, JobGone, LeaseLost, Report, Rewound, Roster, Want
 from holdfast.work.heartbeat import Beat, Heartbeat
@@ -205,13 +205,9 @@ class PostgresSeat:
             # In a task of its own: a wait is shorter than it may take to connect.
             self._listening = asyncio.create_task(self._listen())
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            return False
+            return await wait_at_most(self._woken, timeout_seconds)
         finally:
             self._woken.clear()
-        return True
 
     def wake(self) -> None:
         self._woken.set()
