@@ -371,6 +371,22 @@ def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None
     virtual.run(main())
 
 
+def test_a_group_takes_one_round_trip_however_many_rules_are_in_shadow() -> None:
+    async def main() -> None:
+        counters, loop = Shared(), asyncio.get_running_loop()
+        counters.delay = 0.04
+        limits = limiter(counters, rule(1), *[rule(1, f"s{n}", mode="shadow") for n in range(50)])
+        group = [Check("acme", "send", "ann"), *[Check("acme", f"s{n}", "ann") for n in range(50)]]
+        for exceeded in (False, True):
+            start = loop.time()
+            decisions = await limits.check_many(group)
+            assert loop.time() - start < 0.041
+            assert [d.allowed for d in decisions] == [not exceeded] + [True] * 50
+            assert [d.exceeded for d in decisions] == [exceeded] * 51
+
+    virtual.run(main())
+
+
 def test_shadow_counts_and_says_but_stops_nobody() -> None:
     async def main() -> None:
         limits = limiter(Shared(), rule(1, mode="shadow"))
@@ -627,7 +643,7 @@ def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
                 answered = asyncio.get_running_loop().create_future()
                 thread = threading.Timer(0.02, lambda: loop.call_soon_threadsafe(answered.set_result, taken))
                 thread.start()
-                loop.call_later(0.01, time.sleep, 0.1)
+                loop.call_later(0.01, lambda: (time.sleep(0.1), thread.join()))
                 return await answered
 
         loop = asyncio.get_running_loop()

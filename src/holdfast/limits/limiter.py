@@ -229,15 +229,16 @@ class Limiter:
                 cost = check.cost + merged.get((plan.prefix, check.subject), (plan, 0))[1]
                 validate(plan, check.subject, cost)
                 merged[plan.prefix, check.subject] = (plan, cost)
+        alone = {
+            at: self.begin_check(*check)
+            for at, (plan, check) in enumerate(zip(plans, checks, strict=True))
+            if plan is None or plan.shadow
+        }
         group = await self._check_group(merged)
         decisions = []
-        for plan, check in zip(plans, checks, strict=True):
-            if plan is None:
-                decisions.append(_FREE)
-            elif plan.shadow:
-                decisions.append(await self.check(*check))
-            else:
-                decisions.append(group[plan.prefix, check.subject])
+        for at, (plan, check) in enumerate(zip(plans, checks, strict=True)):
+            begun = group[plan.prefix, check.subject] if plan is not None and not plan.shadow else alone[at]
+            decisions.append(begun if isinstance(begun, Decision) else await begun)
         return decisions
 
     def in_shadow(self, check: Check) -> bool:
