@@ -446,6 +446,34 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
         disk.unregister()
 
 
+def test_a_touch_is_a_commit_that_changes_nothing_and_meets_what_a_commit_meets(tmp_path: Path) -> None:
+    trouble = Trouble(apsw.FullError, {"write"})
+    disk = Disk(f"touched-{os.getpid()}", random.Random(1), trouble=trouble)
+
+    async def scenario(store: SqliteStore) -> None:
+        before = _rows(tmp_path)
+        await store.touch()
+        assert _rows(tmp_path) == before
+        trouble.begin()
+        with pytest.raises(Unavailable, match="full"):
+            await store.touch()
+        trouble.heal()
+        await store.touch()
+
+    try:
+        with_store(tmp_path, scenario, vfs=disk.name)
+    finally:
+        disk.unregister()
+
+
+def _rows(directory: Path) -> list[Any]:
+    connection = apsw.Connection(str(directory / "chats.db"))
+    try:
+        return connection.execute("SELECT * FROM keys_forgotten").fetchall()
+    finally:
+        connection.close()
+
+
 def test_what_is_refused_on_a_full_disk_is_not_there_after_a_power_cut(tmp_path: Path) -> None:
     """Unavailable promises that nothing happened: also when the power goes before anything else is written."""
     for seed in range(20):

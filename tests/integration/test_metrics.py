@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast.cli.operate import alarms
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
+from holdfast.gateway.limits import GatewayLimits
 from holdfast.message import Entry
 from holdfast.node import node as node_module
 from holdfast.node.node import Node
 from holdfast.node.running import running
+from holdfast.resilience import BreakerSettings
 from holdfast.settings import Server, Settings
 
 # Tiers 1 to 3 of the message path, as a node shows them after one message.
@@ -49,6 +55,10 @@ class Operator:
             for family in families
             for sample in family.samples
         }
+
+    async def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self._client.get("/admin/status", headers=self._headers)).json()
+        return found
 
     async def become_alice(self) -> str:
         body = {"kind": "tenant", "tenant": "default", "label": "backend", "reason": "test"}
@@ -102,6 +112,32 @@ def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
                 await until(operator, "dependency_up", lambda up: up == 0, dependency="eventlog")
             await until(operator, "fanout_lag", lambda lag: lag == 0)
             await until(operator, "dependency_up", lambda up: up == 1, dependency="eventlog")
+
+    asyncio.run(story())
+
+
+def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
+    breaker = BreakerSettings(open_duration_seconds=0.2)
+    rests_briefly = replace(settings(tmp_path), gateway=GatewayLimits(circuit_breaker=breaker))
+    chats, elsewhere = tmp_path / "state" / "chats.db", tmp_path / "elsewhere"
+
+    async def story() -> None:
+        async with running(rests_briefly) as node, httpx.AsyncClient(base_url=node.url) as client:
+            operator = Operator(node, client)
+            shutil.move(chats, elsewhere)
+            await until(operator, "dependency_up", lambda up: up == 0, dependency="store")
+            assert (await client.get("/health/ready")).status_code == 503
+            status = await operator.status()
+            assert status["ready"] is False and status["dependencies"]["store"] in ("down", "open")
+            assert "its operator must put them back" in status["trouble"]["store"]
+            assert any("put them back" in alarm for alarm in alarms(status))
+            shutil.move(elsewhere, chats)
+            await until(operator, "dependency_up", lambda up: up == 1, dependency="store")
+            status = await operator.status()
+            assert status["ready"] is True and not status["trouble"] and not alarms(status)
 
     asyncio.run(story())
 

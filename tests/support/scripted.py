@@ -51,6 +51,7 @@ class ScriptedStore:
         self.groups: list[Sequence[Draft]] = []
         self.commands: list[Command] = []
         self.marked: list[Sequence[Watermark]] = []
+        self.touched = 0
         self.ended = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -69,6 +70,10 @@ class ScriptedStore:
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
         self.marked.append(watermarks)
+        await self._pass()
+
+    async def touch(self) -> None:
+        self.touched += 1
         await self._pass()
 
     async def _pass(self) -> None:

@@ -19,6 +19,7 @@ from holdfast.resilience import BreakerState
 from holdfast.store.changes import RaiseEpoch, RecoverChat, RemoveMember
 from holdfast.store.history import History, HistorySettings
 from holdfast.store.memory import MemoryStore
+from holdfast.telemetry import REGISTRY
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
 
 
@@ -53,6 +54,10 @@ def on_virtual_time(
         await test(bench)
 
     run(main())
+
+
+def shown_up() -> bool:
+    return REGISTRY.get_sample_value("holdfast_dependency_up", {"dependency": "store_reads"}) == 1
 
 
 def sequences(page: Any) -> list[int]:
@@ -389,6 +394,20 @@ def test_reads_have_a_breaker_of_their_own_that_refusals_do_not_open() -> None:
         assert await bench.store.append(
             [Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")]
         ), "the writer does not care"
+
+    on_virtual_time(test)
+
+
+def test_reads_that_nobody_wants_are_tried_and_shown_as_they_are() -> None:
+    async def test(bench: Bench) -> None:
+        bench.plan.script["heads"] = [Fault.FAIL]
+        await bench.history.probe()
+        assert not shown_up() and bench.history.trouble is not None
+        await bench.history.probe()
+        assert shown_up() and bench.history.trouble is None
+        asked = dict(bench.plan.counts)
+        await bench.history.probe()
+        assert bench.plan.counts == asked, "it worked a moment ago"
 
     on_virtual_time(test)
 

@@ -27,6 +27,11 @@ from holdfast.message import Acked, Draft, Outcome, Watermark
 from holdfast.resilience import BreakerState
 from holdfast.store.changes import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
+from holdfast.telemetry import REGISTRY
+
+
+def shown_up() -> bool:
+    return REGISTRY.get_sample_value("holdfast_dependency_up", {"dependency": "store"}) == 1
 
 
 def drafts(count: int = 1) -> list[Draft]:
@@ -70,6 +75,61 @@ def test_circuit_breaker_opens_after_threshold_failures() -> None:
         assert bench.clock.monotonic() == before, "an open breaker answers at once"
         assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds == pytest.approx(30)
         assert len(bench.store.groups) == 5, "the store is left in peace"
+
+    on_virtual_time(test)
+
+
+def test_a_store_that_nobody_uses_is_tried_and_shown_as_it_is() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.error = Unavailable("the disk is gone")
+        await bench.persist()
+        bench.store.error = None
+        assert not shown_up() and bench.plane.trouble == "the disk is gone"
+        await bench.plane.probe()
+        assert shown_up() and bench.plane.trouble is None, "without a send"
+        bench.store.error = Unavailable("gone again")
+        await bench.plane.probe()
+        await bench.plane.probe()
+        assert not shown_up(), "without a send too"
+
+    on_virtual_time(test)
+
+
+def test_a_store_that_works_under_its_users_is_not_tried_beside_them() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.persist()
+        await bench.plane.probe()
+        assert bench.store.touched == 0
+        await bench.plane.probe()
+        assert bench.store.touched == 1
+
+    on_virtual_time(test)
+
+
+def test_trying_goes_through_the_breaker_and_closes_it_without_a_send() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.error = Unavailable("the disk is gone")
+        for _ in range(8):
+            await bench.plane.probe()
+        assert bench.plane.breaker is BreakerState.OPEN and bench.store.touched == 5
+        bench.store.error = None
+        await asyncio.sleep(30)
+        await bench.plane.probe()
+        assert bench.plane.breaker is BreakerState.CLOSED and shown_up()
+
+    on_virtual_time(test)
+
+
+def test_a_store_that_hangs_while_nobody_uses_it_is_seen_and_so_is_its_return() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.gate.clear()
+        await bench.plane.probe()
+        assert bench.clock.monotonic() < 5, "with the five seconds between two of them, within ten"
+        assert not shown_up() and bench.plane.breaker is BreakerState.OPEN
+        bench.store.gate.set()
+        await asyncio.sleep(0.1)
+        await bench.plane.probe()
+        assert shown_up() and bench.plane.breaker is BreakerState.CLOSED
 
     on_virtual_time(test)
 

@@ -265,7 +265,7 @@ def revoke_key(
 def alarms(status: Mapping[str, Any]) -> list[str]:
     """What in a server's status somebody should look at now."""
     limits = status.get("limits") or {}
-    said = []
+    said = [f"{name}: {why} (docs/guides/runbooks/breaker-open.md)" for name, why in status.get("trouble", {}).items()]
     if limits.get("stale"):
         age = limits["staleness_seconds"]
         what = "this node has never known them" if age is None else f"nobody knows of changes for {age:.0f} s"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 MARK_SECONDS = 5.0
 """How long a flush of watermarks may take. No setting: nobody waits for it, and what it missed waits for the next."""
+
+PROBE_SECONDS = 4.0
+"""How long a write that is only to show that the store works may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,11 @@ class GuardedStore:
         return self._guard.open_seconds
 
     @property
+    def trouble(self) -> str | None:
+        """Why the last write failed; None if it did not."""
+        return self._guard.trouble
+
+    @property
     def overdue(self) -> int:
         """Writes that go on past their deadline."""
         return len(self._overdue)
@@ -123,6 +132,15 @@ class GuardedStore:
         telemetry.watermarks("stored", len(watermarks))
         return True
 
+    async def probe(self) -> None:
+        """Learn whether the store can be written, unless writes have succeeded since the last time. Raises nothing.
+
+        Through the breaker, like any write: while it rests nothing is tried.
+        """
+        if not self._guard.worked_since_asked():
+            with suppress(HoldfastError):
+                await self._write(self._store.touch, self._clock.monotonic() + PROBE_SECONDS)
+
     async def _write(
         self,
         call: Callable[[], Awaitable[T]],
@@ -143,7 +161,7 @@ class GuardedStore:
             write.add_done_callback(self._forget)
             raise
         if not write.done():
-            self._guard.failed()
+            self._guard.failed("it does not answer in time")
             self._overdue.add(write)
             self._guard.hangs(True)
             write.add_done_callback(self._ended)
@@ -155,12 +173,13 @@ class GuardedStore:
             if _is_an_answer(error):
                 self._guard.succeeded()
                 raise
-            self._guard.failed()
-            raise _translated(error) from error
+            told = _translated(error)
+            self._guard.failed(told.message)
+            raise told from error
         if worked:
             self._guard.succeeded()
         else:
-            self._guard.failed()
+            self._guard.failed("no message can be stored")
         return result
 
     def _refusal(self, seconds: float) -> HoldfastError | None:

@@ -161,6 +161,7 @@ class Node:
                 role("ephemeral", self._ephemeral.run),
                 role("attendance", self._attendance.run),
                 role("gauges", self._keep_gauges),
+                role("probe", self._probe),
                 role("housekeeping", self._housekeeping.run),
             ):
                 yield
@@ -184,6 +185,12 @@ class Node:
                 telemetry.fanout_lag(lag)
             telemetry.hot_chats(len(self._intake.hot_chats()))
             telemetry.sends_waiting(self._intake.waiting)
+
+    async def _probe(self) -> None:
+        """Use the store while nobody does: its failure must not wait for the next send to be seen, nor its return."""
+        while True:
+            await asyncio.sleep(GAUGES_SECONDS)
+            await asyncio.gather(self._durability.probe(), self.history.probe())
 
     async def _lag(self) -> int | None:
         """None: the log cannot be asked now; that is told as a dependency, and must not hide the rest."""
@@ -234,11 +241,18 @@ class Node:
     async def _readiness(self) -> Readiness:
         states = {"store": self._durability.breaker, "store_reads": self.history.breaker}
         dependencies = {name: "open" if s is BreakerState.OPEN else "up" for name, s in states.items()}
+        if dependencies["store"] == "up" and self._durability.trouble is not None:
+            dependencies["store"] = "down"
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
         ready = all(state == "up" for state in dependencies.values())
         work = self._work.dependencies() if self._work else {}
         return Readiness(ready, {**dependencies, **self.limits.dependencies(), **work})
+
+    def _trouble(self) -> Mapping[str, str]:
+        """Which dependency failed when it was asked last, and how."""
+        found = {"store": self._durability.trouble, "store_reads": self.history.trouble}
+        return {name: why for name, why in found.items() if why is not None}
 
     async def _status(self) -> Mapping[str, Any]:
         readiness = await self._readiness()
@@ -248,6 +262,7 @@ class Node:
             "started_at": self.started_at,
             "ready": readiness.ready,
             "dependencies": readiness.dependencies,
+            "trouble": self._trouble(),
             "connections": self.gateway.connections,
             "users": len(self._attendance.here),
             "sends_waiting": self._intake.waiting,

@@ -184,6 +184,10 @@ class Store(Protocol):
         """Forget the watermarks of a user's devices and the answers kept for the user's keys."""
         ...
 
+    async def touch(self) -> None:
+        """Commit something that changes nothing; it fails where any other write would."""
+        ...
+
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
         """Recorded acts with number > ``after``, oldest first."""
         ...

@@ -18,6 +18,8 @@ class Guard:
     infrastructure failures are failures: a refusal, a full quota or a halted chat proves that the dependency works.
     ``refusal`` is what a caller is told while the breaker is open. A call that hangs past its deadline holds it open:
     nothing is sent after it, so nothing else would ever fail.
+
+    Without calls nothing is learned: somebody should try one now and then, see ``worked_since_asked``.
     """
 
     def __init__(self, dependency: str, refusal: str, settings: BreakerSettings, clock: Clock) -> None:
@@ -29,6 +31,8 @@ class Guard:
         self._up: bool | None = None
         self._open_since: float | None = None
         self._hanging = False
+        self._worked = False
+        self._why = ""
         self._show(up=True)  # it was opened a moment ago
 
     @property
@@ -39,6 +43,17 @@ class Guard:
     def open_seconds(self) -> float:
         """For how long the breaker has not been closed; a failed probe does not start this anew."""
         return 0.0 if self._open_since is None else self._clock.monotonic() - self._open_since
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last call failed; None if it did not."""
+        return None if self._up else self._why
+
+    def worked_since_asked(self) -> bool:
+        """Whether a call succeeded since this was asked last: if not, try one, so that an end of it is seen, or of
+        its trouble."""
+        worked, self._worked = self._worked, False
+        return worked
 
     def refusal(self) -> Unavailable | None:
         """None: the call is admitted."""
@@ -57,10 +72,13 @@ class Guard:
         self._show()
 
     def succeeded(self) -> None:
+        self._worked = True
         self._breaker.success(self._clock.monotonic())
         self._show(up=True)
 
-    def failed(self) -> None:
+    def failed(self, why: str) -> None:
+        """``why`` in words for an operator."""
+        self._why = why
         self._breaker.failure(self._clock.monotonic())
         self._show(up=False)
 

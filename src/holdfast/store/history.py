@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -43,6 +43,9 @@ GOLDEN_RATIO = 0.618034
 """Its multiples, without their whole part, lie evenly between 0 and 1 however many there are."""
 ROUNDS_MAX = 15
 """Nobody is asked to wait for more than about so many of the longest waits: 30 s by default."""
+
+NO_CHAT = "-"
+"""No chat has this id; to look for it is the least that is a read."""
 
 RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
 """Raise a chat's epoch if it is still this one, by a deadline; the user's cursor proved the rollback."""
@@ -115,6 +118,17 @@ class History:
     @property
     def breaker(self) -> BreakerState:
         return self._guard.state
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last read failed; None if it did not."""
+        return self._guard.trouble
+
+    async def probe(self) -> None:
+        """Learn whether the store can be read, unless reads have succeeded since the last time. Raises nothing."""
+        if not self._guard.worked_since_asked():
+            with suppress(HoldfastError):
+                await self.ask(lambda store: store.heads([NO_CHAT]))
 
     async def ask(self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None) -> T:
         """Any read of the store, bounded and in time. Raises only ``holdfast.errors``. Cancel-safe."""
@@ -278,20 +292,20 @@ class History:
             self._guard.learned_nothing()
             raise
         except TimeoutError:
-            self._guard.failed()
+            self._guard.failed("it does not answer in time")
             raise Unavailable("the store did not answer in time; try again", retry_after_seconds=1) from None
-        except (Unavailable, OutcomeUnknown):
-            self._guard.failed()
+        except (Unavailable, OutcomeUnknown) as error:
+            self._guard.failed(error.message)
             raise
         except HoldfastError as error:
             # A refusal is an answer; what is private is trouble of ours.
             if error.private:
-                self._guard.failed()
+                self._guard.failed(error.message)
             else:
                 self._guard.succeeded()
             raise
         except Exception as error:
-            self._guard.failed()
+            self._guard.failed("a defect, which is logged")
             telemetry.defect("store", error)
             raise Unavailable("the store failed; try again") from error
         self._guard.succeeded()

@@ -298,6 +298,9 @@ class MemoryStore:
             held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user.user_id}
         self._answers = {place: answer for place, answer in self._answers.items() if place[0] != user}
 
+    async def touch(self) -> None:
+        pass
+
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
         return self._audit[max(after, 0) :][:limit]
 

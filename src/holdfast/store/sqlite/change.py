@@ -78,6 +78,14 @@ def record(handle: Handle, act: Act, action: str, target: str, details: str) -> 
     return Written(None)
 
 
+def touch(handle: Handle) -> Written[None]:
+    """A commit like any other that leaves everything as it was: there and back, or SQLite would not write at all."""
+    with handle.transaction() as connection:
+        for step in (1, -1):
+            connection.execute(SQL["touch"], {"step": step})
+    return Written(None)
+
+
 def begin(handle: Handle, act: Act) -> Written[str | None]:
     """Take the key of a request that is no command; what was kept under it if it is taken."""
     key = _key(act.actor, act.key or "")

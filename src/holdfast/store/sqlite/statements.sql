@@ -79,6 +79,9 @@ WHERE position > (SELECT through FROM keys_forgotten WHERE one = 1) AND position
 -- name: keys_forgotten
 UPDATE keys_forgotten SET through = :through WHERE one = 1;
 
+-- name: touch
+UPDATE keys_forgotten SET through = through + :step WHERE one = 1;
+
 -- name: forget_devices_of
 DELETE FROM watermarks WHERE user_id = :user_id AND chat IN (
   SELECT chat FROM members WHERE tenant = :tenant AND user_id = :user_id);

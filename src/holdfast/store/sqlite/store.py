@@ -94,6 +94,9 @@ class SqliteStore:
     async def forget_user(self, user: User) -> None:
         await self._write(partial(forget.forget_user, user=user))
 
+    async def touch(self) -> None:
+        await self._write(change.touch)
+
     async def sent_by(self, user: User, after: int) -> SentBy:
         return await self._read(reads.sent_by, user, after)
 
