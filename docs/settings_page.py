@@ -77,7 +77,7 @@ NOTES: dict[str, str] = {
     **{f"limits.limiter.batch.breaker.{name}": f"The shared counters: {note}." for name, note in BREAKER.items()},
     "gateway.timeouts.durability_rpc_seconds": "The deadline of a send, passed inward. Then SERVICE_UNAVAILABLE: outcome unknown if a commit was under way, else rejected.",
     "gateway.timeouts.heartbeat_interval_seconds": "How often a client is asked whether it is there, the store for heads, and the registry is told who is here.",
-    "gateway.timeouts.heartbeat_timeout_seconds": "No answer for so long: close idle_timeout (4001).",
+    "gateway.timeouts.heartbeat_timeout_seconds": "No answer for so long, while no bytes leave either: close idle_timeout (4001).",
     "gateway.timeouts.authentication_seconds": "A socket without a credential for so long: close unauthorized (4502).",
     "gateway.timeouts.rotation_seconds": "An older connection is closed (rotation, 4004) and comes back; spread by 5 %.",
     "gateway.timeouts.behind_before_heads_seconds": "A chat whose head has been ahead of the connection for so long is named in the heartbeat.",

@@ -58,6 +58,7 @@ class FakeSocket:
         self.aborted = False
         self.reading = True
         self.stopped = False
+        self.unsent = 0
 
     def write(self, data: bytes) -> None:
         assert self.closed is None, "nothing is written behind a close frame"

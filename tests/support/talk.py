@@ -86,6 +86,8 @@ class Talk:
         established: bool = True,
     ) -> None:
         self.now = 0.0
+        self.unsent = 0
+        """What the transport has not passed on yet."""
         self.limits = limits or SessionLimits()
         self.effects: list[Effect] = []
         self.session = Session(self.limits, "conn_1", ANN, "phone", self.now, expires_at, rng)
@@ -105,7 +107,7 @@ class Talk:
 
     def tick(self, seconds: float = 0.0) -> list[Effect]:
         self.now += seconds
-        return self.do(self.session.tick(self.now))
+        return self.do(self.session.tick(self.now, self.unsent))
 
     def wait(self, seconds: float) -> list[Effect]:
         """Let time pass as a gateway does: tick whenever the session has something to do."""
@@ -115,7 +117,7 @@ class Talk:
             if due > end:
                 break
             self.now = due
-            effects += self.do(self.session.tick(self.now))
+            effects += self.do(self.session.tick(self.now, self.unsent))
         else:
             raise AssertionError("tick does not do what next_tick says it has to do")
         self.now = end

@@ -378,6 +378,21 @@ def test_no_answer_to_a_heartbeat_closes_as_idle() -> None:
     run(story())
 
 
+def test_a_heartbeat_that_has_not_left_yet_waits_for_its_answer_as_long_as_bytes_leave() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice")
+            await settle()
+            socket.connection.writing_paused()
+            for socket.unsent in range(120, 0, -1):
+                await asyncio.sleep(1)
+            assert socket.closed is None
+            await asyncio.sleep(21)
+            assert socket.closed == (4001, "idle_timeout")
+
+    run(story())
+
+
 def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
     async def story() -> None:
         async with bench() as parts:

@@ -55,6 +55,39 @@ def test_other_frames_are_no_answer() -> None:
     assert talk.closing is Closing.IDLE_TIMEOUT
 
 
+def test_a_heartbeat_s_time_begins_anew_while_what_is_before_it_is_still_leaving() -> None:
+    """Over a slow link a page is on its way for a minute, and the heartbeat behind it."""
+    talk = Talk()
+    for unsent in range(300, 0, -5):
+        talk.unsent = unsent
+        talk.wait(1)
+    assert talk.closing is None
+    talk.unsent = 0
+    talk.wait(10)
+    assert talk.closing is None, "it has only just left"
+    talk.wait(10)
+    assert talk.closing is Closing.IDLE_TIMEOUT
+
+
+def test_a_transport_that_takes_no_more_does_not_stop_the_clock() -> None:
+    talk = Talk()
+    talk.unsent = 300
+    talk.wait(39.9)
+    assert talk.closing is None
+    talk.wait(0.1)
+    assert talk.closing is Closing.IDLE_TIMEOUT
+
+
+def test_what_has_not_left_the_transport_is_not_missed_by_its_acks() -> None:
+    talk = Talk().live(0)
+    talk.deliver(run(1))
+    assert talk.read()
+    talk.unsent = 300
+    assert not [p for p in stay(talk, 300) if isinstance(p, Resync)]
+    talk.unsent = 0
+    assert [p for p in stay(talk, 120) if isinstance(p, Resync)]
+
+
 def test_a_skipped_delivery_is_named_five_seconds_after_the_store_knew_of_it() -> None:
     """Also the last one of a chat, which no later delivery would show."""
     talk = Talk().live(4)

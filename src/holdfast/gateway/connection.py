@@ -61,6 +61,11 @@ class Socket(Protocol):
         """Close at once, whatever waits."""
         ...
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and have not left the process."""
+        ...
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
@@ -263,7 +268,7 @@ class Connection:
                 self.close(Closing.UNAUTHORIZED, message="no `authenticate` frame in time")
             return
         if now >= self.session.next_tick:
-            self.do(self.session.tick(now))
+            self.do(self.session.tick(now, self._socket.unsent if self.paused else 0))
         self.due = self.session.next_tick
 
     def close(self, closing: Closing, *, delay_ms: int = 0, message: str | None = None) -> None:

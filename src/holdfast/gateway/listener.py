@@ -147,6 +147,10 @@ class Listener(WSListener):
     def abort(self) -> None:
         self._raw.abort()
 
+    @property
+    def unsent(self) -> int:
+        return self._raw.get_write_buffer_size()
+
     def pause_reading(self) -> None:
         self._raw.pause_reading()
 

@@ -19,12 +19,13 @@ Places = dict[str, Place]
 class Heartbeat:
     """When to ask, and whether the answer is late."""
 
-    __slots__ = ("_asked_at", "_lagging_since", "_timeouts", "due")
+    __slots__ = ("_asked_at", "_lagging_since", "_timeouts", "_unsent", "due")
 
     def __init__(self, timeouts: Timeouts, first: float) -> None:
         self._timeouts = timeouts
         self.due = first
         self._asked_at: float | None = None
+        self._unsent = 0
         self._lagging_since: dict[str, float] | None = None
 
     def answered(self) -> bool:
@@ -36,6 +37,19 @@ class Heartbeat:
     def deadline(self) -> float | None:
         """When an answer must have come, if one is awaited."""
         return None if self._asked_at is None else self._asked_at + self._timeouts.heartbeat_timeout_seconds
+
+    def late(self, now: float, unsent: int) -> bool:
+        """Whether the answer is overdue; ``unsent``: what the transport has not passed on yet.
+
+        A heartbeat cannot be answered before it has arrived, so its time begins anew as long as bytes leave.
+        """
+        deadline = self.deadline
+        if deadline is None or now < deadline:
+            return False
+        stuck, self._unsent = unsent == self._unsent, unsent
+        if not stuck:
+            self._asked_at = now
+        return stuck
 
     def compare(self, chat_id: str, place: Place, head: Cursor, now: float) -> None:
         """Note whether the store has more than was queued; the next heartbeat then comes in time to name the chat."""
@@ -50,11 +64,11 @@ class Heartbeat:
             lagging[chat_id] = now
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
-    def ask(self, places: Places, now: float, chats_max: int) -> dict[str, tuple[int, int]]:
+    def ask(self, places: Places, now: float, unsent: int, chats_max: int) -> dict[str, tuple[int, int]]:
         """A heartbeat is sent now; the heads it names. Of more than ``chats_max`` the others come soon, in turn."""
         self.due = now + self._timeouts.heartbeat_interval_seconds
         if self._asked_at is None:
-            self._asked_at = now
+            self._asked_at, self._unsent = now, unsent
         lagging = self._lagging_since or {}
         still = {c: since for c, since in lagging.items() if c in places and places[c].heard > places[c].through}
         self._lagging_since = still or None

@@ -419,11 +419,11 @@ class Session:
 
     # What time brings.
 
-    def tick(self, now: float) -> Effects:
-        """Time went by. Calling it early is harmless; ``next_tick`` says when it has something to do."""
+    def tick(self, now: float, unsent: int = 0) -> Effects:
+        """Time went by; ``unsent`` bytes of what was taken are still in the transport. Calling it early is harmless."""
         if self.closed:
             return NOTHING
-        if (closing := self._overdue(now)) is not None:
+        if (closing := self._overdue(now, unsent)) is not None:
             return self.close(closing, now)
         effects: list[Effect] = []
         for pull in self._requests.too_old(now):
@@ -433,24 +433,23 @@ class Session:
         self._deliveries.catch_up(effects, now)
         self._pull_next(effects)
         if now >= self._heartbeat.due:
-            self._beat(effects, now)
+            self._beat(effects, now, unsent)
         return effects
 
-    def _overdue(self, now: float) -> Closing | None:
-        deadline = self._heartbeat.deadline
+    def _overdue(self, now: float, unsent: int) -> Closing | None:
         if self._expires_at is not None and now >= self._expires_at:
             return Closing.TOKEN_EXPIRED
         if self._deliveries.grace_is_over(now):
             return Closing.SLOW_CONSUMER
-        if deadline is not None and now >= deadline:
+        if self._heartbeat.late(now, unsent):
             return Closing.IDLE_TIMEOUT
         if now >= self._rotates_at:
             return Closing.ROTATION
         return Closing.OVERLOADED if self._overload.judge(self._limits.timeouts, now) else None
 
-    def _beat(self, effects: list[Effect], now: float) -> None:
+    def _beat(self, effects: list[Effect], now: float, unsent: int) -> None:
         places = self._deliveries.places
-        if not self._deliveries.lanes.runs:
+        if not self._deliveries.lanes.runs and not unsent:
             stale, diverged = self._stale_acks.check(places, now)
             if diverged:
                 effects += self.close(Closing.STATE_DIVERGED, now)
@@ -459,7 +458,7 @@ class Session:
                 effects.append(Observed(Sign.ACKS_STALE))
                 places[chat_id].fall_behind()
                 self._deliveries.owe(chat_id, places[chat_id], effects)
-        heads = self._heartbeat.ask(places, now, self._limits.pages.resume_chats_per_frame)
+        heads = self._heartbeat.ask(places, now, unsent, self._limits.pages.resume_chats_per_frame)
         self._deliveries.say(HeartbeatPayload(heads), None, effects)
 
     @property

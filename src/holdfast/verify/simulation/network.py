@@ -93,6 +93,10 @@ class Wire:
         self.closed_by_server = True
         self.cut()
 
+    @property
+    def unsent(self) -> int:
+        return self._down_bytes
+
     def pause_reading(self) -> None:
         self._server_reads = False
 
