@@ -60,7 +60,8 @@ error as its body: 400, 401, 403 (origin), 404, 426, 429 and 503 (both with Retr
    `reset: true`: drop the copy of the chat and start at 0.
 4. Retry a send whose error is `retryable`, or that got no answer, with the same `client_message_id`; it is stored once.
    `retryable: false` ends it, also where the `outcome` is `unknown` (INTERNAL_ERROR: a defect, which a retry would meet).
-5. Answer every `heartbeat`; keep within `limits`; honour `reconnect_delay_ms` and `retry_after_seconds`.
+5. Answer every `heartbeat`; who can see a large frame come in slowly may say `heartbeat_ack` unasked meanwhile, for the
+   heartbeat waits behind it. Count deadlines from the last bytes of a frame, not from its end. Keep within `limits`; honour `reconnect_delay_ms` and `retry_after_seconds`.
 6. Reconnect after close codes 4000–4499 and after every loss, waiting a random time between 0 and a bound that doubles
    from 1 to 16 s, for ever; not after 4500–4999.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
 from holdfast.settings import Server, Settings, load
+from holdfast.verify.proxy import Proxy, Weather
 
 QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.5)
 
@@ -46,12 +47,14 @@ class World:
         return str((await self.ask(members[0], "POST", "/v1/chats", body))["chat"]["chat_id"])
 
 
-def served(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    """A node with its usual heartbeats, so that what waits for one is too late."""
+def served(
+    tmp_path: Path, scenario: Callable[[World], Awaitable[None]], changes: Mapping[str, float] | None = None
+) -> None:
+    """A node with its usual heartbeats, unless ``changes`` say else, so that what waits for one is too late."""
 
     async def main() -> None:
         server = {"server.port": 0, "server.state_dir": str(tmp_path / "state"), "server.log_level": "error"}
-        settings = load(None, {}, server)
+        settings = load(None, {}, {**server, **(changes or {})})
         async with asyncio.timeout(20), running(settings) as node:
             await scenario(World(node))
 
@@ -211,6 +214,31 @@ def test_a_handshake_that_the_server_itself_refuses_for_good_is_the_end(tmp_path
                 await client.connected()
 
     served(tmp_path, scenario)
+
+
+def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> None:
+    """The deadlines of both sides are far shorter than a page takes: what counts is whether bytes come."""
+
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice", "bob")
+        async with world.client("alice") as alice:
+            for n in range(60):
+                await alice.send(chat_id, f"{n:04}" * 1000)
+        slow = Weather(bytes_per_second=50_000, slice_bytes=1024)
+        settings = replace(QUICK, reply_timeout_seconds=0.5, silence_grace_seconds=0.2)
+        async with Proxy("127.0.0.1", int(world.url.rpartition(":")[2]), slow) as proxy:
+            async with Client(f"http://127.0.0.1:{proxy.port}", world.token("bob"), settings=settings) as bob:
+                texts = [m.content[:4] for m in await next_of(bob, Message, 60)]
+                await bob.send(chat_id, "all of it")
+            assert texts == [f"{n:04}" for n in range(60)]
+            assert proxy.accepted == 1
+
+    changes = {
+        "gateway.timeouts.heartbeat_interval_seconds": 0.5,
+        "gateway.timeouts.heartbeat_timeout_seconds": 0.25,
+        "gateway.backpressure.inbound.rate_limit_burst": 100,
+    }
+    served(tmp_path, scenario, changes)
 
 
 def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from talk import Talk, run
 from talk import page as talk_page
@@ -91,6 +92,14 @@ class Bench:
     def resume(self, *chats: ResumedChat, joined: Sequence[str] = (), gone: Sequence[str] = ()) -> list[AnyClientFrame]:
         frames = self.open()
         return self.get(Resumed(chats, joined, gone), frames[-1].request_id)
+
+    def trickle(self, seconds: float, every: float = 1.0) -> list[Action]:
+        """A frame comes in, so slowly that it is not whole at the end."""
+        actions: list[Action] = []
+        for _ in range(round(seconds / every)):
+            actions += self.pass_time(every)
+            actions += self.do(self.machine.coming(self.now))
+        return actions
 
     def pass_time(self, seconds: float) -> list[Action]:
         self.now += seconds
@@ -704,6 +713,40 @@ def test_a_connection_that_is_never_established_is_dropped() -> None:
     bench = Bench()
     bench.do(bench.machine.opened(None, bench.now))
     assert [a for a in bench.pass_time(15) if isinstance(a, Drop)]
+
+
+def test_an_answer_that_is_still_coming_in_is_waited_for_however_slowly_it_comes() -> None:
+    bench = Bench(at(0), entries=[entry(1)])
+    [_, resume] = bench.open()
+    assert not [a for a in bench.trickle(300) if isinstance(a, Drop)]
+    bench.get(Resumed([ResumedChat("c", 1, 2, messages(1, 2), 2, False, False)], [], []), resume.request_id)
+    assert sequences(bench.take_all()) == [1, 2]
+
+
+def test_an_answer_that_comes_no_further_drops_the_connection() -> None:
+    bench = Bench(at(0))
+    bench.open()
+    bench.trickle(60)
+    assert not [a for a in bench.pass_time(14.9) if isinstance(a, Drop)]
+    assert [a for a in bench.pass_time(0.2) if isinstance(a, Drop)]
+
+
+def test_whole_frames_are_no_answer_to_a_question() -> None:
+    bench = Bench(at(0))
+    bench.open()
+    bench.pass_time(14)
+    bench.get(message(1))
+    assert [a for a in bench.pass_time(1) if isinstance(a, Drop)], "a question that was lost would never be asked again"
+
+
+def test_while_a_frame_comes_in_slowly_the_server_hears_that_somebody_is_here() -> None:
+    """Its heartbeat waits behind the frame, and has 10 s by default."""
+    bench = Bench(at(0))
+    bench.open()
+    said = []
+    for _ in range(60):
+        said += [bench.now] * written(bench.trickle(1)).count(HeartbeatAck())
+    assert len(said) == 20 and max(b - a for a, b in pairwise(said)) <= 3
 
 
 def test_an_announced_closing_that_does_not_come_drops_the_connection() -> None:

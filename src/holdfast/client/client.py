@@ -260,7 +260,7 @@ class Client:
             token = await self._get_token()
             headers = {"Authorization": f"Bearer {token}", "X-Device-ID": self.device_id}
             timeout = self._settings.connect_timeout_seconds
-            socket = await connect(self._url, headers, self._opened, self._received, timeout)
+            socket = await connect(self._url, headers, self._opened, self._received, self._coming, timeout)
         except HandshakeRefused as refused:
             return self._reconnect.refused(refused.status, refused.retry_after, refused.message)
         except (Unreachable, NoToken) as error:
@@ -289,6 +289,9 @@ class Client:
             return
         if frame is not None:
             self._do(self._machine.receive(frame, self._now()))
+
+    def _coming(self) -> None:
+        self._do(self._machine.coming(self._now()))
 
     async def _get_token(self) -> str:
         if self._token is None:

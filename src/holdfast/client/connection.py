@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,15 +33,50 @@ class Unreachable(Exception):
     """No connection could be made; the text says why."""
 
 
+class _Watched(asyncio.BufferedProtocol):
+    """picows's protocol, and its listener told of every read: picows tells of whole frames alone."""
+
+    def __init__(self, protocol: Any, socket: Socket) -> None:
+        self._protocol = protocol
+        self._socket = socket
+
+    def get_buffer(self, sizehint: int) -> Any:
+        return self._protocol.get_buffer(sizehint)
+
+    def buffer_updated(self, size: int) -> None:
+        self._socket.unread += size
+        self._protocol.buffer_updated(size)
+        if self._socket.unread:
+            self._socket.coming()
+
+    def eof_received(self) -> Any:
+        return self._protocol.eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._protocol.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+
 class Socket(WSListener):
     """An open connection. ``closed`` resolves to the close code, or None.
 
     ``opened`` is called before the first ``received``: the server's first frame may come with its handshake.
+    ``coming``: bytes came, and a frame is not whole yet.
     """
 
-    def __init__(self, opened: Callable[[Socket], None], received: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, opened: Callable[[Socket], None], received: Callable[[bytes], None], coming: Callable[[], None]
+    ) -> None:
         self._opened = opened
         self._received = received
+        self.coming = coming
+        self.unread = 0
+        """Bytes of a frame that is not whole yet."""
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._transport: WSTransport | None = None
@@ -65,9 +100,12 @@ class Socket(WSListener):
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
+        raw = transport.underlying_transport
+        raw.set_protocol(_Watched(raw.get_protocol(), self))
         self._opened(self)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self.unread = frame.tail_size
         if frame.msg_type == WSMsgType.CLOSE:
             transport.disconnect()
             return
@@ -110,6 +148,7 @@ async def connect(
     headers: Mapping[str, str],
     opened: Callable[[Socket], None],
     received: Callable[[bytes], None],
+    coming: Callable[[], None],
     timeout_seconds: float,
 ) -> Socket:
     """Open a connection. Raises HandshakeRefused or Unreachable, nothing foreign.
@@ -121,7 +160,7 @@ async def connect(
     sockets: list[Socket] = []
 
     def listener() -> Socket:
-        sockets.append(Socket(opened, received))
+        sockets.append(Socket(opened, received, coming))
         return sockets[-1]
 
     try:

@@ -10,6 +10,9 @@ from holdfast.resilience import Bucket
 NEVER = float("inf")
 SHARE_OF_RATE = 0.9
 """What we use of the rate the server allows: a network bunches what left well spaced."""
+STILL_HERE_SHARE = 0.1
+"""Of a heartbeat interval. So often we say that we are here while frames come in slowly, for the server's heartbeat
+may wait behind them; it gives a third of the interval for the answer by default."""
 
 
 class Sync:
@@ -85,24 +88,28 @@ class Resuming:
 
 
 class Link:
-    """One connection."""
+    """One connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished."""
 
     __slots__ = (
         "accepted",
+        "coming_at",
         "drop_at",
         "heard_at",
         "opened_at",
         "pace",
         "renew_at",
         "resuming",
+        "said_at",
         "silence_seconds",
+        "still_here_seconds",
         "sync",
     )
 
     def __init__(self, now: float) -> None:
         self.accepted = False
-        self.opened_at = self.heard_at = now
-        self.silence_seconds = NEVER
+        self.opened_at = self.heard_at = self.said_at = now
+        self.coming_at = -NEVER
+        self.silence_seconds = self.still_here_seconds = NEVER
         self.pace = Pace({}, now)
         self.resuming: Resuming | None = None
         self.sync: Sync | None = None

@@ -16,7 +16,7 @@ from holdfast.client.chats import Chats
 from holdfast.client.cursors import Copy
 from holdfast.client.events import ChatReset, Event, SendRefused, Sent, Warned
 from holdfast.client.inbox import Inbox
-from holdfast.client.link import NEVER, Link, Pace, Resuming, Sync
+from holdfast.client.link import NEVER, STILL_HERE_SHARE, Link, Pace, Resuming, Sync
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.client.refusals import refusal
 from holdfast.client.settings import ClientSettings
@@ -117,7 +117,7 @@ class Machine:
                 for chat in chats:
                     self._actions += self._chats.heard_of(chat.chat_id, None, chat.head, now, certain=True)
             case Heartbeat(heads=heads):
-                self._write(HeartbeatAck())
+                self._say_here(link, now)
                 for chat_id, (epoch, head) in heads.items():
                     self._actions += self._chats.heard_of(chat_id, epoch, head, now)
             case Typing() | Presence() | Receipt() as ephemeral:
@@ -131,6 +131,15 @@ class Machine:
                 pass  # the renewed token is in force
             case other:
                 assert_never(other)
+        return self._done(now)
+
+    def coming(self, now: float) -> list[Action]:
+        """Bytes came and left a frame unfinished: what we wait for may be that frame, or be behind it."""
+        link = self._link
+        if link is not None:
+            link.heard_at = link.coming_at = now
+            if now >= link.said_at + link.still_here_seconds and link.pace.allows(now):
+                self._say_here(link, now)
         return self._done(now)
 
     def renewed(self, token: str, device_id: str, expires_at: float | None, now: float) -> list[Action]:
@@ -218,7 +227,9 @@ class Machine:
 
     def _established(self, link: Link, established: ConnectionEstablished, now: float) -> None:
         link.accepted = True
-        link.silence_seconds = established.heartbeat_interval_ms / 1000 + self._settings.silence_grace_seconds
+        interval = established.heartbeat_interval_ms / 1000
+        link.silence_seconds = interval + self._settings.silence_grace_seconds
+        link.still_here_seconds = interval * STILL_HERE_SHARE
         self._actions.append(Online(established))
         limits = established.limits
         self._page_messages = int(min(self._settings.page_messages, limits.get("page_messages_max", NEVER)))
@@ -383,7 +394,12 @@ class Machine:
             self._actions.append(Drop("the server does not answer"))
 
     def _answer_due(self, link: Link) -> float:
-        return min(link.waits_since(), self.outbox.oldest_in_flight()) + self._settings.reply_timeout_seconds
+        asked_at = min(link.waits_since(), self.outbox.oldest_in_flight())
+        return max(asked_at, link.coming_at) + self._settings.reply_timeout_seconds
+
+    def _say_here(self, link: Link, now: float) -> None:
+        link.said_at = now
+        self._write(HeartbeatAck())
 
     def _expires(self, link: Link, expires_at: float | None, now: float) -> None:
         if expires_at is not None:

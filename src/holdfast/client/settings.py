@@ -20,7 +20,8 @@ class ClientSettings:
     - ``page_messages``, ``resume_chats_per_frame``: or the server's own limit, if that is lower.
     - ``content_bytes_max``: until a server has named its own limit.
     - ``connect_timeout_seconds``: for a handshake, and for a token of the provider; then it is tried again later.
-    - ``reply_timeout_seconds``: a request without an answer; the connection is given up and the request repeated.
+    - ``reply_timeout_seconds``: a request without an answer, and no frame that still comes in; the connection is given
+      up and the request repeated.
     - ``silence_grace_seconds``: nothing at all for this long after a heartbeat was due; given up likewise.
     """
 
