@@ -137,9 +137,14 @@ class Backoff:
     initial_seconds: float
     cap_seconds: float
 
-    def delay(self, failures: int, rng: random.Random) -> float:
-        """After ``failures`` ≥ 1 failures. Full jitter: anywhere between 0 and the bound."""
-        return rng.random() * self.bound(failures)
+    def delay(self, failures: int, rng: random.Random, at_least: float | None = None) -> float:
+        """After ``failures`` ≥ 1 failures. Full jitter: anywhere between 0 and the bound.
+
+        Not sooner than ``at_least``, which whoever failed us asks for, of all in the same words: so a little later,
+        spread; and as failures go on the bound grows beyond it, for that is what thins out a storm.
+        """
+        jitter = rng.random() * self.bound(failures)
+        return jitter if at_least is None else max(jitter, at_least * (1 + rng.random() / 4))
 
     def bound(self, failures: int) -> float:
         return min(self.cap_seconds, self.initial_seconds * 2.0 ** min(failures - 1, 60))

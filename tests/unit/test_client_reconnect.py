@@ -101,6 +101,15 @@ def test_a_handshake_refused_for_now_is_tried_again_after_what_the_server_says(s
     assert isinstance(verdict, Retry) and 20 <= verdict.delay_seconds <= 25
 
 
+def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_never_before_the_server_says() -> None:
+    machine = reconnect()
+    delays = [verdict.delay_seconds for _ in range(300) if isinstance(verdict := machine.refused(503, 1, ""), Retry)]
+    assert all(1 <= delay <= 16 for delay in delays) and len(delays) == 300
+    assert max(delays[:1]) <= 1.25 < 7 < sum(delays) / 300, (
+        "at a second each, ten thousand clients are a storm without end"
+    )
+
+
 @pytest.mark.parametrize("status", [301, 308])
 def test_an_address_that_has_moved_for_good_is_named_and_not_followed_with_a_token_in_hand(status: int) -> None:
     verdict = reconnect().refused(status, None, "https://elsewhere.example/")

@@ -297,9 +297,7 @@ class Machine:
         """
         if error.retryable:
             resuming.failures += 1
-            wait = self._settings.backoff.delay(resuming.failures, self._rng)
-            if error.retry_after_seconds is not None:
-                wait = error.retry_after_seconds * (1 + self._rng.random() / 4)
+            wait = self._settings.backoff.delay(resuming.failures, self._rng, error.retry_after_seconds)
             resuming.again(now + wait)
         else:
             link.resuming = None

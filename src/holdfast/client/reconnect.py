@@ -1,8 +1,8 @@
 """When to come back after a connection ended, and when not to. (Pure.)
 
 The close code's range is the rule: 4500-4999 do not reconnect; everything else does, for ever. A handshake refused by
-the server itself is final where its status says so; by anybody else it is not. The delay is the server's if it names
-one (it spreads its clients), else full jitter, doubling from 1 to 16 s.
+the server itself is final where its status says so; by anybody else it is not. The delay is the server's if its closing
+names one (it spreads its clients), else full jitter, doubling from 1 to 16 s, and not sooner than ``Retry-After``.
 """
 
 from __future__ import annotations
@@ -79,16 +79,14 @@ class Reconnect:
         error = kept_out(status, message)
         if error is not None:
             return Stop(error)
-        verdict = self._later(turned_away(status, message))
-        delay = verdict.delay_seconds if retry_after is None else retry_after * (1 + self._rng.random() / 4)
-        return Retry(delay, verdict.reason)
+        return self._later(turned_away(status, message), retry_after)
 
     def unreachable(self, reason: str) -> Retry:
         return self._later(reason)
 
-    def _later(self, reason: str) -> Retry:
+    def _later(self, reason: str, at_least: float | None = None) -> Retry:
         self._failures += 1
-        return Retry(self._backoff.delay(self._failures, self._rng), reason)
+        return Retry(self._backoff.delay(self._failures, self._rng, at_least), reason)
 
     def _renew(self, message: str) -> Verdict:
         """A new token may help once; a second one refused without a connection between proves it does not."""
