@@ -9,8 +9,10 @@ import json
 import os
 import socket
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -18,6 +20,7 @@ import pytest
 from plane import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
+from holdfast.gateway.connection import Plane
 from holdfast.node import http
 from holdfast.node.node import Node
 from holdfast.session.session import Session
@@ -241,6 +244,27 @@ def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
         finally:
             gc.enable()
+
+    serve(tmp_path, story)
+
+
+def test_the_credential_of_a_handshake_is_not_kept_with_the_connection(tmp_path: Path) -> None:
+    """A process that lives for weeks would hold the tokens of everybody, and two kilobytes more for each."""
+
+    async def story(node: Node) -> None:
+        credential = token(node, "alice")
+        client, _ = await Raw.connect(node, f"Authorization: Bearer {credential}", f"X-Odd: {credential}")
+        await client.frame()
+        [connection] = node.gateway.open_connections
+        near: list[Any] = [connection]
+        found: dict[int, Any] = {}
+        for _ in range(6):  # steps from the connection; further away is all of the process
+            near = [thing for holder in near for thing in gc.get_referents(holder) if id(thing) not in found]
+            near = [thing for thing in near if not isinstance(thing, type | ModuleType | AbstractEventLoop | Plane)]
+            found |= {id(thing): thing for thing in near}
+        assert connection.connection_id in found.values() and connection._socket in found.values()
+        assert not [thing for thing in found.values() if isinstance(thing, str) and credential in thing]
+        client.close()
 
     serve(tmp_path, story)
 

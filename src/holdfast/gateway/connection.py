@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -26,6 +26,7 @@ from holdfast.message import Cursor, Outcome, User
 from holdfast.session import effects
 from holdfast.session.deliveries import Deliveries
 from holdfast.session.effects import Effects, Sign
+from holdfast.session.limits import SessionLimits
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
 from holdfast.session.words import farewell
@@ -117,6 +118,11 @@ class Plane:
     """Spreads the heartbeats, rotations and returns of those who came together."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
     """For how long every send has been refused because the store is away."""
+    session_limits: SessionLimits = field(init=False)
+    """Those of every session: one value for all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "session_limits", self.limits.session)
 
     def spread_ms(self) -> int:
         """When a client that is sent away with many others should come back."""
@@ -161,7 +167,7 @@ class Connection:
         self._host = host
         self._socket = socket
         self._opened_at = plane.clock.monotonic()
-        self._early: list[bytes | memoryview] = []
+        self._early: Sequence[bytes] = ()
         self.connection_id = plane.ids.new("conn_")
         self.device_id = device_id or self.connection_id
         self.established = False
@@ -374,7 +380,7 @@ class Connection:
     def _authenticate(self, frame: Authenticate) -> None:
         """The credential and device that no header could carry, judged as a header's would be."""
         try:
-            if refusal := refusal_of(frame, self._plane.limits.session):
+            if refusal := refusal_of(frame, self._plane.session_limits):
                 raise refusal
             principal = self._plane.verify(frame.payload.token)
             self._identify(principal)
@@ -402,8 +408,9 @@ class Connection:
     def open(self, principal: Principal) -> None:
         """Authenticated: on the roster first, then the memberships, so that no event can pass in between."""
         now = self._plane.clock.monotonic()
+        del self._identify
         self.session = self.session_type(
-            self._plane.limits.session,
+            self._plane.session_limits,
             self.connection_id,
             principal.user,
             self.device_id,
@@ -422,11 +429,11 @@ class Connection:
         if len(self._early) >= EARLY_FRAMES_MAX or early_bytes > EARLY_BYTES_MAX:
             self.protocol_broken("too many frames before `connection_established`")
         else:
-            self._early.append(bytes(data))
+            self._early = (*self._early, bytes(data))
 
     def _answer_early(self, error: HoldfastError) -> None:
         """Nothing of what was asked before the hello was begun: say so, before the connection closes."""
-        early, self._early = self._early, []
+        early, self._early = self._early, ()
         for request_id in filter(None, map(request_id_of, early)):
             self.write(encode_frame(error_payload(error), request_id))
 
@@ -443,7 +450,7 @@ class Connection:
             self.established = True
             self.do(session.established(memberships, timestamp(clock.now()), clock.monotonic()))
             self._host.established(self)
-            early, self._early = self._early, []
+            early, self._early = self._early, ()
             for data in early:
                 self.frame_received(data)
             self._socket.resume_reading()

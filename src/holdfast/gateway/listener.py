@@ -79,6 +79,10 @@ class Listener(WSListener):
         self._raw = transport.underlying_transport
         self.write = self._raw.write
         self._connection = self._connect(self)
+        # Nothing of the handshake is kept as long as the connection: its headers hold the credential.
+        del self._connect
+        transport.request.headers.clear()
+        transport.response.headers.clear()
 
     def coming(self, size: int) -> None:
         """So many bytes more are about to be parsed."""
@@ -125,7 +129,7 @@ class Listener(WSListener):
         self._connection.lost()
         self._gone()
         # They hold each other: the memory of a connection goes with it, and not when the collector comes by.
-        del self._connection, self._connect, self._gone
+        del self._connection, self._gone
 
     def pause_writing(self) -> None:
         self._connection.writing_paused()
