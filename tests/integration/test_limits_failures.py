@@ -6,8 +6,11 @@ Limiting never stops, is never unbounded and never goes back; the admin answers 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +23,7 @@ import asyncpg
 import pytest
 import redis.asyncio
 
-from engines import Missing, Server, postgres
+from engines import Missing, Server, postgres, program
 from engines import redis as redis_engine
 from holdfast.clock import SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable, VersionConflict
@@ -752,6 +755,85 @@ def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) 
         assert slowest < 1.5, "a tenth of a second is measured by bench/limits.py; here the machine is busy"
 
     play(engines_, scenario)
+
+
+def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(engines_: Engines, tmp_path: Path) -> None:
+    """A new cluster begins with timeline 1, and the dump is older than what the nodes know."""
+
+    async def scenario(w: World) -> None:
+        node = await w.node(bells=())
+        dump = await asyncio.to_thread(_dumped, engines_.primary)
+        await w.set_limit(500, 1)
+        await w.store.raise_epoch(7)  # as seven failovers would
+        await until(lambda: node.limit() == 500 and node.feed.cursor[0] == 7, 5, "it knows more than the dump")
+        fresh = await asyncio.to_thread(postgres.start, shared_buffers="32MB")
+        try:
+            await asyncio.to_thread(_put_back, fresh, dump)
+            restored = replace(w.settings, url=fresh.url)
+            async with PostgresRuleStore(restored) as store, LogFollower(restored, None):
+                node.feed._reader = store  # the address of the primary leads to the new cluster now
+                await until(lambda: node.feed.stale, 8, "it does not go back, and says so")
+                assert node.limit() == 500
+                raised = await asyncio.to_thread(_raise_epoch, fresh.url, tmp_path)
+                await until(lambda: node.limit() == 100 and not node.feed.stale, 5, "told to, it does")
+                assert node.feed.cursor == (raised, 1)
+                change = Change(
+                    "update", RuleName("acme", "search"), "olga", "2026-01-01T00:00:00.000Z", {"limit": 9}, 1
+                )
+                assert (await store.change(change)).rule.epoch == raised
+                await until(lambda: node.limit() == 9, 5, "and goes on from there")
+                assert await asyncio.to_thread(_raise_epoch, fresh.url, tmp_path) > raised
+        finally:
+            node.feed._reader = PostgresRuleReader(w.settings)
+            await asyncio.to_thread(fresh.stop)
+
+    play(engines_, scenario)
+
+
+def test_a_dump_that_holds_everything_goes_on_with_its_epoch_and_a_failover_still_raises_it(engines_: Engines) -> None:
+    async def scenario(w: World) -> None:
+        node = await w.node(bells=())
+        await w.store.raise_epoch(7)
+        await until(lambda: node.feed.cursor[0] == 7, 5, "the epoch before the move")
+        dump = await asyncio.to_thread(_dumped, engines_.primary)
+        fresh = await asyncio.to_thread(postgres.start, shared_buffers="32MB")
+        try:
+            await asyncio.to_thread(_put_back, fresh, dump)
+            moved = replace(w.settings, url=fresh.url)
+            async with PostgresRuleStore(moved) as store, LogFollower(moved, None):
+                node.feed._reader = store
+                change = Change(
+                    "update", RuleName("acme", "search"), "olga", "2026-01-01T00:00:00.000Z", {"limit": 9}, 1
+                )
+                assert (await store.change(change)).rule.stamp == (7, 2)
+                await until(lambda: node.limit() == 9 and not node.feed.stale, 5, "followed, with nothing done")
+                bases: set[int] = set()
+                async with store.database.connection("be read") as db, asyncio.timeout(10):
+                    while 6 not in bases:  # with timeline 1; a failover to timeline 2 makes epoch 8
+                        bases.add(await db.fetchval("SELECT epoch_base FROM holdfast_rules_head"))
+                        await asyncio.sleep(0.05)
+                assert (await store.head()).epoch == 7
+        finally:
+            node.feed._reader = PostgresRuleReader(w.settings)
+            await asyncio.to_thread(fresh.stop)
+
+    play(engines_, scenario)
+
+
+def _dumped(server: Server) -> bytes:
+    tool = program("pg_dump", postgres.PACKAGE, postgres.binaries())
+    return subprocess.run([tool, "--no-owner", server.url], check=True, capture_output=True).stdout
+
+
+def _put_back(server: Server, dump: bytes) -> None:
+    tool = program("psql", postgres.PACKAGE, postgres.binaries())
+    subprocess.run([tool, "-q", "-v", "ON_ERROR_STOP=1", server.url], input=dump, check=True, capture_output=True)
+
+
+def _raise_epoch(url: str, state: Path) -> int:
+    command = [sys.executable, "-m", "holdfast.cli", "rules", "raise-epoch", "--json", "--state-dir", str(state)]
+    environment = {**os.environ, "HOLDFAST_LIMITS__RULES_URL": url}
+    return int(json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)["epoch"])
 
 
 def test_a_failover_that_lost_a_write_ends_on_what_survived_and_goes_on(engines_: Engines) -> None:

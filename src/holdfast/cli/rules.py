@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -13,7 +14,7 @@ import msgspec
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import ASKED, Reach, at_home, reaching
+from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
 from holdfast.cli.rest import Rest
 from holdfast.cli.rulefile import FIELDS, Step, differences, plan, portable, read
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound, OutcomeUnknown, RateLimited
@@ -270,17 +271,26 @@ def import_rules(
 @rules.command("raise-epoch")
 @at_home
 def raise_epoch(reach: Reach) -> None:
-    """After you put back your own copy of limits.db, with the server stopped: let nobody take its rules for older ones.
+    """After you put back your own copy of the rules: let nobody take them for older ones.
 
-    `holdfast restore` does this by itself.
+    For limits.db, with the server stopped; for PostgreSQL (`limits.rules_url`), also while nodes run. `holdfast
+    restore` does this by itself, and so does a failover or a point-in-time recovery of PostgreSQL.
 
     Example:
 
     \b
       holdfast rules raise-epoch
     """
-    from holdfast.node.backup import renew_rules
+    from holdfast.node.backup import renew_rules, renew_shared_rules
 
+    rules_url = settings_of(reach.config).limits.rules_url
+    if rules_url != "sqlite:":
+        epoch = asyncio.run(renew_shared_rules(rules_url))
+        if reach.as_json:
+            show.as_json({"epoch": epoch})
+        else:
+            show.line(f"the rules in PostgreSQL: under epoch {epoch}; every node takes them with its next sync")
+        return
     file = renew_rules(reach.state_path)
     if reach.as_json:
         show.as_json({"file": str(file)})

@@ -19,6 +19,7 @@ from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.errors import NotFound, ServerBusy, StateCorrupted, Unavailable
+from holdfast.extras import extra
 from holdfast.limits.opening import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.node.work import WEBHOOKS_NAME, WORK_NAME
@@ -130,9 +131,18 @@ def renew_rules(state: Path) -> Path:
     with held(state) as directory:
         rules = directory / LIMITS.name
         if not rules.exists():
-            raise NotFound(f"there is no {rules}; rules in PostgreSQL have a new epoch with each timeline")
+            raise NotFound(f"there is no {rules}; where the rules are in PostgreSQL, say so by limits.rules_url")
         renew(rules, LIMITS, _now("", rules))
         return rules
+
+
+async def renew_shared_rules(rules_url: str) -> int:
+    """The rules in a PostgreSQL that somebody put back from a copy, under a new epoch: which. Nodes may be running."""
+    with extra("postgres"):
+        from holdfast.limits.rulestore.postgres import PostgresRuleStore, PostgresSettings
+    async with PostgresRuleStore(PostgresSettings(rules_url)) as store:
+        await store.prepare()
+        return await store.raise_epoch(int(SystemClock().now()))
 
 
 def _now(reason: str, backup: Path) -> Restored:

@@ -101,7 +101,7 @@ class LogFollower:
         while True:
             if now() >= next_beat:
                 next_beat = now() + BEAT_SECONDS
-                await db.execute(SQL["beat"], await db.fetchval(SQL["epoch"]))
+                await db.execute(SQL["beat"])
             cursor = await self._ring(db, head.store, cursor)
             await asyncio.sleep(TICK_SECONDS)
 

@@ -3,8 +3,9 @@
 SELECT pg_advisory_xact_lock($1)
 
 -- name: epoch
--- The primary's timeline: a failover begins a new one.
-SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint
+-- By the primary's timeline: a failover begins a new one. It never goes down, whatever cluster the tables came to.
+SELECT greatest(epoch, epoch_base + line) FROM holdfast_rules_head,
+       (SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint AS line) AS primary_now
 
 -- name: head
 -- A primary knows all; a replica may lag behind by the age of the last beat it has.
@@ -18,8 +19,19 @@ FROM holdfast_rules_head
 UPDATE holdfast_rules_head SET epoch = $1, seq = $2, digest = $3, beat_at = clock_timestamp()
 
 -- name: beat
--- $1 epoch
-UPDATE holdfast_rules_head SET epoch = $1, beat_at = clock_timestamp()
+-- In a cluster whose timeline is lower than the tables are used to, the next failover still counts one up.
+UPDATE holdfast_rules_head
+SET epoch = greatest(epoch, epoch_base + line), epoch_base = greatest(epoch_base, epoch - line),
+    beat_at = clock_timestamp()
+FROM (SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint AS line) AS primary_now
+
+-- name: raise_epoch
+-- $1 the least it may be: the same copy put back twice must not give one epoch twice
+UPDATE holdfast_rules_head
+SET epoch = greatest(epoch + 1, epoch_base + line + 1, $1),
+    epoch_base = greatest(epoch + 1, epoch_base + line + 1, $1) - line
+FROM (SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint AS line) AS primary_now
+RETURNING epoch
 
 -- name: forgotten_version
 SELECT forgotten_version FROM holdfast_rules_head

@@ -73,6 +73,14 @@ class PostgresRuleStore(PostgresRuleReader):
             await _forget(db, head.seq + 1 - self._retention.changes_kept)
         return Changed(made, head.seq + 1)
 
+    async def raise_epoch(self, epoch_min: int) -> int:
+        """After the database was put back from a copy: versions that were given out since then are so no more, and
+        those of the copy, and all that follow, win. ``epoch_min``: no epoch that was ever given out is as high."""
+        async with self.database.committing("be changed") as db:
+            await db.execute(SQL["lock_writers"], WRITERS_LOCK)
+            epoch: int = await db.fetchval(SQL["raise_epoch"], epoch_min)
+        return epoch
+
     async def get(self, name: RuleName) -> Rule | None:
         rows = await self.fetch("rule", *name)
         return _rule.decode(rows[0][0]) if rows else None
