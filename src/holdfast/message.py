@@ -70,7 +70,7 @@ class Draft(Struct, frozen=True, gc=False):
 
     @property
     def content_hash(self) -> bytes:
-        """Tells a retry from another message under the same key; outlives redaction."""
+        """Tells a retry from another message under the same key; goes with the content when that is redacted."""
         return hashlib.blake2b(f"{self.content_type}\0{self.content}".encode(), digest_size=16).digest()
 
 

@@ -174,6 +174,27 @@ def test_a_file_of_the_first_version_keeps_its_answers_and_gets_their_age(
     rig.run(scenario)
 
 
+def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does(tmp_path: Path) -> None:
+    rig = SqliteRig(tmp_path)
+
+    async def before(store: SqliteStore) -> None:
+        await create(store)
+        acked(await send(store, "kept", "hello"))
+        acked(await send(store, "gone", "secret"))
+
+    async def after(store: SqliteStore) -> None:
+        assert (await send(store, "gone", "a guess")).deduplicated
+        assert isinstance(await send(store, "kept", "other"), KeyReused)
+
+    rig.run(before)
+    connection = apsw.Connection(str(rig.path))
+    connection.execute(
+        "UPDATE messages SET content = '' WHERE sequence = 2; DELETE FROM schema_version WHERE version > 2"
+    )
+    connection.close()
+    rig.run(after)
+
+
 def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good(rig: Rig) -> None:
     async def scenario(store: Any) -> None:
         await create(store, "bob")
@@ -194,6 +215,7 @@ def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good
         assert [m.content for m in page.messages] == ["ann's own", ""], "only the user's own"
         assert list((await store.sent_by(BOB, 0)).places) == [("chat_b", 1)]
         assert acked(await send(store, "b1", "secret", BOB)).sequence == 2, "the key stays"
+        assert acked(await send(store, "b1", "a guess", BOB)).sequence == 2, "and tells nobody what it was for"
         record = (await store.audit(0, 10))[-1]
         assert (record.action, record.target, record.reason) == ("user.erase", "chat_a", "asked to")
         assert record.details == '{"user_id":"bob","sequences":[1,2,99]}'

@@ -2,7 +2,7 @@
 
 Each step is a commit of its own with its record, and looks for what is left: killed anywhere and asked again, it goes
 on and ends the same. What stays: the user's id, where it is a sender, a member of a direct chat or part of an event;
-sequences and keys, because a retry must not bring a message back.
+sequences and keys, because a retry must not bring a message back; of what it said not even a hash.
 """
 
 from __future__ import annotations

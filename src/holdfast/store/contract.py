@@ -78,8 +78,8 @@ class Store(Protocol):
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
         """Number and commit a group of sends, in order, in one commit; one outcome each.
 
-        For each send: an existing key of the same sender is answered first (same content: the first answer,
-        ``deduplicated``; other content: KeyReused), also for a sender who has left and in a halted chat; then
+        For each send: an existing key of the same sender is answered first (same content, or that is redacted: the
+        first answer, ``deduplicated``; other content: KeyReused), also for one who has left and in a halted chat; then
         membership (NotAMember; NotFound for an unknown chat or one of another tenant), halt (ChatHalted), counter.
         Equal keys within the group are merged. One bad send fails alone. A missing counter halts its chat
         (ChatHalted) and is never created here; a sequence that is already taken halts its chat alone.

@@ -375,7 +375,7 @@ class MemoryStore:
             redacted = held.messages[sequence] = replace(held.messages[sequence], content="")
             for key, stored in held.keys.items():
                 if stored.message.sequence == sequence:
-                    held.keys[key] = replace(stored, message=redacted)
+                    held.keys[key] = Stored(redacted, None)
         for sequence in [s for s in held.messages if plan.retain and s < plan.chat.first_sequence]:
             gone = held.messages.pop(sequence)
             if gone.client_message_id is not None:

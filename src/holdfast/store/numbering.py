@@ -27,10 +27,10 @@ class ChatState(Struct, frozen=True):
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """What a key stands for: the first answer and what it was an answer to."""
+    """What a key stands for: the first answer and what it was an answer to; None once that was redacted."""
 
     message: Message
-    content_hash: bytes
+    content_hash: bytes | None
 
 
 class Known(Struct):
@@ -73,7 +73,7 @@ def _number_one(draft: Draft, known: Known, result: Numbered) -> Outcome:
         return InvalidMessage("content is not valid Unicode text", field="content")
     first = known.keys.get(key)
     if first is not None:
-        if first.content_hash == content_hash:
+        if first.content_hash in (content_hash, None):
             return Acked(first.message, True)
         return KeyReused("this client_message_id was used for another message; use a new one", client_message_id=key[2])
     if (chat_id, draft.sender.user_id) not in known.members:

@@ -70,7 +70,9 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, d
         if is_member:
             members.add((chat_id, user_id))
     stored = {
-        (message.chat_id, message.sender_id, message.client_message_id or ""): Stored(message, bytes.fromhex(digest))
+        (message.chat_id, message.sender_id, message.client_message_id or ""): Stored(
+            message, bytes.fromhex(digest) or None
+        )
         for digest, message in _keys.decode(found)
     }
     return Known(chats, members, stored), numbers, end

@@ -142,11 +142,12 @@ DELETE FROM watermarks WHERE chat = :chat AND user_id = :user_id;
 UPDATE chats SET members = (SELECT count(*) FROM members WHERE chat = :chat) WHERE chat = :chat;
 
 -- name: redact
-UPDATE messages SET content = '' WHERE chat = :chat AND sequence = :sequence;
+-- The hash goes too: whoever guesses the text could prove it by that.
+UPDATE messages SET content = '', content_hash = NULL WHERE chat = :chat AND sequence = :sequence;
 
 -- name: erase
 -- :sequences [sequence, ...] of one sender; an event says who is a member, and stays.
-UPDATE messages SET content = ''
+UPDATE messages SET content = '', content_hash = NULL
 WHERE chat = :chat AND sequence IN (SELECT value FROM json_each(:sequences)) AND sender_id = :user_id AND kind = 'text';
 
 -- name: retain
