@@ -51,10 +51,8 @@ def list_chats(
         _list_hot(reach)
         return
     chats = _all_chats(reach.as_user(user, tenant))
-    if reach.as_json:
-        show.as_json(chats)
-        return
-    show.table(
+    show.listed(
+        reach, chats,
         ("chat", "title", "role", "members", "unread", "last message"),
         (
             (
@@ -89,10 +87,7 @@ def create(
         raise InvalidMessage("a direct chat has no name and no further members: give --direct alone")
     body = {"kind": "direct", "members": [direct]} if direct else {"name": name, "members": members or []}
     made = reach.as_user(user, tenant).post("/v1/chats", body=body)["chat"]
-    if reach.as_json:
-        show.as_json(made)
-    else:
-        show.line(made["chat_id"])
+    show.told(reach, made, made["chat_id"])
 
 
 @chat.command()
@@ -115,10 +110,7 @@ def invite(
     rest = reach.as_user(user, tenant)
     body = {"user_id": who, "role": role.value}
     changed = rest.post("/v1/chats", _chat_id(rest, chat_name), "members", body=body)
-    if reach.as_json:
-        show.as_json(changed)
-    else:
-        show.line(f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}")
+    show.told(reach, changed, f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}")
 
 
 @chat.command("open")
@@ -181,11 +173,8 @@ def send(
     body = {"content": content, "content_type": "text/markdown" if markdown else "text/plain"}
     path = ("/v1/chats", _chat_id(rest, chat_name), "messages")
     ack = _send(rest, path, body, key or Ids(SystemClock()).new("cmsg_"))
-    if reach.as_json:
-        show.as_json(ack)
-    else:
-        again = " (it had been sent before)" if ack["deduplicated"] else ""
-        show.line(f"sent as message {ack['sequence']} of {ack['chat_id']}{again}")
+    again = " (it had been sent before)" if ack["deduplicated"] else ""
+    show.told(reach, ack, f"sent as message {ack['sequence']} of {ack['chat_id']}{again}")
 
 
 @chat.command()
@@ -235,12 +224,11 @@ def inspect(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT",
       holdfast chat inspect chat_01J9ZK…
     """
     found = reach.as_operator().get("/admin/chats", chat_id)
-    if reach.as_json:
-        show.as_json(found)
-        return
     about = found["chat"]
     counter = found["counter"]
-    show.fields(
+    show.described(
+        reach,
+        found,
         {
             "chat": about["chat_id"],
             "name": about["name"] or "(none)",
@@ -252,7 +240,7 @@ def inspect(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT",
             "recorded gaps": _ranges(found["recorded_gaps"]),
             "epoch": about["epoch"],
             "halted": about["halted"] or "no",
-        }
+        },
     )
 
 
@@ -267,7 +255,7 @@ def halt(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], 
       holdfast chat halt chat_01J9ZK… --reason "duplicate sequence seen"
     """
     changed = reach.as_operator().post("/admin/chats", chat_id, "halt", body={"reason": reason})
-    _changed(reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`")
+    show.told(reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`")
 
 
 @chat.command()
@@ -281,14 +269,7 @@ def recover(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")
       holdfast chat recover chat_01J9ZK… --reason "counter was missing"
     """
     changed = reach.as_operator().post("/admin/chats", chat_id, "recover", body={"reason": reason})
-    _changed(reach, changed, f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}")
-
-
-def _changed(reach: Reach, changed: Any, sentence: str) -> None:
-    if reach.as_json:
-        show.as_json(changed)
-    else:
-        show.line(sentence)
+    show.told(reach, changed, f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}")
 
 
 def _ranges(gaps: list[list[int]]) -> str:
@@ -298,11 +279,9 @@ def _ranges(gaps: list[list[int]]) -> str:
 def _list_hot(reach: Reach) -> None:
     status = reach.as_operator().get("/admin/status")
     busiest = _busiest(status["hot_chats"])
-    if reach.as_json:
-        show.as_json([{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest])
-        return
+    found = [{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest]
     empty = f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
-    show.table(("chat", "messages in the last minute"), busiest, empty)
+    show.listed(reach, found, ("chat", "messages in the last minute"), busiest, empty=empty)
 
 
 def _busiest(messages: Mapping[str, int]) -> list[tuple[str, int]]:

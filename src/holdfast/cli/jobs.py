@@ -27,11 +27,8 @@ Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their
 
 def _listed(reach: Reach, path: str, asked: dict[str, Any], *, empty: str) -> None:
     found = reach.as_operator().get(path, **asked)["jobs"]
-    if reach.as_json:
-        show.as_json(found)
-        return
     columns = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
-    show.table(columns, (_row(job) for job in found), empty)
+    show.listed(reach, found, columns, (_row(job) for job in found), empty=empty)
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -73,10 +70,7 @@ def show_job(reach: Reach, job: Annotated[int, typer.Argument(help="A job's numb
       holdfast jobs show 4711
     """
     found = reach.as_operator().get("/admin/jobs", str(job))
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        show.fields({name.replace("_", " "): value for name, value in found.items() if value not in (None, "")})
+    show.described(reach, found, {name: value for name, value in found.items() if value not in (None, "")})
 
 
 @jobs.command("stats")
@@ -90,19 +84,9 @@ def job_stats(reach: Reach) -> None:
       holdfast jobs stats
     """
     found = reach.as_operator().get("/admin/jobs/stats")
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        flat = {name: _flat(value) for name, value in found.items()}
-        show.fields({name.replace("_", " "): value for name, value in flat.items()})
+    show.described(reach, found)
     if found["poison_candidates"]:
         raise typer.Exit(1)
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {count}" for name, count in value.items()) or "none"
-    return "–" if value is None else value
 
 
 @jobs.command("streams")
@@ -116,10 +100,8 @@ def blocked_streams(reach: Reach, limit: LimitOption = 100) -> None:
       holdfast jobs streams
     """
     found = reach.as_operator().get("/admin/jobs/streams", limit=limit)["streams"]
-    if reach.as_json:
-        show.as_json(found)
-        return
-    show.table(
+    show.listed(
+        reach, found,
         ("stream", "head", "type", "attempt", "waiting", "reason", "due", "since", "error"),
         (
             (
@@ -143,11 +125,8 @@ def open_breakers(reach: Reach) -> None:
       holdfast jobs breakers
     """
     found = reach.as_operator().get("/admin/jobs/breakers")["breakers"]
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        rows = ((b["type"], b["open_until"][:19], b["by"]) for b in found)
-        show.table(("type", "open until", "by"), rows, empty="No breaker is open.")
+    rows = ((b["type"], b["open_until"][:19], b["by"]) for b in found)
+    show.listed(reach, found, ("type", "open until", "by"), rows, empty="No breaker is open.")
 
 
 @jobs.command("retry")
@@ -308,11 +287,8 @@ def _exhume(reach: Reach, verb: str, body: dict[str, Any], seqs: list[int] | Non
             count, missing = _one_by_one(rest, verb, body, seqs, rate, told)
         else:
             count = _in_portions(rest, verb, body, rate, told)
-    if reach.as_json:
-        show.as_json({"count": count, "missing": missing})
-    else:
-        gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
-        show.line(f"{count} {done}{gone}")
+    gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
+    show.told(reach, {"count": count, "missing": missing}, f"{count} {done}{gone}")
     if missing:
         raise typer.Exit(1)
 
@@ -358,7 +334,4 @@ def _portions(rate: int, dead: int) -> Iterator[int]:
 
 def _act(reach: Reach, verb: str, body: dict[str, Any], done: str) -> None:
     answer = reach.as_operator().post(f"/admin/jobs/{verb}", body=body)
-    if reach.as_json:
-        show.as_json(answer)
-    else:
-        show.line(f"{answer['count']} {done}")
+    show.told(reach, answer, f"{answer['count']} {done}")

@@ -60,10 +60,7 @@ def status(reach: Reach) -> None:
       holdfast status --json --url http://127.0.0.1:9000
     """
     found: dict[str, Any] = reach.as_operator().get("/admin/status")
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        show.fields({"server": reach.address, **{name.replace("_", " "): _flat(v) for name, v in found.items()}})
+    show.described(reach, found, {"server": reach.address, **found})
     for alarm in alarms(found):
         typer.echo(f"alarm: {alarm}", err=True)
     if found.get("ready") is False:
@@ -92,10 +89,7 @@ def backup(
 
     with show.progress(reach, of_bytes=True) as moved, show.watching(step, moved):
         taken = rest.post("/admin/backup", body={"reason": reason})
-    if reach.as_json:
-        show.as_json(taken)
-    else:
-        show.line(f"{taken['path']} ({taken['size_bytes']:,} bytes: {_contents(taken['files'])})")
+    show.told(reach, taken, f"{taken['path']} ({taken['size_bytes']:,} bytes: {_contents(taken['files'])})")
 
 
 @at_home
@@ -169,11 +163,9 @@ def erase(
             moved(f"{messages:,} messages erased", 0, None)
             if step["done"]:
                 break
-    if reach.as_json:
-        show.as_json({"messages": messages, "chats_left": chats, "kept": step["kept"]})
-        return
+    erased = {"messages": messages, "chats_left": chats, "kept": step["kept"]}
     kept = f"; still in {len(step['kept'])} direct or halted chats" if step["kept"] else ""
-    show.line(f"{messages:,} messages of {user} are erased, {chats:,} chats left{kept}")
+    show.told(reach, erased, f"{messages:,} messages of {user} are erased, {chats:,} chats left{kept}")
 
 
 @key.command("create")
@@ -202,11 +194,7 @@ def create_key(
     if scopes:
         body["scopes"] = scopes
     made = reach.as_operator().post("/admin/keys", body=body)
-    if reach.as_json:
-        show.as_json(made)
-    else:
-        show.line(made["secret"])
-        typer.echo(f"{made['key']['key_id']}: keep the line above; it cannot be shown again", err=True)
+    show.secret(reach, made, made["key"]["key_id"])
 
 
 @key.command("list")
@@ -220,10 +208,8 @@ def list_keys(reach: Reach) -> None:
       holdfast key list
     """
     keys = reach.as_operator().get("/admin/keys")["keys"]
-    if reach.as_json:
-        show.as_json(keys)
-        return
-    show.table(
+    show.listed(
+        reach, keys,
         ("key", "kind", "tenant", "label", "scopes", "created", "ends with"),
         (
             (
@@ -256,10 +242,7 @@ def revoke_key(
       holdfast key revoke key_3f2a90 --reason "left the company"
     """
     revoked = reach.as_operator().delete("/admin/keys", key_id, reason=reason)
-    if reach.as_json:
-        show.as_json(revoked)
-    else:
-        show.line(f"{key_id} ({revoked['label']}) is revoked")
+    show.told(reach, revoked, f"{key_id} ({revoked['label']}) is revoked")
 
 
 def alarms(status: Mapping[str, Any]) -> list[str]:
@@ -273,15 +256,3 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
     if limits.get("counters") == "down":
         said.append("the counters do not answer: each node admits its share (docs/guides/limits.md)")
     return said
-
-
-def _flat(value: Any) -> Any:
-    match value:
-        case dict():
-            return ", ".join(f"{name}: {_flat(inner)}" for name, inner in value.items()) or "none"
-        case list():
-            return ", ".join(str(_flat(inner)) for inner in value) or "none"
-        case bool():
-            return "yes" if value else "no"
-        case _:
-            return value

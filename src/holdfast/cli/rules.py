@@ -47,10 +47,9 @@ def list_rules(
       holdfast rules ls --tenant acme --json
     """
     found = _all(reach.as_operator(), tenant)
-    if reach.as_json:
-        show.as_json(found)
-        return
-    show.table(
+    show.listed(
+        reach,
+        found,
         ("tenant", "resource", *FIELDS, "version"),
         ([rule["tenantID"], rule["resource"], *(rule.get(f, "") for f in FIELDS), rule["version"]] for rule in found),
         empty="No rules. Make one: holdfast rules set acme /api/search algorithm=token_bucket limit=100 window=60s",
@@ -67,7 +66,7 @@ def get_rule(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) -
     \b
       holdfast rules get acme /api/search
     """
-    _show(reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource))
+    show.described(reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource))
 
 
 @rules.command("set")
@@ -91,7 +90,7 @@ def set_rule(
       holdfast rules set "*" send:user mode=shadow
     """
     body = {"tenantID": tenant, "resource": resource, **_assigned(fields), "reason": reason}
-    _show(reach, _put(reach.as_operator(), body, version))
+    show.described(reach, _put(reach.as_operator(), body, version))
 
 
 @rules.command("delete")
@@ -112,7 +111,9 @@ def delete_rule(
     """
     rest = reach.as_operator()
     seen = version or rest.get("/admin/rules", tenantID=tenant, resource=resource)["version"]
-    _show(reach, rest.delete("/admin/rules", tenantID=tenant, resource=resource, expectedVersion=seen, reason=reason))
+    show.described(
+        reach, rest.delete("/admin/rules", tenantID=tenant, resource=resource, expectedVersion=seen, reason=reason)
+    )
 
 
 @rules.command("history")
@@ -126,10 +127,8 @@ def history(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) ->
       holdfast rules history acme /api/search
     """
     changes = _history(reach.as_operator(), tenant, resource)
-    if reach.as_json:
-        show.as_json(changes)
-        return
-    show.table(
+    show.listed(
+        reach, changes,
         ("version", "at", "who", "what", "limit", "window", "mode", "reason"),
         (
             (c["version"], c["at"][:19], c["actor"], c["action"], *(c["rule"][f] for f in ("limit", "window", "mode")),
@@ -191,7 +190,7 @@ def rollback(
       holdfast rules rollback acme /api/search 6 --reason "500 was too much"
     """
     body = {"tenantID": tenant, "resource": resource, "version": version, "reason": reason}
-    _show(reach, _sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
+    show.described(reach, _sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
 
 
 @rules.command("watch")
@@ -292,10 +291,7 @@ def raise_epoch(reach: Reach) -> None:
             show.line(f"the rules in PostgreSQL: under epoch {epoch}; every node takes them with its next sync")
         return
     file = renew_rules(reach.state_path)
-    if reach.as_json:
-        show.as_json({"file": str(file)})
-    else:
-        show.line(f"{file}: under a new epoch; start the server with `holdfast serve`")
+    show.told(reach, {"file": str(file)}, f"{file}: under a new epoch; start the server with `holdfast serve`")
 
 
 def _all(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
@@ -379,10 +375,3 @@ def _value(name: str, text: str) -> Any:
     if name == "burstSize" and text == UNSET:
         return None
     return int(text) if name in NUMBERS and NUMBER.fullmatch(text) else text
-
-
-def _show(reach: Reach, rule: Mapping[str, Any]) -> None:
-    if reach.as_json:
-        show.as_json(rule)
-    else:
-        show.fields(rule)

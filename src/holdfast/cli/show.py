@@ -53,6 +53,52 @@ def fields(values: Mapping[str, Any]) -> None:
         typer.echo(f"{name:<{width}}  {printable(value)}")
 
 
+def told(reach: Reach, answer: Any, sentence: str) -> None:
+    """An answer for programs, a sentence for people."""
+    if reach.as_json:
+        as_json(answer)
+    else:
+        line(sentence)
+
+
+def listed(reach: Reach, found: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+    """What was found for programs, a table of it for people; ``empty`` as in ``table``."""
+    if reach.as_json:
+        as_json(found)
+    else:
+        table(columns, rows, empty)
+
+
+def described(reach: Reach, found: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+    """One thing for programs; for people all of it too, or ``values``, which is what they want to know of it."""
+    if reach.as_json:
+        as_json(found)
+    else:
+        shown = found if values is None else values
+        fields({name.replace("_", " "): _flat(value) for name, value in shown.items()})
+
+
+def secret(reach: Reach, made: Mapping[str, Any], name: str) -> None:
+    """The secret of something new alone on stdout, for a pipe; that it is shown once, to people."""
+    told(reach, made, made["secret"])
+    if not reach.as_json:
+        typer.echo(f"{name}: keep the line above; it cannot be shown again", err=True)
+
+
+def _flat(value: Any) -> Any:
+    match value:
+        case dict():
+            return ", ".join(f"{name}: {_flat(inner)}" for name, inner in value.items()) or "none"
+        case list():
+            return ", ".join(str(_flat(inner)) for inner in value) or "none"
+        case bool():
+            return "yes" if value else "no"
+        case None:
+            return "–"
+        case _:
+            return value
+
+
 @contextmanager
 def progress(reach: Reach, *, of_bytes: bool = False) -> Iterator[Moved]:
     """A bar for long work, on a terminal's stderr and never with ``--json``."""

@@ -33,11 +33,7 @@ def add_webhook(
     """
     body = {"url": address, "tenant": tenant, "description": description, "reason": reason}
     made = reach.as_operator().post("/admin/webhooks", body=body)
-    if reach.as_json:
-        show.as_json(made)
-    else:
-        show.line(made["secret"])
-        typer.echo(f"{made['endpoint_id']}: keep the line above; it cannot be shown again", err=True)
+    show.secret(reach, made, made["endpoint_id"])
 
 
 @webhooks.command("ls")
@@ -51,11 +47,8 @@ def list_webhooks(reach: Reach) -> None:
       holdfast webhooks ls
     """
     found = reach.as_operator().get("/admin/webhooks")["endpoints"]
-    if reach.as_json:
-        show.as_json(found)
-    else:
-        rows = ((e["endpoint_id"], e["tenant"], e["url"], e["disabled"] or "enabled", e["description"]) for e in found)
-        show.table(("endpoint", "tenant", "url", "state", "for"), rows, empty="No endpoints.")
+    rows = ((e["endpoint_id"], e["tenant"], e["url"], e["disabled"] or "enabled", e["description"]) for e in found)
+    show.listed(reach, found, ("endpoint", "tenant", "url", "state", "for"), rows, empty="No endpoints.")
 
 
 @webhooks.command("rm")
@@ -69,10 +62,7 @@ def remove_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKE
       holdfast webhooks rm ep_01J9ZK
     """
     removed = reach.as_operator().delete("/admin/webhooks", endpoint, reason=reason)
-    if reach.as_json:
-        show.as_json(removed)
-    else:
-        show.line(f"{endpoint} ({removed['url']}) is removed")
+    show.told(reach, removed, f"{endpoint} ({removed['url']}) is removed")
 
 
 @webhooks.command("test")
@@ -86,10 +76,7 @@ def check_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED
       holdfast webhooks test ep_01J9ZK
     """
     answer = reach.as_operator().post("/admin/webhooks", endpoint, "test", body={"reason": reason})
-    if reach.as_json:
-        show.as_json(answer)
-    else:
-        show.line(f"a test is on its way; see holdfast webhooks log {endpoint}")
+    show.told(reach, answer, f"a test is on its way; see holdfast webhooks log {endpoint}")
 
 
 @webhooks.command("enable")
@@ -103,10 +90,7 @@ def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKE
       holdfast webhooks enable ep_01J9ZK
     """
     enabled = reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
-    if reach.as_json:
-        show.as_json(enabled)
-    else:
-        show.line(f"{endpoint} is enabled")
+    show.told(reach, enabled, f"{endpoint} is enabled")
 
 
 @webhooks.command("log")
@@ -120,10 +104,8 @@ def webhook_log(reach: Reach, endpoint: Endpoint, limit: LimitOption = 20) -> No
       holdfast webhooks log ep_01J9ZK
     """
     found = reach.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)["deliveries"]
-    if reach.as_json:
-        show.as_json(found)
-        return
-    show.table(
+    show.listed(
+        reach, found,
         ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),
         (
             (
