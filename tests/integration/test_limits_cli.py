@@ -11,10 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from program import Program, eventually
+
+from holdfast.cli.reach import Reach
 
 RULE = ("acme", "/api/search")
 
@@ -55,6 +58,61 @@ def test_a_rules_life_on_the_command_line(program: Program, tmp_path: Path) -> N
     assert json.loads(program.ok("rules", "get", "acme", "/new", "--json"))["version"] == 1
 
 
+class Narrow(Program):
+    """On a terminal as narrow as most are."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**super().environment, "COLUMNS": "80"}
+
+
+def test_rules_are_readable_on_an_ordinary_terminal(tmp_path: Path) -> None:
+    program = Narrow(tmp_path / "state")
+    program.serve()
+    program.ok("rules", "set", *RULE, "algorithm=sliding_window", "limit=100", "window=5m", "mode=shadow")
+    listed = program.ok("rules", "ls").splitlines()
+    assert any(line.split() == ["*", "send:user", "token_bucket", "3000/60s", "500", "1"] for line in listed), listed
+    assert any(line.split() == [*RULE, "sliding_window", "100/300s", "shadow", "1"] for line in listed), listed
+    assert "100/300s" in program.ok("rules", "history", *RULE)
+    program.stop()
+
+
+def test_long_lists_and_long_histories_are_read_to_their_end(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.rulecalls.PAGE", 2)
+    for resource in ("a", "b", "c", "d", "e"):
+        program.ok("rules", "set", "pages", resource, "algorithm=fixed_window", "limit=1", "window=1s")
+    assert [r["resource"] for r in json.loads(program.ok("rules", "ls", "--tenant", "pages", "--json"))] == [*"abcde"]
+    for limit in range(2, 6):
+        program.ok("rules", "set", "pages", "a", f"limit={limit}")
+    history = json.loads(program.ok("rules", "history", "pages", "a", "--json"))
+    assert [change["version"] for change in history] == [5, 4, 3, 2, 1]
+    assert "1 → 2" in program.ok("rules", "diff", "pages", "a", "1", "2")
+
+
+def test_a_conflict_tells_what_is_there_now(program: Program) -> None:
+    program.ok("rules", "set", "acme", "late", "algorithm=fixed_window", "limit=1", "window=1s")
+    program.ok("rules", "set", "acme", "late", "limit=7")
+    for words in (("set", "acme", "late", "limit=2", "--version", "1"), ("delete", "acme", "late", "--version", "1")):
+        ran = program.run("rules", *words)
+        assert ran.returncode == 1
+        assert "it is version 2 now: fixed_window, 7/1s" in ran.stderr, ran.stderr
+
+
+def test_a_watch_that_ends_has_told_all(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest, now = Reach(program.url, program.state_dir).as_operator(), 0.0
+    rule = {"tenantID": "acme", "resource": "last", "algorithm": "fixed_window", "limit": 1, "window": "1s"}
+    rest.post("/admin/rules", body=rule)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        rest.ask("PUT", "/admin/rules", {**rule, "limit": round(now) + 1, "expectedVersion": round(now)})
+
+    monkeypatch.setattr("holdfast.cli.rules.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    seen = program.ok("rules", "watch", "--seconds", "2", "--json").splitlines()
+    assert [json.loads(line)["rule"]["limit"] for line in seen] == [2, 3]
+
+
 def test_a_burst_is_set_and_unset(program: Program) -> None:
     rule = ("acme", "bursting")
     program.ok("rules", "set", *rule, "algorithm=token_bucket", "limit=100", "window=60s", "burstSize=500")
@@ -72,6 +130,8 @@ def test_mistakes_are_told_in_a_sentence(program: Program) -> None:
         (("set", "acme", "x", "limit=none"), "limit must be a whole number"),
         (("set", "acme", "x", f"limit={'9' * 5000}"), "limit must be a whole number"),
         (("set", "acme", "x", "colour=red"), "colour"),
+        (("set", "acme", "x", "limit=2", "limit=3"), "limit is given twice"),
+        (("delete", "acme", "x", "--version", "0"), "expectedVersion must be"),
         (("set", "acme", "x", "limit=2", "--version", "9"), "version conflict"),
         (("get", "acme", "nothing"), "there is no rule"),
         (("rollback", "acme", "x", "9"), "no version 9"),

@@ -20,6 +20,7 @@ class _ErrorDetail(msgspec.Struct):
     message: str
     outcome: str | None = None
     retry_after_seconds: float | None = None
+    details: dict[str, Any] | None = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -96,7 +97,11 @@ class Rest:
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise self._no_server(status) from None
         raise error_of(
-            detail.code, detail.message, outcome=detail.outcome, retry_after_seconds=detail.retry_after_seconds
+            detail.code,
+            detail.message,
+            outcome=detail.outcome,
+            retry_after_seconds=detail.retry_after_seconds,
+            details=detail.details,
         )
 
     def _no_server(self, status: int = 200) -> HoldfastError:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import msgspec
 import typer
 
 from holdfast.cli import show
 from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
-from holdfast.cli.rest import Rest
-from holdfast.cli.rulefile import FIELDS, Step, differences, plan, portable, read
-from holdfast.errors import HoldfastError, InvalidMessage, NotFound, OutcomeUnknown, RateLimited
+from holdfast.cli.rulecalls import PAGE, amount, besides, every, history_of, put, sure, take
+from holdfast.cli.rulefile import FIELDS, differences, plan, portable, read
+from holdfast.errors import HoldfastError, InvalidMessage, NotFound
 
 rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", rich_markup_mode=None)
 
@@ -28,7 +28,6 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 NUMBERS = ("limit", "burstSize")
 NUMBER = re.compile(r"-?[0-9]{1,18}")
 UNSET = "none"
-PAGE = 500
 WATCH_SECONDS = 1.0
 
 
@@ -46,12 +45,15 @@ def list_rules(
       holdfast rules ls
       holdfast rules ls --tenant acme --json
     """
-    found = _all(reach.as_operator(), tenant)
+    found = every(reach.as_operator(), tenant)
     show.listed(
         reach,
         found,
-        ("tenant", "resource", *FIELDS, "version"),
-        ([rule["tenantID"], rule["resource"], *(rule.get(f, "") for f in FIELDS), rule["version"]] for rule in found),
+        ("tenant", "resource", "algorithm", "limit", "burst", "besides", "version"),
+        (
+            (r["tenantID"], r["resource"], r["algorithm"], amount(r), r.get("burstSize", ""), besides(r), r["version"])
+            for r in found
+        ),
         empty="No rules. Make one: holdfast rules set acme /api/search algorithm=token_bucket limit=100 window=60s",
     )
 
@@ -90,7 +92,7 @@ def set_rule(
       holdfast rules set "*" send:user mode=shadow
     """
     body = {"tenantID": tenant, "resource": resource, **_assigned(fields), "reason": reason}
-    show.described(reach, _put(reach.as_operator(), body, version))
+    show.described(reach, put(reach.as_operator(), body, version))
 
 
 @rules.command("delete")
@@ -110,10 +112,10 @@ def delete_rule(
       holdfast rules delete acme /api/search --reason "moved to the wildcard"
     """
     rest = reach.as_operator()
-    seen = version or rest.get("/admin/rules", tenantID=tenant, resource=resource)["version"]
-    show.described(
-        reach, rest.delete("/admin/rules", tenantID=tenant, resource=resource, expectedVersion=seen, reason=reason)
-    )
+    name = {"tenantID": tenant, "resource": resource}
+    seen = version if version is not None else rest.get("/admin/rules", **name)["version"]
+    query = urlencode({**name, "expectedVersion": seen, "reason": reason})
+    show.described(reach, sure(rest, "DELETE", f"/admin/rules?{query}"))
 
 
 @rules.command("history")
@@ -126,17 +128,17 @@ def history(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) ->
     \b
       holdfast rules history acme /api/search
     """
-    changes = _history(reach.as_operator(), tenant, resource)
+    changes = history_of(reach.as_operator(), tenant, resource)
     show.listed(
-        reach, changes,
-        ("version", "at", "who", "what", "limit", "window", "mode", "reason"),
+        reach,
+        changes,
+        ("version", "at", "who", "what", "limit", "besides", "reason"),
         (
-            (c["version"], c["at"][:19], c["actor"], c["action"], *(c["rule"][f] for f in ("limit", "window", "mode")),
-             c["reason"])
+            (c["version"], c["at"][:19], c["actor"], c["action"], amount(c["rule"]), besides(c["rule"]), c["reason"])
             for c in changes
         ),
         empty="This rule has no history.",
-    )  # fmt: skip
+    )
 
 
 @rules.command("diff")
@@ -156,7 +158,7 @@ def diff(
       holdfast rules diff acme /api/search
       holdfast rules diff acme /api/search 3 7
     """
-    past = {c["version"]: c["rule"] for c in _history(reach.as_operator(), tenant, resource)}
+    past = {c["version"]: c["rule"] for c in history_of(reach.as_operator(), tenant, resource)}
     if not past:
         raise NotFound("the log of changes does not reach back to this rule's last change")
     after = new if new is not None else max(past)
@@ -190,7 +192,7 @@ def rollback(
       holdfast rules rollback acme /api/search 6 --reason "500 was too much"
     """
     body = {"tenantID": tenant, "resource": resource, "version": version, "reason": reason}
-    show.described(reach, _sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
+    show.described(reach, sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
 
 
 @rules.command("watch")
@@ -209,7 +211,8 @@ def watch(
     """
     rest, end = reach.as_operator(), None if seconds is None else time.monotonic() + seconds
     cursor = rest.get("/admin/rules/changes", limit=1)["head"]
-    while end is None or time.monotonic() < end:
+    while True:
+        over = end is not None and time.monotonic() >= end
         for change in rest.get("/admin/rules/changes", after=cursor, limit=PAGE)["changes"]:
             cursor = change["seq"]
             if reach.as_json:
@@ -219,6 +222,8 @@ def watch(
                 what = f"{change['action']} {rule['tenantID']} {rule['resource']} v{change['version']}"
                 show.line(show.printable(f"{change['at'][11:19]} {change['actor']}: {what} limit {rule['limit']} "
                                          f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
+        if over:
+            return
         time.sleep(WATCH_SECONDS if end is None else min(WATCH_SECONDS, max(0.0, end - time.monotonic())))
 
 
@@ -232,7 +237,7 @@ def export(reach: Reach, tenant: Annotated[str | None, typer.Option(help="Only t
     \b
       holdfast rules export > rules.json
     """
-    show.as_json([portable(rule) for rule in _all(reach.as_operator(), tenant)])
+    show.as_json([portable(rule) for rule in every(reach.as_operator(), tenant)])
 
 
 @rules.command("import")
@@ -254,11 +259,11 @@ def import_rules(
       holdfast rules import rules.json --reason "from git"
     """
     rest, wanted = reach.as_operator(), read(file)
-    steps, done = list(plan(wanted, _all(rest, None))), []
+    steps, done = list(plan(wanted, every(rest, None))), []
     try:
         for step in steps:
             if not dry_run:
-                _take(rest, step, reason)
+                take(rest, step, reason)
             done.append({"rule": step.label, "changed": step.changed, "new": step.version is None})
     except HoldfastError as error:
         error.message = f"{step.label}: {error.message} ({len(done)} of {len(steps)} changes were made before)"
@@ -294,60 +299,6 @@ def raise_epoch(reach: Reach) -> None:
     show.told(reach, {"file": str(file)}, f"{file}: under a new epoch; start the server with `holdfast serve`")
 
 
-def _all(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    after = None
-    while True:
-        page = _patiently(rest.get, "/admin/rules", tenantID=tenant, after=after, limit=PAGE)
-        found += page["rules"]
-        after = page["next"]
-        if after is None:
-            return found
-
-
-def _history(rest: Rest, tenant: str, resource: str) -> list[dict[str, Any]]:
-    answer = rest.get("/admin/rules/history", tenantID=tenant, resource=resource, limit=PAGE)
-    changes: list[dict[str, Any]] = answer["changes"]
-    return changes
-
-
-def _put(rest: Rest, body: Mapping[str, Any], version: int | None) -> Any:
-    """Create the rule, or change it upon the version that was seen."""
-    if version is None:
-        try:
-            there = rest.get("/admin/rules", tenantID=body["tenantID"], resource=body["resource"])
-        except NotFound:
-            return _sure(rest, "POST", "/admin/rules", body)
-        version = there["version"]
-    return _sure(rest, "PUT", "/admin/rules", {**body, "expectedVersion": version})
-
-
-def _sure(rest: Rest, method: str, path: str, body: Mapping[str, Any]) -> Any:
-    """Ask with a key of its own; if nobody knows what became of it, the same key tells."""
-    headers = {"Idempotency-Key": secrets.token_hex(16)}
-    try:
-        return rest.ask(method, path, body, headers)
-    except OutcomeUnknown:
-        return rest.ask(method, path, body, headers)
-
-
-def _take(rest: Rest, step: Step, reason: str) -> None:
-    body = {**step.body, "reason": reason}
-    if step.version is None:
-        _patiently(_sure, rest, "POST", "/admin/rules", body)
-    else:
-        _patiently(_sure, rest, "PUT", "/admin/rules", {**body, "expectedVersion": step.version})
-
-
-def _patiently(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Ask as soon as operators may ask again: what needs many calls is not refused for it."""
-    while True:
-        try:
-            return ask(*given, **named)
-        except RateLimited as error:
-            time.sleep(error.retry_after_seconds or 1.0)
-
-
 def _tell_changed(reach: Reach, done: Sequence[Mapping[str, Any]], *, dry_run: bool, whole: bool) -> None:
     if reach.as_json:
         show.as_json({"dry_run": dry_run, "rules": done})
@@ -367,6 +318,8 @@ def _assigned(fields: Sequence[str]) -> dict[str, Any]:
         name, equals, value = field.partition("=")
         if not equals or name not in FIELDS:
             raise InvalidMessage(f"{field!r} is no FIELD=VALUE with a field of {', '.join(FIELDS)}")
+        if name in assigned:
+            raise InvalidMessage(f"{name} is given twice; give it once")
         assigned[name] = _value(name, value)
     return assigned
 

@@ -1,0 +1,94 @@
+"""What the commands about rules ask the server, and how they say a rule in few words."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.cli.rest import Rest
+from holdfast.cli.rulefile import Step
+from holdfast.errors import NotFound, OutcomeUnknown, RateLimited, VersionConflict
+
+PAGE = 500
+
+
+def every(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
+    """The rules of a tenant, or of all, page by page."""
+    found: list[dict[str, Any]] = []
+    after = None
+    while True:
+        page = patiently(rest.get, "/admin/rules", tenantID=tenant, after=after, limit=PAGE)
+        found += page["rules"]
+        after = page["next"]
+        if after is None:
+            return found
+
+
+def history_of(rest: Rest, tenant: str, resource: str) -> list[dict[str, Any]]:
+    """A rule's changes, newest first, as far as the log reaches back."""
+    found: list[dict[str, Any]] = []
+    before = None
+    while True:
+        name = {"tenantID": tenant, "resource": resource}
+        page = patiently(rest.get, "/admin/rules/history", **name, before=before, limit=PAGE)["changes"]
+        found += page
+        if len(page) < PAGE or page[-1]["version"] == 1:
+            return found
+        before = page[-1]["version"]
+
+
+def put(rest: Rest, body: Mapping[str, Any], version: int | None) -> Any:
+    """Create the rule, or change it upon the version that was seen."""
+    if version is None:
+        try:
+            there = rest.get("/admin/rules", tenantID=body["tenantID"], resource=body["resource"])
+        except NotFound:
+            return sure(rest, "POST", "/admin/rules", body)
+        version = there["version"]
+    return sure(rest, "PUT", "/admin/rules", {**body, "expectedVersion": version})
+
+
+def sure(rest: Rest, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Ask with a key of its own; if nobody knows what became of it, the same key tells. A conflict tells more."""
+    headers = {"Idempotency-Key": secrets.token_hex(16)}
+    try:
+        try:
+            return rest.ask(method, path, body, headers)
+        except OutcomeUnknown:
+            return patiently(rest.ask, method, path, body, headers)
+    except VersionConflict as error:
+        if now := error.details.get("rule"):
+            told = ", ".join(filter(None, (now["algorithm"], amount(now), besides(now))))
+            error.message += f"; it is version {now['version']} now: {told}"
+        raise
+
+
+def take(rest: Rest, step: Step, reason: str) -> None:
+    """Make one change of an import."""
+    body = {**step.body, "reason": reason}
+    if step.version is None:
+        patiently(sure, rest, "POST", "/admin/rules", body)
+    else:
+        patiently(sure, rest, "PUT", "/admin/rules", {**body, "expectedVersion": step.version})
+
+
+def patiently(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Ask as soon as operators may ask again: what needs many calls is not refused for it."""
+    while True:
+        try:
+            return ask(*given, **named)
+        except RateLimited as error:
+            time.sleep(error.retry_after_seconds or 1.0)
+
+
+def amount(rule: Mapping[str, Any]) -> str:
+    return f"{rule['limit']}/{rule['window']}"
+
+
+def besides(rule: Mapping[str, Any]) -> str:
+    """What is not as it is by default."""
+    usual = {"precision": "strict", "onStoreFailure": "local_share", "mode": "enforce"}
+    said = [rule[field] for field, default in usual.items() if rule[field] != default]
+    return ", ".join(said + ["deleted"] * rule["deleted"])
