@@ -193,6 +193,18 @@ def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
+def test_who_creates_what_exists_is_told_so(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        await rest.ask("POST", "/admin/rules", key, RULE)
+        again = await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 7})
+        assert again.status_code == 409
+        assert again.json()["error"]["message"] == "version conflict: the rule exists already, at version 1"
+        assert (again.json()["currentVersion"], again.json()["rule"]["limit"]) == (1, 100)
+
+    limited(tmp_path, scenario)
+
+
 def test_pages(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
@@ -362,6 +374,7 @@ def test_a_check_of_the_wrong_shape_is_refused_by_field(
         ("DELETE", "?tenantID=acme&resource=a", "expectedVersion"),
         ("GET", "?limit=501", "limit"),
         ("GET", "?tenantID=%00", "tenantID"),
+        ("GET", "?tenantID=acme&resource=a&after=YSBi", "after"),
         ("GET", "?colour=red", "colour"),
         ("GET", "/history?tenantID=acme", "resource"),
         ("GET", "/changes?after=-1", "after"),

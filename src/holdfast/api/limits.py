@@ -22,6 +22,7 @@ from holdfast.limits.form import (
     TENANT_LENGTH_MAX,
     WINDOW_PATTERN,
     name_of,
+    refuse,
     render,
 )
 from holdfast.limits.plane import LimitsPlane
@@ -220,6 +221,8 @@ async def read_rules(deps: Deps, call: Call) -> Answer:
     query: RulesQuery = call.query
     control = plane(deps).control
     if query.resource is not None:
+        if query.after is not None:
+            refuse({"after": "has no meaning where one rule is asked for"})
         name = name_of({"tenantID": query.tenantID, "resource": query.resource})
         return Answer(render(await call.in_time(control.get(name))))
     rules = await call.in_time(control.page(query.tenantID, _place(query.after), query.limit + 1))

@@ -128,9 +128,11 @@ def missing(name: RuleName) -> HoldfastError:
 
 
 def conflict(change: Change, there: Rule) -> HoldfastError:
-    expected = "none" if change.expected_version is None else str(change.expected_version)
+    why = f"expected version {change.expected_version}, but rule was already updated"
+    if change.expected_version is None:
+        why = f"the rule exists already, at version {there.version}"
     return VersionConflict(
-        f"version conflict: expected version {expected}, but rule was already updated",
+        f"version conflict: {why}",
         currentVersion=there.version,
         rule=render(there),
     )
