@@ -468,6 +468,14 @@ def test_headers_name_every_rule_and_escape_it() -> None:
     assert rate_limit_headers([Decision(True)]) == []
 
 
+def test_the_reset_of_a_rule_that_refuses_is_not_after_the_retry() -> None:
+    """The draft: t is when there is more, and Retry-After is not before it; a bucket has room before it is empty."""
+    refused = Decision(False, 100, 0, 60.0, 0.6, "a/x", 1, "counters", exceeded=True, window_seconds=60.0)
+    other = Decision(False, 10, 3, 0.2, 0.0, "b/y", 1, "counters", window_seconds=1.0)
+    assert dict(rate_limit_headers([refused, other]))["RateLimit"] == '"a/x";r=0;t=1, "b/y";r=3;t=1'
+    assert retry_after([refused, other]) == 1
+
+
 def test_a_wait_longer_than_a_header_can_say_is_the_longest_it_can() -> None:
     """A billion used of a rule that now gives one back a year: structured fields end at 15 digits."""
     decision = Decision(False, 1, 0, 3.2e16, 3.2e16, "acme/x", exceeded=True, window_seconds=60)

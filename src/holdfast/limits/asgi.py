@@ -39,7 +39,7 @@ def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -
     if not ruled:
         return []
     policies = ", ".join(f"{_name(d)};q={d.limit};w={max(1, math.ceil(d.window_seconds))}" for d in ruled)
-    state = ", ".join(f"{_name(d)};r={d.remaining};t={_seconds(d.reset_after)}" for d in ruled)
+    state = ", ".join(f"{_name(d)};r={d.remaining};t={_seconds(_more_after(d))}" for d in ruled)
     headers = [("RateLimit-Policy", policies), ("RateLimit", state)]
     if legacy:
         tightest = min(ruled, key=lambda d: d.remaining)
@@ -54,6 +54,11 @@ def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -
 def retry_after(decisions: Sequence[Decision]) -> int:
     """Whole seconds until the slowest of the refusing rules has room."""
     return max(1, *(_seconds(d.retry_after) for d in decisions if not d.allowed))
+
+
+def _more_after(decision: Decision) -> float:
+    """When there is more to have: where the rule refused, the moment to try again, which ``Retry-After`` names too."""
+    return decision.retry_after if decision.exceeded and not decision.allowed else decision.reset_after
 
 
 def _seconds(duration: float) -> int:
