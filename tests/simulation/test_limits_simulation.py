@@ -90,8 +90,8 @@ class ReplacingFeed(Feed):
 class UpsertOnlyFeed(Feed):
     """Control: deletions do not travel, so deleted rules live on."""
 
-    def _put(self, rules: RuleSet, by: str) -> None:
-        super()._put(RuleSet.of([structs.replace(r, deleted=False) for r in rules.all()], rules.epoch), by)
+    def _put(self, rules: RuleSet, by: str, count: int | None = None) -> None:
+        super()._put(RuleSet.of([structs.replace(r, deleted=False) for r in rules.all()], rules.epoch), by, count)
 
     async def _take_snapshot(self, head: Head) -> None:
         if self.cursor == (0, 0):

@@ -12,6 +12,7 @@ from limitworld import Log
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from holdfast import telemetry
 from holdfast.errors import Unavailable
 from holdfast.limits.changes import RuleChange
 from holdfast.limits.disk import load
@@ -563,5 +564,76 @@ def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> N
             log.away = False
             await asyncio.sleep(70)
             assert limit_of(again) == 5
+
+    virtual.run(main())
+
+
+def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_changed(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, file = Log(), tmp_path / "rules.json"
+        log.put("a", 5)
+        feed, _ = feed_of(log, file)
+        async with feed:
+            written = file.stat().st_ino
+            await asyncio.sleep(3_600)
+            assert file.stat().st_ino == written, "the rules are not written again for it"
+        log.away = log.deaf = True
+        await asyncio.sleep(60)
+        again, _ = feed_of(log, file)
+        async with again:
+            assert 60 <= again.staleness_seconds < 60 + 8 + 3
+
+    virtual.run(main())
+
+
+def test_rules_put_in_place_are_counted_one_by_one() -> None:
+    def applied_by(by: str) -> float:
+        return telemetry.REGISTRY.get_sample_value("holdfast_limits_rules_applied_total", {"by": by}) or 0.0
+
+    async def main() -> None:
+        before = {by: applied_by(by) for by in ("event", "sync", "snapshot")}
+        log = Log()
+        for resource in "abc":
+            log.put(resource, 5)
+        feed, _ = feed_of(log)
+        async with feed:
+            for limit in (6, 7):
+                log.put("a", limit)
+            await asyncio.sleep(0.01)
+            for resource in "abcd":
+                log.put(resource, 8, ring=False)
+            await asyncio.sleep(8.1)
+            log.put("b", 5, deleted=True)
+            await asyncio.sleep(8.1)
+            log.forget(len(log.changes))
+            log.put("c", 5, ring=False)
+            await asyncio.sleep(8.1)
+        counts = {by: applied_by(by) - count for by, count in before.items()}
+        assert counts == {"event": 3, "sync": 5, "snapshot": 3 + 1}, "the forgotten tombstone came with a snapshot"
+
+    virtual.run(main())
+
+
+def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
+    def lag() -> float | None:
+        return telemetry.REGISTRY.get_sample_value("holdfast_limits_cursor_lag")
+
+    async def main() -> None:
+        log = Log()
+        feed, _ = feed_of(log)
+        async with feed:
+            log.put("a", 5)
+            await asyncio.sleep(9)
+            assert lag() == 0, "a doorbell told of it"
+            for limit in (6, 7):
+                log.put("a", limit, ring=False)
+            await asyncio.sleep(9)
+            assert (limit_of(feed), lag()) == (7, 2), "found by the sync alone"
+            await asyncio.sleep(9)
+            assert lag() == 0
+            log.lag, log.lag_seconds = 1, 1.0
+            log.put("a", 8)
+            await asyncio.sleep(2)
+            assert lag() == 1, "told of, and not read yet"
 
     virtual.run(main())

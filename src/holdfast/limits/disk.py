@@ -1,4 +1,8 @@
-"""The last good rules on disk, for a start while the database is away."""
+"""The last good rules on disk, for a start while the database is away.
+
+When they were last known to be complete is the file's own time: a node at rest looks every few seconds, and rules that
+have not changed are not written again for it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast import telemetry
 from holdfast.limits.rules import RuleSet, Snapshot
@@ -34,6 +38,7 @@ def save(file: Path, saved: Saved) -> bool:
         with fresh.open("wb") as out:
             out.write(msgspec.json.encode(saved))
             out.flush()
+            os.utime(out.fileno(), (saved.known_at, saved.known_at))
             os.fsync(out.fileno())
         fresh.replace(file)
         return True
@@ -42,10 +47,19 @@ def save(file: Path, saved: Saved) -> bool:
         return False
 
 
+def known_complete(file: Path, known_at: float) -> None:
+    """What is in the file was everything at this moment too. Not forced to the disk: at worst it looks older."""
+    try:
+        os.utime(file, (known_at, known_at))
+    except OSError as error:
+        telemetry.log.warning("limits.snapshot_not_saved", error=str(error))
+
+
 def load(file: Path) -> Saved | None:
     """What was saved; None if there is nothing, or nothing that can be trusted."""
     try:
         saved = msgspec.json.decode(file.read_bytes(), type=Saved)
+        known_at = file.stat().st_mtime
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -54,4 +68,4 @@ def load(file: Path) -> Saved | None:
     if RuleSet.of(saved.snapshot.rules).digest != saved.digest:
         telemetry.log.error("limits.snapshot_unreadable", error="its digest does not match")
         return None
-    return saved
+    return structs.replace(saved, known_at=max(saved.known_at, known_at))

@@ -34,7 +34,7 @@ from msgspec import structs
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
-from holdfast.limits.disk import Saved, load, save
+from holdfast.limits.disk import Saved, known_complete, load, save
 from holdfast.limits.rules import Rule, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
@@ -98,7 +98,8 @@ class Feed:
         self._believes = True
         self._known_at = -math.inf
         self._nudged = asyncio.Event()
-        self._saved_digest = ""
+        self._saved: tuple[str, str, int] | None = None
+        self._missed = 0
         self._alarmed = False
         self._work: list[asyncio.Task[None]] = []
 
@@ -152,6 +153,8 @@ class Feed:
         """Read what is new. Raises what the reader raises; what was read before that is kept."""
         asked_at = self._clock.monotonic()
         head = await self._reader.head()
+        in_order = head.epoch == self.cursor[0]
+        self._missed = max(0, head.seq - max(self.cursor[1], self._heard)) if in_order else 0
         if self._store not in ("", head.store):
             telemetry.log.warning("limits.read_anew", reason="these are the rules of another store", seq=head.seq)
             await self._begin_anew(head.store)
@@ -179,10 +182,11 @@ class Feed:
             if not changes or changes[0].seq != self.cursor[1] + 1:
                 await self._take_snapshot(head)  # further behind than the log reaches back
                 return
-            merged = self.rules
+            merged, count = self.rules, 0
             for change in changes:
-                merged = merged.merge(change.rule)
-            self._put(merged, "sync")
+                before, merged = merged, merged.merge(change.rule)
+                count += merged is not before
+            self._put(merged, "sync", count)
             self.cursor = (head.epoch, changes[-1].seq)
 
     async def _take_snapshot(self, head: Head) -> None:
@@ -220,11 +224,12 @@ class Feed:
         self._awaited = (last, self._clock.monotonic()) if last > (head.epoch, head.seq) else None
         return False
 
-    def _put(self, rules: RuleSet, by: str) -> None:
+    def _put(self, rules: RuleSet, by: str, count: int | None = None) -> None:
+        """Put rules in place; ``count`` of them are not what they were, if whoever merged them knows."""
         if rules is not self.rules:
             self._apply(rules)
-            self.rules = rules
-            telemetry.rules_applied(by, 1)
+            before, self.rules = self.rules, rules
+            telemetry.rules_applied(by, _differences(before, rules) if count is None else count)
 
     async def _listen(self, doorbell: Doorbell, listening: asyncio.Event) -> None:
         """Follow one doorbell for ever; whenever it was away, rings may have been lost."""
@@ -256,7 +261,7 @@ class Feed:
     def _heed(self, ring: Ring) -> None:
         place, expected = (ring.epoch, ring.seq), max(self.cursor[1], self._heard) + 1
         if ring.rule is not None and self._believes:
-            self._put(self.rules.merge(ring.rule), "event")
+            self._put(self.rules.merge(ring.rule), "event", 1)
             self._heard_last = max(self._heard_last, place)
             if self._awaited is None and place > self.cursor:
                 self._awaited = (place, self._clock.monotonic())
@@ -300,7 +305,7 @@ class Feed:
         return True
 
     def _watch(self) -> None:
-        telemetry.rule_staleness(self.staleness_seconds, max(0, self._heard - self.cursor[1]))
+        telemetry.rule_staleness(self.staleness_seconds, max(self._missed, self._heard - self.cursor[1]))
         if self.stale != self._alarmed:
             self._alarmed = self.stale
             say = telemetry.log.error if self.stale else telemetry.log.info
@@ -318,16 +323,26 @@ class Feed:
         self._awaited = (self._heard_last, self._clock.monotonic()) if self._heard_last > self.cursor else None
         self._store = saved.store
         self.from_disk = True
-        self._saved_digest = saved.digest
+        self._saved = (saved.digest, saved.store, saved.snapshot.epoch)
         self._known_at = self._clock.monotonic() - max(0.0, self._clock.now() - saved.known_at)
 
     async def _save(self) -> None:
-        """Keep the last good rules on disk, when they differ from what is there."""
-        if self._file is None or self.rules.digest == self._saved_digest:
+        """Keep the last good rules on disk: all of them if others are there, else only when they were known."""
+        if self._file is None:
             return
         digest = self.rules.digest
         known_at = self._clock.now() - self.staleness_seconds
+        what = (digest, self._store, self.cursor[0])
+        if what == self._saved:
+            await asyncio.to_thread(known_complete, self._file, known_at)
+            return
         snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
         epoch, seq = self._heard_last
         if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot, seq, epoch, self._store)):
-            self._saved_digest = digest
+            self._saved = what
+
+
+def _differences(before: RuleSet, after: RuleSet) -> int:
+    """How many rules are not what they were, those that are gone included."""
+    gone = sum(after.get(rule.name) is None for rule in before.all())
+    return gone + sum(before.get(rule.name) != rule for rule in after.all())

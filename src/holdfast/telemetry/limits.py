@@ -11,7 +11,9 @@ _limits_batch = gauge("limits_batch_keys", "Keys in the last call to the counter
 _lease_stock = gauge("limits_lease_tokens", "Tokens leased from the counters and not yet spent")
 _limits_nodes = gauge("limits_nodes", "Live nodes of this region, as last known")
 _staleness = gauge("limits_rule_staleness_seconds", "Since this node last knew that it had every rule [rule staleness]")
-_cursor_lag = gauge("limits_cursor_lag", "Changes of the log this node has not read yet")
+_cursor_lag = gauge(
+    "limits_cursor_lag", "Changes that the last sync found and no doorbell had told of, or heard of and not read yet"
+)
 _rules_applied = counter("limits_rules_applied", "Newer rules put in place, by how they came", ("by",))
 _admin_errors = counter(
     "admin_errors", "Failed admin calls, by operation and error [admin_errors_total]", ("operation", "error")
