@@ -46,7 +46,28 @@ def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share
         for _ in range(100):
             sent.append(doors.admit_at_once("send", User("acme", "ann"), 30)[0])
             await asyncio.sleep(0.1)
-        assert sent == [30] * 3 + [0] * 97, "until the breaker opened; nothing drains of what is owed for 80 s"
+        assert sent == [30] + [0] * 99, "once; nothing drains of what is owed for 20 s"
+
+    virtual.run(main())
+
+
+def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
+    """Two calls hang and the breaker saw no third: checks wait in vain for a place, and heartbeats are answered."""
+
+    async def main() -> None:
+        counters, sent = Shared(), 0
+        rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
+        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limits:
+            counters.mood = "silent"
+            for name in ("bob", "cid"):
+                Entrances(limits).admit_at_once("send", User("acme", name), 1)
+                await asyncio.sleep(0.1)
+            counters.mood = "well"
+            assert limits.healthy
+            for _ in range(600):
+                sent += Entrances(limits).admit_at_once("send", User("acme", "ann"), 10)[0]
+                await asyncio.sleep(0.1)
+        assert 60 <= sent <= 10 + 60 + 10
 
     virtual.run(main())
 

@@ -185,7 +185,9 @@ class Limiter:
             return found
         plan = self._plans[tenant, resource]
         assert plan is not None
-        if self._batcher.healthy and self._counted_later < COUNTED_LATER_MAX:
+        key, healthy = (plan.prefix, subject), self._batcher.healthy
+        exhausted = self._share.exhausted(key, self._monotonic() * 1000)
+        if healthy and not exhausted and self._counted_later < COUNTED_LATER_MAX:
             ask = self._question(plan, subject, cost)
             ask.times = ask.spent = times
             if self._batcher.ask(plan, ask) is not None:
@@ -193,8 +195,8 @@ class Limiter:
                 limit, stamp = plan.rule.limit, plan.terms.stamp
                 reading = Reading(1, limit, 0.0, 0.0, 0, limit, stamp)
                 return self._decision(plan, reading, True, "counted_later", ask.hold)
-        elif self._batcher.idle:  # a probe that takes nothing ends an open breaker
-            self._batcher.ask(plan, Ask((plan.prefix, subject), plan.terms, cost, 0))
+        elif self._batcher.idle or (healthy and exhausted):
+            self._batcher.ask(plan, Ask(key, plan.terms, cost, 0))  # takes nothing, but somebody may answer again
         return self._local(plan, self._question(plan, subject, cost * times))
 
     def look(self, check: Check, count: int) -> tuple[int, Decision | None]:
@@ -329,6 +331,7 @@ class Limiter:
         known = self._learn(plan, ask, reading, answer.sent_at)
         if reading.leased and ask.terms.stamp == reading.stamp:
             self._leases.begin(ask.key, known, ask.terms, answer.counted_at, self._monotonic())
+        self._share.heard(ask.key)
         place = ask.spent
         self._counted_later -= place
         for waiter in waiters:

@@ -37,6 +37,8 @@ class LocalShare:
         self._spent: Bounded[tuple[Terms, int]] = Bounded(keys_max)
         self._held: Bounded[tuple[Key, Terms]] = Bounded(keys_max)
         """By rule and hold: granted here, and unknown to the shared counters."""
+        self._unheard: Bounded[float] = Bounded(keys_max)
+        """Of what was let through, and when, the shared counters did not tell how it stands."""
         self._seeded: Bounded[float] = Bounded(keys_max)
         self._terms: dict[int, tuple[Rule, Terms]] = {}
         """By the identity of a rule, which is therefore kept."""
@@ -93,6 +95,16 @@ class LocalShare:
             self._seed(rule, own, last, now)
             self._table.take(own, now)
             self._remember(ask, ask.spent)
+            self._unheard.put(ask.key, now)
+
+    def exhausted(self, key: Key, now: float) -> bool:
+        """Whether our share of this key is used up by what was let through, and nobody has told how it stands since."""
+        return self._unheard.get(key) is not None and self._table.full(key, now)
+
+    def heard(self, key: Key) -> None:
+        """The shared counters told how this key stands."""
+        if len(self._unheard):
+            self._unheard.drop(key)
 
     def debts(self, now: float, most: int) -> list[Adjustment]:
         """At most so many of what was admitted here and has neither drained nor ended; they are off the books.

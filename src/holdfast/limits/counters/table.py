@@ -82,6 +82,11 @@ class CounterTable:
         counter.settle(now)
         return counter.terms.capacity - counter.room(now)
 
+    def full(self, key: Key, now: float) -> bool:
+        """Whether not even a cost of 1 fits now."""
+        counter = self._find(key)
+        return counter is not None and not peek(counter, counter.terms, now, 1)
+
     def holds(self, key: Key, hold: str, now: float) -> bool:
         counter = self._find(key)
         return isinstance(counter, Concurrency) and counter.holders.get(hold, now) > now
