@@ -122,3 +122,18 @@ class Shared(MemoryCounters):
         if self.mood != "well":
             raise Unavailable("away")
         return self.nodes
+
+
+class Members(Shared):
+    """Counts who announced itself, as Redis does, and can lose all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members: dict[str, float] = {}
+
+    async def announce(self, node: str, ttl_seconds: float) -> int:
+        if self.mood != "well":
+            raise Unavailable("away")
+        now = asyncio.get_running_loop().time()
+        self.members[node] = now + ttl_seconds
+        return sum(until > now for until in self.members.values())

@@ -6,30 +6,14 @@ import asyncio
 
 import pytest
 import virtual
-from limitworld import Shared
+from limitworld import Members
 
-from holdfast.errors import Unavailable
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.membership import Membership
 from holdfast.limits.rules import Rule, RuleSet
 
 NODES = 10
 LIMIT = 100
-
-
-class Members(Shared):
-    """Counts who announced itself, as Redis does, and can lose all of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.members: dict[str, float] = {}
-
-    async def announce(self, node: str, ttl_seconds: float) -> int:
-        if self.mood != "well":
-            raise Unavailable("away")
-        now = asyncio.get_running_loop().time()
-        self.members[node] = now + ttl_seconds
-        return sum(until > now for until in self.members.values())
 
 
 @pytest.mark.parametrize("outage_seconds", [0.0, 60.0])
