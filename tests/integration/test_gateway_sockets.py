@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import socket
-import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from pathlib import Path
@@ -186,44 +185,6 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
         writer.close()
 
     serve(tmp_path, story)
-
-
-@pytest.mark.parametrize("cut", [1, 20, -2])
-def test_a_handshake_may_come_in_pieces(tmp_path: Path, cut: int) -> None:
-    async def story(node: Node) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
-        head = (
-            "GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
-            f"Authorization: Bearer {token(node, 'alice')}\r\n\r\n"
-        ).encode()
-        writer.write(head[:cut])
-        await ask_health(node)
-        writer.write(head[cut:])
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 4)).startswith(b"HTTP/1.1 101")
-        assert (await Raw(reader, writer).frame())["type"] == "connection_established"
-        writer.close()
-
-    serve(tmp_path, story)
-
-
-async def ask_health(node: Node) -> None:
-    """By the time it is answered, what was written before it has been read."""
-    async with httpx.AsyncClient(base_url=node.url) as client:
-        await client.get("/health/live")
-
-
-def test_a_server_that_stops_does_not_wait_for_who_has_said_nothing(tmp_path: Path) -> None:
-    kept: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-    stopping: list[float] = []
-
-    async def story(node: Node) -> None:
-        kept.append(await asyncio.open_connection("127.0.0.1", node.settings.server.port))
-        await ask_health(node)
-        stopping.append(time.monotonic())
-
-    serve(tmp_path, story)
-    assert time.monotonic() - stopping[0] < http.HEAD_SECONDS - 1
 
 
 def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""One port for HTTP and WebSocket: picows takes over the requests that ask for an upgrade.
+"""One port for HTTP and WebSocket: uvicorn accepts and reads the request, picows takes over upgrades.
 
 This is the only module that leans on two undocumented things, both pinned in pyproject.toml: uvicorn's
-``Config(ws=…)`` class and picows's ``WSProtocol``. Our factory is called when a request asks for an upgrade, by
-``node/http.py`` if it asks plainly and by uvicorn otherwise; the protocol is fed the request (by uvicorn: again) and
-becomes the transport's. The tests of this module are the alarm for a changed library.
+``Config(ws=…)`` class and picows's ``WSProtocol``. uvicorn calls our factory when a request asks for an upgrade,
+feeds it the request again and makes it the transport's protocol. The tests of this module are the alarm
+for a changed library.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Unasked:
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
-    """picows's protocol, fed once with the request that was already read. It counts what waits to be a frame."""
+    """picows's protocol, fed once with the request uvicorn has already read. It counts what waits to be a frame."""
 
     __slots__ = ("unread_max",)
     unread_max: int

@@ -1,26 +1,18 @@
-"""The one port: a listening socket, and HTTP on it.
-
-The first bytes of a connection decide who reads them: a plain request for a WebSocket goes to the gateway's port as it
-is, everything else is uvicorn's, which hands over to the same port what it finds to be one.
-"""
+"""The one port: a listening socket, and HTTP on it."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from holdfast.bounds import KIB
 from holdfast.errors import BadSetting
-from holdfast.gateway.handshake import PATH
 from holdfast.gateway.port import Port
 
 HTTP_STOP_SECONDS = 5
@@ -33,12 +25,6 @@ REST_SECONDS = 2.0
 TAKEN_SECONDS = 30.0
 """How long an answer may stand in the buffers without being taken."""
 BACKLOG = 2048
-
-_PLAIN = re.compile(
-    rb"GET " + PATH.encode() + rb"(?:\?[!-~]*)? HTTP/1\.1\r\n(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~]*\r\n)+\r\n"
-)
-"""A head in its plainest form: every line as the grammar of HTTP wants it, nothing before and nothing behind."""
-_ASKED = re.compile(rb"\r\n(upgrade|connection):([^\r]*)", re.IGNORECASE)
 
 
 @contextmanager
@@ -60,61 +46,18 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         listening.close()
 
 
-def asks_for_websocket(data: bytes) -> bool:
-    """Whether this is one whole plain request for a WebSocket. If not it may be one all the same: uvicorn finds out."""
-    if _PLAIN.fullmatch(data) is None:
-        return False
-    said = [(name.lower(), value.lower()) for name, value in _ASKED.findall(data)]
-    asked = dict(said)
-    if len(said) != 2 or len(asked) != 2:
-        return False
-    options = [option.strip() for option in asked[b"connection"].split(b",")]
-    return asked[b"upgrade"].strip() == b"websocket" and b"upgrade" in options
-
-
-class _Arrival(asyncio.Protocol):
-    """A connection that has said nothing yet.
-
-    uvicorn's protocol and parser took a seventh of what a WebSocket costs to come in, which needs neither.
-    """
-
-    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], **_: Any) -> None:
-        self._made_of: dict[str, Any] = {"config": config, "server_state": server_state, "app_state": app_state}
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        self._transport = transport
-        self._due = asyncio.get_running_loop().call_later(HEAD_SECONDS, transport.close)
-        self._made_of["server_state"].connections.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._due.cancel()
-        self._made_of["server_state"].connections.discard(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._made_of["server_state"].connections.discard(self)
-        if asks_for_websocket(data):
-            self._due.cancel()
-            protocol = self._made_of["config"].ws_protocol_class(**self._made_of)
-        else:
-            protocol = _Requests(**self._made_of)
-            protocol.due = self._due  # its time for a head runs from when it came
-        protocol.connection_made(self._transport)
-        self._transport.set_protocol(protocol)
-        protocol.data_received(data)
-
-    def shutdown(self) -> None:
-        """uvicorn stops."""
-        self._transport.close()
-
-
 class _Requests(HttpToolsProtocol):
     """uvicorn's protocol, which would wait for ever for a head, and take one of any size; for the rest of a body that
     was refused; and for who asks and does not take the answer."""
 
-    due: asyncio.TimerHandle | None = None
+    _due: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _rest_due: asyncio.TimerHandle | None = None
     _taken_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -125,14 +68,14 @@ class _Requests(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.due is not None:
+        if self._due is not None:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response(f"The head of a request has at most {HEAD_BYTES_MAX} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self.due is None:  # the next request of a connection that was kept
+        if self._due is None:  # the next request of a connection that was kept
             self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -166,12 +109,12 @@ class _Requests(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head_bytes = 0
-        self.due = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.close)
+        self._due = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.close)
 
     def _stop_waiting(self) -> None:
-        if self.due is not None:
-            self.due.cancel()
-            self.due = None
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 class _Server(uvicorn.Server):
@@ -195,7 +138,7 @@ async def serving(app: ASGIApp, port: Port, listening: socket.socket, broken: as
     """Serve HTTP, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,
-        http=_Arrival,
+        http=_Requests,
         ws=port,  # type: ignore[arg-type]  # a factory serves where it wants a class
         lifespan="off",
         log_config=None,
