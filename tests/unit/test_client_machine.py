@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -77,10 +78,10 @@ class Bench:
 
     def do(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
-        kept = [(a.chat_id, a.cursor) for a in actions if isinstance(a, Keep)]
-        self.kept.update(kept)
+        kept = [action for action in actions if isinstance(action, Keep)]
+        self.kept.update((keep.chat_id, keep.cursor) for keep in kept)
         if self.keeps and kept:
-            self.do(self.machine.kept([(chat, cursor) for chat, cursor in kept if cursor], self.now))
+            self.do(self.machine.kept(kept, self.now))
         return actions
 
     def open(self, expires_at: float | None = None, limits: Mapping[str, float] | None = None) -> list[AnyClientFrame]:
@@ -254,6 +255,19 @@ def test_who_left_and_joined_again_starts_anew_whenever_it_crashes() -> None:
     bench.resume(joined=["c"])
     assert [bench.take(), bench.take()] == [ChatGone("c"), ChatJoined("c")]
     assert bench.kept["c"] is None
+
+
+def test_who_left_and_joined_again_keeps_its_new_place_though_the_old_one_was_further() -> None:
+    bench = Bench(at(0), settings=replace(SETTINGS, buffer_messages_max=100))
+    bench.resume(ResumedChat("c", 1, 5, messages(1, 5), 5, False, False))
+    [sync] = bench.get(Resync([ChatHead("c", 6)]))
+    bench.get(Error("NOT_A_MEMBER", "", False), sync.request_id)
+    [sync] = bench.get(Resync([ChatHead("c", 6)]))
+    bench.get(page(1, 6, 6), sync.request_id)
+    assert sequences([e for e in [bench.take() for _ in range(7)] if e]) == [1, 2, 3, 4, 5]
+    assert bench.kept["c"] is None, "it is past its leaving"
+    assert sequences([e for e in [bench.take() for _ in range(2)] if e]) == [1, 2]
+    assert bench.kept["c"] == Cursor(1, 2)
 
 
 def test_messages_of_the_old_epoch_still_in_the_buffer_do_not_move_the_new_cursor() -> None:
@@ -486,11 +500,11 @@ def test_a_message_is_kept_and_acked_only_after_the_application_moved_past_it() 
     bench.get(message(1))
     taken = bench.machine.inbox.take()
     assert taken is not None and bench.kept == {}
-    bench.do(bench.machine.moved_past(*taken, bench.now))
-    assert bench.kept == {"c": Cursor(1, 1)}
+    [keep] = bench.do(bench.machine.moved_past(*taken, bench.now))
+    assert isinstance(keep, Keep) and bench.kept == {"c": Cursor(1, 1)}
     bench.pass_time(1)
     assert bench.frames(Ack) == [], "the cursor is not on disk yet"
-    bench.do(bench.machine.kept([("c", Cursor(1, 1))], bench.now))
+    bench.do(bench.machine.kept([keep], bench.now))
     assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
 
 

@@ -1,8 +1,9 @@
 """The client's machine against a model server, over every interleaving hypothesis can think of.
 
-The network loses the tail of both directions when a connection breaks; the server skips, repeats and renumbers;
-the application lags and crashes. Always: what the application has of a chat is a prefix of what the server has, in
-order, once. In the end, healed: it is everything, and every send is stored once, in the order of the calls.
+The network loses the tail of both directions when a connection breaks; the server skips, repeats and renumbers; the
+user leaves chats and joins them again; the disk lags; the application lags and crashes. Always: what the application
+has of a chat is a prefix of what the server has, in order, once, and no ack says more than the disk. In the end,
+healed: it is everything, and every send that was not refused is stored once, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from holdfast.client import ChatGone, ChatReset, ClientSettings
 from holdfast.client.actions import Action, Drop, Keep, Settled, Write
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
+from holdfast.errors import NotAMember
 from holdfast.message import Cursor, Message, Page
 from holdfast.wire.codec import (
     ServerFrame,
@@ -54,6 +56,7 @@ class ModelServer:
     def __init__(self) -> None:
         self.epochs = dict.fromkeys(CHATS, 1)
         self.stored: dict[str, list[Message]] = {chat_id: [] for chat_id in CHATS}
+        self.members = set(CHATS)
         self.keys: dict[tuple[str, str], Message] = {}
         self.refuse_next = 0
         self.refuse_resumes: list[Error] = []
@@ -74,13 +77,15 @@ class ModelServer:
         return Page(chat_id, self.epochs[chat_id], messages, through, through < len(stored), len(stored), reset)
 
     def resumed(self, cursors: dict[str, tuple[int, int]]) -> Resumed:
-        pages = [self.page(chat_id, *cursor, 2) for chat_id, cursor in cursors.items()]
+        ours = {chat_id: cursor for chat_id, cursor in cursors.items() if chat_id in self.members}
+        pages = [self.page(chat_id, *cursor, 2) for chat_id, cursor in ours.items()]
         chats = [
             ResumedChat(p.chat_id, p.epoch, p.head, p.messages, p.through, p.has_more, p.reset)
             for p in pages
             if p.messages or p.reset
         ]
-        return Resumed(chats, [chat_id for chat_id in CHATS if chat_id not in cursors], [])
+        joined = [chat_id for chat_id in CHATS if chat_id in self.members and chat_id not in cursors]
+        return Resumed(chats, joined, [chat_id for chat_id in cursors if chat_id not in self.members])
 
     def answer(self, frame: AnyClientFrame) -> Sendable | None:
         match frame:
@@ -91,22 +96,32 @@ class ModelServer:
                 cursors, self.cursors = self.cursors, {}
                 return self.refuse_resumes.pop() if self.refuse_resumes else self.resumed(cursors)
             case SyncRequest(payload=body):
+                if body.chat_id not in self.members:
+                    return not_a_member(body.chat_id)
                 return self.page(body.chat_id, body.epoch, body.after_sequence, body.limit or 100)
             case SendMessage(payload=body):
                 if self.refuse_next:
                     self.refuse_next -= 1
                     return Error("SERVER_BUSY", "", True, "rejected", 0.5)
                 known = self.keys.get((body.chat_id, body.client_message_id))
+                if known is None and body.chat_id not in self.members:
+                    return not_a_member(body.chat_id)
                 message = known or self.append(body.chat_id, "alice", body.client_message_id)
                 return MessageAck(
                     body.client_message_id, message.message_id, body.chat_id, message.sequence, "", known is not None
                 )
             case Ack(payload=body):
+                if body.chat_id not in self.members:
+                    return not_a_member(body.chat_id)
                 if body.epoch == self.epochs[body.chat_id]:
                     assert body.sequence <= len(self.stored[body.chat_id])
                 return None
             case _:
                 return None
+
+
+def not_a_member(chat_id: str) -> Error:
+    return Error("NOT_A_MEMBER", "", False, details={"chat_id": chat_id})
 
 
 class ClientAgainstServer(RuleBasedStateMachine):
@@ -119,6 +134,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
         self.down: deque[bytes] = deque()
         self.connected = False
         self.disk_cursors: dict[str, Cursor] = {}
+        self.disk_waits: deque[Keep] = deque()
         self.disk_outbox: dict[str, Entry] = {}
         self.sent_order: dict[str, list[str]] = {chat_id: [] for chat_id in CHATS}
         self.shown: dict[str, list[Message]] = {chat_id: [] for chat_id in CHATS}
@@ -132,17 +148,22 @@ class ClientAgainstServer(RuleBasedStateMachine):
         for action in actions:
             match action:
                 case Write(frame):
+                    if isinstance(frame, Ack):
+                        self.is_on_disk(frame.payload.chat_id, Cursor(frame.payload.epoch, frame.payload.sequence))
                     self.up.append(encode_client_frame(frame))
-                case Keep(chat_id, None):
-                    self.disk_cursors.pop(chat_id, None)
-                case Keep(chat_id, cursor) if cursor is not None:
-                    self.disk_cursors[chat_id] = cursor
-                    self.do(self.machine.kept([(chat_id, cursor)], self.now))
-                case Settled(entry, _):
+                case Keep() as keep:
+                    self.disk_waits.append(keep)
+                case Settled(entry, outcome):
                     del self.disk_outbox[entry.client_message_id]
+                    if isinstance(outcome, NotAMember):
+                        self.sent_order[entry.chat_id].remove(entry.client_message_id)
                 case Drop():
                     self.break_connection()
                     return
+
+    def is_on_disk(self, chat_id: str, cursor: Cursor) -> None:
+        kept = self.disk_cursors.get(chat_id)
+        assert kept is not None and kept.epoch == cursor.epoch and kept.sequence >= cursor.sequence
 
     def push(self, payload: Sendable, request_id: str | None = None) -> None:
         self.down.append(encode_payload(payload, request_id))
@@ -154,6 +175,39 @@ class ClientAgainstServer(RuleBasedStateMachine):
         self.machine.disconnected()
 
     # What may happen
+
+    @rule(count=st.integers(1, 9))
+    def disk_catches_up(self, count: int) -> None:
+        for _ in range(min(count, len(self.disk_waits))):
+            keep = self.disk_waits.popleft()
+            if keep.cursor is None:
+                self.disk_cursors.pop(keep.chat_id, None)
+            else:
+                self.disk_cursors[keep.chat_id] = keep.cursor
+                self.do(self.machine.kept([keep], self.now))
+
+    @rule(chat_id=chats, unread=st.integers(0, 3), read=st.integers(0, 6))
+    def user_leaves_and_is_back_before_the_application_has_read_everything(
+        self, chat_id: str, unread: int, read: int
+    ) -> None:
+        self.server.members.add(chat_id)
+        self.network_flows(2)
+        self.application_reads(100)
+        for _ in range(unread):
+            self.somebody_writes(chat_id, "once")
+        self.network_flows(1)
+        for _ in range(2):
+            self.user_leaves_or_joins_again(chat_id, told=True)
+            self.network_flows(2)
+        self.application_reads(unread)
+        self.disk_catches_up(100)
+        self.application_reads(read)
+
+    @rule(chat_id=chats, told=st.booleans())
+    def user_leaves_or_joins_again(self, chat_id: str, told: bool) -> None:
+        self.server.members ^= {chat_id}
+        if self.connected and told:
+            self.push(Resync([ChatHead(chat_id, len(self.server.stored[chat_id]))]))
 
     @precondition(lambda self: not self.connected)
     @rule()
@@ -198,7 +252,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
     def somebody_writes(self, chat_id: str, how: str) -> None:
         self.number += 1
         message = self.server.append(chat_id, "bob", f"b{self.number}")
-        if self.connected:
+        if self.connected and chat_id in self.server.members:
             for _ in range({"once": 1, "twice": 2, "skipped": 0}[how]):
                 self.push(message)
 
@@ -234,15 +288,14 @@ class ClientAgainstServer(RuleBasedStateMachine):
             match taken[0]:
                 case Message() as message:
                     self.shown[message.chat_id].append(message)
-                case ChatReset(chat_id=chat_id):
+                case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
                     self.shown[chat_id].clear()
-                case ChatGone():
-                    raise AssertionError("nobody has left")
             self.do(self.machine.moved_past(*taken, self.now))
 
     @rule()
     def application_crashes(self) -> None:
         self.break_connection()
+        self.disk_catches_up(len(self.disk_waits))
         self.start()
 
     @rule(chat_id=chats, keep=st.integers(0, 3))
@@ -266,10 +319,11 @@ class ClientAgainstServer(RuleBasedStateMachine):
     @precondition(lambda self: self.connected)
     @rule(resync=st.booleans())
     def server_tells_heads(self, resync: bool) -> None:
+        heads = {c: len(self.server.stored[c]) for c in CHATS if c in self.server.members}
         if resync:
-            self.push(Resync([ChatHead(chat_id, len(self.server.stored[chat_id])) for chat_id in CHATS]))
+            self.push(Resync([ChatHead(chat_id, head) for chat_id, head in heads.items()]))
         else:
-            self.push(Heartbeat({c: (self.server.epochs[c], len(self.server.stored[c])) for c in CHATS}))
+            self.push(Heartbeat({chat_id: (self.server.epochs[chat_id], head) for chat_id, head in heads.items()}))
 
     # What must hold
 
@@ -279,6 +333,14 @@ class ClientAgainstServer(RuleBasedStateMachine):
             assert [message.sequence for message in shown] == list(range(1, len(shown) + 1))
 
     @invariant()
+    def the_disk_knows_what_was_shown(self) -> None:
+        kept = dict(self.disk_cursors)
+        for keep in self.disk_waits:
+            kept[keep.chat_id] = keep.cursor or Cursor(0, 0)
+        for chat_id, shown in self.shown.items():
+            assert kept.get(chat_id, Cursor(0, 0)).sequence == len(shown)
+
+    @invariant()
     def the_buffer_is_bounded(self) -> None:
         assert self.machine.inbox.room >= 0
 
@@ -286,6 +348,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
         """Heal everything: the client ends with exactly what the server has."""
         self.server.refuse_next = 0
         self.server.refuse_resumes = []
+        self.server.members = set(CHATS)
         for _ in range(40):
             if not self.connected:
                 self.connect()
@@ -293,6 +356,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
                 self.server_reads(100)
                 self.client_reads(100)
                 self.application_reads(100)
+                self.disk_catches_up(100)
             self.server_tells_heads(False)
             self.time_passes(1)
         assert self.shown == self.server.stored

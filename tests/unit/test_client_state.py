@@ -9,6 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from holdfast.client.actions import Keep
 from holdfast.client.outbox import Entry
 from holdfast.client.state import FileState, Saved
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory
@@ -22,12 +23,10 @@ def entry(number: int, chat_id: str = "c") -> Entry:
 class Notes:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self.cursors: list[tuple[str, Cursor]] = []
+        self.cursors: list[Keep] = []
         self.errors: list[HoldfastError] = []
 
-    def __call__(
-        self, entries: Iterable[Entry], cursors: Iterable[tuple[str, Cursor]], error: HoldfastError | None
-    ) -> None:
+    def __call__(self, entries: Iterable[Entry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
         self.entries += entries
         self.cursors += cursors
         self.errors += [error] if error is not None else []
@@ -53,9 +52,9 @@ def test_what_was_kept_is_there_after_a_restart_in_the_order_of_the_calls(tmp_pa
         for number in range(20):
             state.put(entry(number))
         state.remove(entry(3))
-        state.keep("c", Cursor(1, 7))
-        state.keep("d", Cursor(2, 1))
-        state.keep("d", None)
+        state.keep(Keep("c", Cursor(1, 7)))
+        state.keep(Keep("d", Cursor(2, 1)))
+        state.keep(Keep("d", None))
         state.identify("device_id", "dev")
         await state.close()
         return notes
@@ -99,7 +98,7 @@ def test_a_put_is_synced_to_the_disk_and_a_cursor_need_not_be(tmp_path: Path) ->
         state.open(lambda *_: levels.append(state._db.pragma("synchronous")))
         state.put(entry(1))
         await state.drain()
-        state.keep("c", Cursor(1, 1))
+        state.keep(Keep("c", Cursor(1, 1)))
         await state.drain()
         await state.close()
         return levels
@@ -183,14 +182,14 @@ def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path:
         state._db.execute("PRAGMA query_only = ON")
         state.remove(entry(1))
         state.identify("device_id", "dev")
-        state.keep("c", Cursor(1, 7))
-        state.keep("d", Cursor(1, 1))
+        state.keep(Keep("c", Cursor(1, 7)))
+        state.keep(Keep("d", Cursor(1, 1)))
         await state.drain()
         assert {type(error) for error in notes.errors} == {StateDirectory}
         state._db.execute("PRAGMA query_only = OFF")
-        state.keep("d", Cursor(1, 2))
+        state.keep(Keep("d", Cursor(1, 2)))
         await state.drain()
-        assert notes.cursors[-2:] == [("c", Cursor(1, 7)), ("d", Cursor(1, 2))]
+        assert notes.cursors[-2:] == [Keep("c", Cursor(1, 7)), Keep("d", Cursor(1, 2))]
         await state.close()
 
     asyncio.run(main())
@@ -202,9 +201,9 @@ def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path)
         kept = asyncio.Event()
         errors: list[HoldfastError] = []
 
-        def written(_: object, cursors: Iterable[tuple[str, Cursor]], error: HoldfastError | None) -> None:
+        def written(_: object, cursors: Iterable[Keep], error: HoldfastError | None) -> None:
             if error is None:
-                assert list(cursors) == [("c", Cursor(1, 7))]
+                assert list(cursors) == [Keep("c", Cursor(1, 7))]
                 kept.set()
                 return
             errors.append(error)
@@ -214,7 +213,7 @@ def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path)
         state = FileState(tmp_path / "client.db", retry_seconds=0.01)
         state.open(written)
         state._db.execute("PRAGMA query_only = ON")
-        state.keep("c", Cursor(1, 7))
+        state.keep(Keep("c", Cursor(1, 7)))
         await asyncio.wait_for(kept.wait(), 5)
         await state.close()
 
@@ -227,7 +226,7 @@ def test_a_disk_that_fails_for_good_does_not_keep_the_state_from_closing(tmp_pat
         state = FileState(tmp_path / "client.db")
         state.open(notes)
         state._db.execute("PRAGMA query_only = ON")
-        state.keep("c", Cursor(1, 7))
+        state.keep(Keep("c", Cursor(1, 7)))
         await asyncio.wait_for(state.close(), 5)
         return notes
 

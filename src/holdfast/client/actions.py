@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.client.cursors import Copy
 from holdfast.client.events import Sent
 from holdfast.client.outbox import Entry
 from holdfast.errors import HoldfastError
@@ -28,10 +29,14 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep the chat's cursor on disk, then answer with ``Machine.kept``; None: forget it."""
+    """Keep the chat's cursor on disk, then hand this to ``Machine.kept``; None: forget it.
+
+    ``copy`` is whose cursor it is: who left and joined again has another one, in the same epoch.
+    """
 
     chat_id: str
     cursor: Cursor | None
+    copy: Copy | None = None
 
 
 @dataclass(frozen=True, slots=True)

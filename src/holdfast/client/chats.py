@@ -126,16 +126,16 @@ class Chats:
                 return self._progress(chat_id, copy)
             case ChatReset(chat_id=chat_id) if copy is not None:
                 copy.move_past(0)
-                return [Keep(chat_id, copy.cursor)]
+                return [Keep(chat_id, copy.cursor, copy)]
             case ChatGone(chat_id=chat_id):
                 return [Keep(chat_id, None)]
             case _:
                 return []
 
-    def kept(self, chat_id: str, cursor: Cursor) -> None:
-        """The cursor is on disk: it may be acked."""
-        copy = self._copies.get(chat_id)
-        if copy is not None and copy.epoch == cursor.epoch:
+    def kept(self, keep: Keep) -> None:
+        """The cursor is on disk: it may be acked, unless it is of a copy that is gone."""
+        chat_id, cursor, copy = keep.chat_id, keep.cursor, keep.copy
+        if cursor is not None and copy is not None and copy is self._copies.get(chat_id):
             copy.kept = max(copy.kept, cursor.sequence)
             if copy.kept > copy.acked and self._follows(chat_id):
                 self._owed[chat_id] = None
@@ -216,7 +216,7 @@ class Chats:
             self._behind.setdefault(chat_id, now)
 
     def _progress(self, chat_id: str, copy: Copy) -> list[Keep]:
-        return [Keep(chat_id, copy.cursor)] if copy.consumed > copy.kept else []
+        return [Keep(chat_id, copy.cursor, copy)] if copy.consumed > copy.kept else []
 
     def _follows(self, chat_id: str) -> bool:
         return self._follow is None or chat_id in self._follow

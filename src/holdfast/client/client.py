@@ -214,9 +214,7 @@ class Client:
             )
         return unsettled
 
-    def _written(
-        self, entries: Iterable[Entry], cursors: Iterable[tuple[str, Cursor]], error: HoldfastError | None
-    ) -> None:
+    def _written(self, entries: Iterable[Entry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
         """The state has these, or could not take them."""
         for entry in entries:
             unsettled = self._unsettled[entry.key]
@@ -346,8 +344,8 @@ class Client:
                 case Write(frame):
                     if self._socket is not None:
                         self._socket.send(encode_client_frame(frame))
-                case Keep(chat_id, cursor):
-                    self._state.keep(chat_id, cursor)
+                case Keep() as keep:
+                    self._state.keep(keep)
                 case Settled(entry, outcome):
                     self._settle(entry, outcome)
                 case RenewToken():

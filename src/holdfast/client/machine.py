@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
-from holdfast.client.actions import Action, Announced, Drop, Online, RenewToken, Settled, Write
+from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
 from holdfast.client.chats import Chats
 from holdfast.client.cursors import Copy
 from holdfast.client.events import ChatReset, Event, SendRefused, Sent, Warned
@@ -201,10 +201,10 @@ class Machine:
         self._actions += self._chats.moved_past(event, copy)
         return self._done(now)
 
-    def kept(self, kept: Iterable[tuple[str, Cursor]], now: float) -> list[Action]:
-        """These cursors are on disk."""
-        for chat_id, cursor in kept:
-            self._chats.kept(chat_id, cursor)
+    def kept(self, kept: Iterable[Keep], now: float) -> list[Action]:
+        """These are on disk."""
+        for keep in kept:
+            self._chats.kept(keep)
         return self._done(now)
 
     def typing(self, chat_id: str, active: bool, now: float) -> list[Action]:

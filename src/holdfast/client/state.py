@@ -17,6 +17,7 @@ from typing import Protocol
 
 import apsw
 
+from holdfast.client.actions import Keep
 from holdfast.client.outbox import Entry
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory, StateInUse
 from holdfast.message import Cursor
@@ -58,7 +59,7 @@ class _Batch:
     """Changes that wait for the next commit. ``outbox``: entries to put, keys to remove, in the order of the calls."""
 
     outbox: list[Entry | tuple[str, str]] = field(default_factory=list)
-    cursors: dict[str, Cursor | None] = field(default_factory=dict)
+    cursors: dict[str, Keep] = field(default_factory=dict)
     identity: dict[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -79,9 +80,7 @@ class _Batch:
 class Written(Protocol):
     """Called on the event loop after each commit: what is now kept, or why it is not."""
 
-    def __call__(
-        self, entries: Iterable[Entry], cursors: Iterable[tuple[str, Cursor]], error: HoldfastError | None
-    ) -> None: ...
+    def __call__(self, entries: Iterable[Entry], cursors: Iterable[Keep], error: HoldfastError | None) -> None: ...
 
 
 class ClientState(Protocol):
@@ -93,7 +92,7 @@ class ClientState(Protocol):
 
     def remove(self, entry: Entry) -> None: ...
 
-    def keep(self, chat_id: str, cursor: Cursor | None) -> None: ...
+    def keep(self, keep: Keep) -> None: ...
 
     def identify(self, name: str, value: str) -> None: ...
 
@@ -120,9 +119,8 @@ class MemoryState:
     def remove(self, entry: Entry) -> None:
         pass
 
-    def keep(self, chat_id: str, cursor: Cursor | None) -> None:
-        if cursor is not None:
-            self._loop.call_soon(self._written, [], [(chat_id, cursor)], None)
+    def keep(self, keep: Keep) -> None:
+        self._loop.call_soon(self._written, [], [keep], None)
 
     def identify(self, name: str, value: str) -> None:
         pass
@@ -170,8 +168,8 @@ class FileState:
         self._batch.outbox.append(entry.key)
         self._write()
 
-    def keep(self, chat_id: str, cursor: Cursor | None) -> None:
-        self._batch.cursors[chat_id] = cursor
+    def keep(self, keep: Keep) -> None:
+        self._batch.cursors[keep.chat_id] = keep
         self._write()
 
     def identify(self, name: str, value: str) -> None:
@@ -225,8 +223,7 @@ class FileState:
         if isinstance(error, StateDirectory):  # of anything else a repetition would fail as well
             self._batch = batch.before(self._batch)
             self._try_later()
-        kept = [(chat_id, cursor) for chat_id, cursor in batch.cursors.items() if cursor is not None]
-        self._written(batch.puts, kept, error)
+        self._written(batch.puts, batch.cursors.values(), error)
         if newer:
             self._write()
 
@@ -249,11 +246,13 @@ class FileState:
                         )
                     else:
                         self._db.execute("DELETE FROM outbox WHERE chat_id = ? AND client_message_id = ?", change)
-                for chat_id, cursor in batch.cursors.items():
-                    if cursor is None:
-                        self._db.execute("DELETE FROM cursors WHERE chat_id = ?", (chat_id,))
+                for keep in batch.cursors.values():
+                    if keep.cursor is None:
+                        self._db.execute("DELETE FROM cursors WHERE chat_id = ?", (keep.chat_id,))
                     else:
-                        self._db.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", (chat_id, *cursor))
+                        self._db.execute(
+                            "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", (keep.chat_id, *keep.cursor)
+                        )
                 for name, value in batch.identity.items():
                     self._db.execute("INSERT OR REPLACE INTO identity VALUES (?, ?)", (name, value))
 

@@ -180,8 +180,8 @@ class Device:
                     self._write(frame)
                 case Settled(entry=entry):
                     self.unsent.pop(entry.client_message_id, None)
-                case Keep(chat_id=chat_id, cursor=cursor):
-                    self._keep(chat_id, cursor)
+                case Keep() as keep:
+                    self._keep(keep)
                 case Online():
                     self._online = True
                     self._reconnect.established()
@@ -196,13 +196,13 @@ class Device:
                     assert_never(action)
         self._set_timer()
 
-    def _keep(self, chat_id: str, cursor: Cursor | None) -> None:
-        if cursor is None:
-            self.cursors.pop(chat_id, None)
-            self.copies.pop(chat_id, None)
+    def _keep(self, keep: Keep) -> None:
+        if keep.cursor is None:
+            self.cursors.pop(keep.chat_id, None)
+            self.copies.pop(keep.chat_id, None)
         else:
-            self.cursors[chat_id] = cursor
-            self._do(self.machine.kept([(chat_id, cursor)], self._loop.time()))
+            self.cursors[keep.chat_id] = keep.cursor
+            self._do(self.machine.kept([keep], self._loop.time()))
 
     def _write(self, frame: AnyClientFrame) -> None:
         if self.wire is not None:
