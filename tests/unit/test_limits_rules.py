@@ -91,6 +91,22 @@ def test_the_digest_tells_any_difference_and_ignores_order() -> None:
         assert RuleSet.of(other).digest != RuleSet.of(rules).digest
 
 
+def test_rules_put_one_by_one_answer_like_rules_read_at_once() -> None:
+    chance = random.Random(11)
+    resources = ["*", "a*", "ab*", "ab", "abc", "b"]
+    for _ in range(300):
+        one_by_one, all_of_them = RuleSet(), {}
+        for version in range(1, 25):
+            tenant, resource = chance.choice(["acme", "*"]), chance.choice(resources)
+            change = rule(tenant, resource, version, version=version, deleted=chance.random() < 0.4)
+            one_by_one, all_of_them = one_by_one.merge(change), {**all_of_them, change.name: change}
+        at_once = RuleSet(all_of_them)
+        for tenant in ("acme", "*", "other"):
+            for asked in ("a", "ab", "abc", "abcd", "b", "bb", ""):
+                assert one_by_one.lookup(tenant, asked) == at_once.lookup(tenant, asked)
+        assert one_by_one.digest == at_once.digest
+
+
 def test_a_share_is_never_nothing() -> None:
     share = structs.replace(rule("a", "b", 5), burst_size=3).scaled(1, 10)
     assert (share.limit, share.burst_size) == (1, 1)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from holdfast.api.bodies import ErrorBody, ErrorDetail, TooManyRequests
 from holdfast.api.call import Answer
 from holdfast.errors import HoldfastError, OperatorError, RateLimited
-from holdfast.limits.asgi import PROBLEM
+from holdfast.limits.asgi import PROBLEM, PROBLEM_TITLE
 
 STATUS = {
     "INVALID_MESSAGE": 400,
@@ -37,7 +37,6 @@ RETRY_AFTER_SECONDS = {"RATE_LIMITED": 1, "SERVER_BUSY": 1, "SERVICE_UNAVAILABLE
 """Where the error itself does not say when to come back."""
 
 PROBLEM_TYPE = "application/problem+json"
-TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 
 _encoder = msgspec.json.Encoder()
 
@@ -79,7 +78,7 @@ def respond_error(
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RateLimited):
         named = [error.details["rule"]] if "rule" in error.details else []
-        body = TooManyRequests(detail, PROBLEM, TITLE, STATUS[error.code], error.message, violated or named)
+        body = TooManyRequests(detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated or named)
         return Response(_encoder.encode(body), STATUS[error.code], headers, PROBLEM_TYPE)
     return Response(
         _encoder.encode(ErrorBody(detail)), status or STATUS[error.code], headers, media_type="application/json"

@@ -31,6 +31,7 @@ _INTEGER_MAX = 999_999_999_999_999
 """The largest integer of a structured field (RFC 9651)."""
 
 PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+PROBLEM_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 
 
 def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -> Headers:
@@ -115,7 +116,7 @@ class RateLimited:
 async def _refuse(send: Send, decisions: Sequence[Decision], added: Encoded) -> None:
     problem = {
         "type": PROBLEM,
-        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "title": PROBLEM_TITLE,
         "status": 429,
         "violated-policies": [d.rule for d in decisions if d.exceeded],
     }

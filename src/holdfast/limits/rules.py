@@ -148,6 +148,15 @@ class _Tenant(NamedTuple):
                 return rule
         return self.default
 
+    def put(self, rule: Rule) -> _Tenant:
+        """With this rule in its place; the others are not looked at."""
+        if rule.resource == ANY:
+            return self._replace(default=None if rule.deleted else rule)
+        if rule.resource.endswith(ANY):
+            wildcards = _put(self.wildcards, rule.resource[:-1], rule)
+            return self._replace(wildcards=wildcards, lengths=_lengths(wildcards))
+        return self._replace(exact=_put(self.exact, rule.resource, rule))
+
 
 class RuleSet:
     """An immutable set of rules in the view of one node.
@@ -247,8 +256,8 @@ class RuleSet:
         new.epoch = self.epoch
         new._rules = {**self._rules, rule.name: rule}
         new.digest_value = next_digest(self.digest_value, self._rules.get(rule.name), rule)
-        theirs = [other for other in new._rules.values() if other.tenant == rule.tenant]
-        new._tenants = {**self._tenants, rule.tenant: _arrange(theirs)}
+        theirs = self._tenants.get(rule.tenant)
+        new._tenants = {**self._tenants, rule.tenant: theirs.put(rule) if theirs else _arrange([rule])}
         return new
 
 
@@ -256,8 +265,18 @@ def _arrange(rules: list[Rule]) -> _Tenant:
     rules = [rule for rule in rules if not rule.deleted]
     exact = {r.resource: r for r in rules if not r.resource.endswith(ANY)}
     wildcards = {r.resource[:-1]: r for r in rules if r.resource.endswith(ANY) and r.resource != ANY}
-    lengths = tuple(sorted({len(prefix) for prefix in wildcards}, reverse=True))
-    return _Tenant(exact, wildcards, lengths, next((r for r in rules if r.resource == ANY), None))
+    return _Tenant(exact, wildcards, _lengths(wildcards), next((r for r in rules if r.resource == ANY), None))
+
+
+def _lengths(wildcards: Iterable[str]) -> tuple[int, ...]:
+    return tuple(sorted({len(prefix) for prefix in wildcards}, reverse=True))
+
+
+def _put(rules: dict[str, Rule], key: str, rule: Rule) -> dict[str, Rule]:
+    changed = {**rules, key: rule}
+    if rule.deleted:
+        del changed[key]
+    return changed
 
 
 def fingerprint(rule: Rule) -> int:
