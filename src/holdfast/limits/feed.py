@@ -24,8 +24,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -39,6 +40,7 @@ from holdfast.limits.rules import Rule, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
 
+MERGED_AT_ONCE = 10
 HEARSAY_SECONDS = 60.0
 """How long a ring is believed by itself. More than the clocks of a primary and its replica can differ: how far a
 replica lags is told by them."""
@@ -182,12 +184,19 @@ class Feed:
             if not changes or changes[0].seq != self.cursor[1] + 1:
                 await self._take_snapshot(head)  # further behind than the log reaches back
                 return
+            await self._merge({change.rule.name: change.rule for change in changes}.values())
+            self.cursor = (head.epoch, changes[-1].seq)
+
+    async def _merge(self, newest: Iterable[Rule]) -> None:
+        """A few at a time: each may be a pass over ten thousand rules, and checks must not wait for a hundred."""
+        left = iter(newest)
+        while some := list(islice(left, MERGED_AT_ONCE)):
             merged, count = self.rules, 0
-            for change in changes:
-                before, merged = merged, merged.merge(change.rule)
+            for rule in some:
+                before, merged = merged, merged.merge(rule)
                 count += merged is not before
             self._put(merged, "sync", count)
-            self.cursor = (head.epoch, changes[-1].seq)
+            await asyncio.sleep(0)
 
     async def _take_snapshot(self, head: Head) -> None:
         """Everything, unless the digest says that we have it."""
