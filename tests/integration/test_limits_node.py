@@ -154,6 +154,9 @@ def test_sends_ask_and_a_refused_send_is_not_stored(with_node: Callable[[Scenari
             if answer.status_code == 429:
                 assert answer.json()["error"]["code"] == "RATE_LIMITED"
                 assert answer.json()["error"]["details"]["rule"] == "*/send:user"
+                assert answer.json()["violated-policies"] == ["*/send:user"]
+                assert '"*/send:user";q=2' in answer.headers["RateLimit-Policy"]
+                assert f'"*/send:user";r=0;t={answer.headers["Retry-After"]}' in answer.headers["RateLimit"]
             return answer.status_code == 429
 
         stored = await refused(send, 6)

@@ -59,7 +59,7 @@ def respond_error(
 ) -> Response:
     """An error on the wire; ``outcome`` only where something might have been written. Operators read what is theirs.
 
-    ``violated``: the rules that refused, where it is too many requests and there are more than the error names.
+    ``violated``: the rules that refused, where it is too many requests.
     """
     error = error if to_operator and isinstance(error, OperatorError) else error.told
     detail = ErrorDetail(
@@ -77,8 +77,7 @@ def respond_error(
     if error.code == "UNAUTHORIZED":
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RateLimited):
-        named = [error.details["rule"]] if "rule" in error.details else []
-        body = TooManyRequests(detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated or named)
+        body = TooManyRequests(detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated)
         return Response(_encoder.encode(body), STATUS[error.code], headers, PROBLEM_TYPE)
     return Response(
         _encoder.encode(ErrorBody(detail)), status or STATUS[error.code], headers, media_type="application/json"

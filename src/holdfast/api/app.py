@@ -25,7 +25,7 @@ from holdfast.api.openapi import describe
 from holdfast.api.receive import Allowance, receive, violated
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
-from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound
+from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, RateLimited
 from holdfast.telemetry import log
 
 View = Callable[[Request], Awaitable[Response]]
@@ -80,7 +80,8 @@ def _view(deps: Deps, allowance: Allowance, keyed: Keyed, endpoint: Endpoint) ->
             if error.private:
                 log.error("a request met a defect, or an operator's trouble", endpoint=endpoint.name, exc_info=True)
             operator = endpoint.caller == "operator"
-            return respond_error(error, write=endpoint.writes, to_operator=operator, violated=violated(request))
+            rules = violated(request, error) if isinstance(error, RateLimited) else ()
+            return respond_error(error, write=endpoint.writes, to_operator=operator, violated=rules)
         except Exception:
             log.exception("a request met a defect", endpoint=endpoint.name)
             return respond_error(InternalError(), write=endpoint.writes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from holdfast.api.problems import invalid_body, invalid_query
 from holdfast.clock import Clock
 from holdfast.errors import (
     Forbidden,
+    HoldfastError,
     InvalidContentType,
     InvalidMessage,
     MessageTooLarge,
@@ -158,9 +159,13 @@ async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principa
         raise refused
 
 
-def violated(request: Request) -> list[str]:
-    """The rules that refused a request."""
-    decisions: Sequence[Decision] = request.scope.get("holdfast.decisions", ())
+def violated(request: Request, error: HoldfastError) -> list[str]:
+    """The rules that refused a request; one that was asked further in, as for a send, comes into the headers too."""
+    decisions: list[Decision] = [*request.scope.get("holdfast.decisions", ())]
+    if (rule := error.details.get("rule")) and rule not in (decision.rule for decision in decisions):
+        wait = error.retry_after_seconds or 0.0
+        decisions.append(Decision(False, error.details["limit"], 0, wait, wait, rule, exceeded=True))
+        request.scope["holdfast.decisions"] = decisions
     return [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
 
 

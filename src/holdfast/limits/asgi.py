@@ -39,7 +39,7 @@ def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -
     ruled = [decision for decision in decisions if decision.rule]
     if not ruled:
         return []
-    policies = ", ".join(f"{_name(d)};q={d.limit};w={max(1, math.ceil(d.window_seconds))}" for d in ruled)
+    policies = ", ".join(f"{_name(d)};q={d.limit}{_window(d)}" for d in ruled)
     state = ", ".join(f"{_name(d)};r={d.remaining};t={_seconds(_more_after(d))}" for d in ruled)
     headers = [("RateLimit-Policy", policies), ("RateLimit", state)]
     if legacy:
@@ -55,6 +55,11 @@ def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -
 def retry_after(decisions: Sequence[Decision]) -> int:
     """Whole seconds until the slowest of the refusing rules has room."""
     return max(1, *(_seconds(d.retry_after) for d in decisions if not d.allowed))
+
+
+def _window(decision: Decision) -> str:
+    """Optional in the draft, and in whole seconds."""
+    return f";w={math.ceil(decision.window_seconds)}" if decision.window_seconds else ""
 
 
 def _more_after(decision: Decision) -> float:
