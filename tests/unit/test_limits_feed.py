@@ -540,8 +540,11 @@ def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old
         feed, _ = feed_of(old, file)
         async with feed:
             feed._reader = new
-            await asyncio.sleep(8.1)
+            await asyncio.sleep(8.02)
             assert (limit_of(feed, "a"), limit_of(feed, "b"), feed.cursor) == (None, 6, (1, 1))
+            new.put("b", 7, ring=False)
+            await asyncio.sleep(0.2)
+            assert limit_of(feed, "b") == 7, "it looks again at once: what it heard meanwhile it took for another's"
             old.put("a", 50)
             await asyncio.sleep(0.2)
             assert limit_of(feed, "a") is None, "the old doorbell is not ours any more"
@@ -577,6 +580,9 @@ def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_cha
             written = file.stat().st_ino
             await asyncio.sleep(3_600)
             assert file.stat().st_ino == written, "the rules are not written again for it"
+            file.unlink()
+            await asyncio.sleep(8.1)
+            assert load(file) is not None, "but are if somebody took them away"
         log.away = log.deaf = True
         await asyncio.sleep(60)
         again, _ = feed_of(log, file)

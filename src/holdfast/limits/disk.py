@@ -47,12 +47,16 @@ def save(file: Path, saved: Saved) -> bool:
         return False
 
 
-def known_complete(file: Path, known_at: float) -> None:
-    """What is in the file was everything at this moment too. Not forced to the disk: at worst it looks older."""
+def known_complete(file: Path, known_at: float) -> bool:
+    """What is in the file was everything at this moment too; False if the file is gone.
+
+    Not forced to the disk: at worst the rules look older than they are.
+    """
     try:
         os.utime(file, (known_at, known_at))
-    except OSError as error:
-        telemetry.log.warning("limits.snapshot_not_saved", error=str(error))
+        return True
+    except OSError:
+        return False
 
 
 def load(file: Path) -> Saved | None:

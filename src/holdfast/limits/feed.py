@@ -215,6 +215,7 @@ class Feed:
         self.cursor = self._heard_last = (snapshot.epoch, snapshot.seq)
         self._awaited = None
         self._store = store
+        self.nudge()  # what was rung meanwhile was not heeded
 
     def _recognise(self, store: str) -> None:
         """From here on we know which rings are ours, also of those that came too early."""
@@ -342,8 +343,7 @@ class Feed:
         digest = self.rules.digest
         known_at = self._clock.now() - self.staleness_seconds
         what = (digest, self._store, self.cursor[0])
-        if what == self._saved:
-            await asyncio.to_thread(known_complete, self._file, known_at)
+        if what == self._saved and await asyncio.to_thread(known_complete, self._file, known_at):
             return
         snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
         epoch, seq = self._heard_last
