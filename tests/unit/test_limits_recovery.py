@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import virtual
-from limitworld import Shared
+from limitworld import Members, Shared
 
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.counters.contract import Adjustment
@@ -94,6 +94,28 @@ def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> None:
             counters.mood = "well"
             await asyncio.sleep(1.1)
             assert {each.key[1] for each in counters.adjustments} == {f"s{n}" for n in range(600)}
+
+    virtual.run(main())
+
+
+def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None:
+    class Slow(Members):
+        async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
+            await asyncio.sleep(3)
+            return await super().adjust(adjustments)
+
+    async def main() -> None:
+        counters, loop = Slow(), asyncio.get_running_loop()
+        async with node(counters, HOURLY) as one:
+            counters.mood = "away"
+            for n in range(1000):
+                await one.check("acme", "x", f"s{n}")
+            counters.mood = "well"
+            await asyncio.sleep(9)
+            assert one._share.owes
+            assert counters.members["a"] >= loop.time() + 3
+            await asyncio.sleep(6)
+            assert not one._share.owes
 
     virtual.run(main())
 

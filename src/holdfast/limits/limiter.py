@@ -450,7 +450,7 @@ class Limiter:
     async def _turn(self) -> None:
         try:
             if await self._beat():
-                await self._accounts.settle()
+                self._recovered()  # beside the heartbeat: there may be more to charge than fits between two
                 await self._accounts.give_back()
         except Exception as error:  # a node that stopped saying that it lives would give its share to the others
             telemetry.defect("limits", error)
