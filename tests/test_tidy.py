@@ -80,6 +80,7 @@ PURE = [
     "limits/rules.py",
     "limits/lockout.py",
     "limits/algorithms.py",
+    "limits/hearsay.py",
     "limits/membership.py",
     "limits/plans.py",
 ]

@@ -5,9 +5,8 @@ is newer, and the cursor does not move. Lost, repeated and reordered rings chang
 not depend on order (see ``rules.RuleSet``).
 
 Only the rings of our own store count: a Redis is often shared, and its channels know no databases. Which store is ours
-the first look at it tells; rings that come before wait for it. And a ring is never believed for ever: what it told of
-and the reader, who should know it by then, does not have after a minute was not of our log. It is dropped, and from
-then on a ring only makes us read: two databases that are copies of one call themselves by one name.
+the first look at it tells; rings that come before wait for it. And a ring is never believed for ever (see ``hearsay``):
+what it told and the log never shows is dropped, and from then on a ring only makes us read.
 
 Start: the last good snapshot on disk, listen, read what is newer, ready. The disk comes first because a reader that
 lags may know less than this node did before it was started again. If the database is away, go on with that and say so;
@@ -36,14 +35,12 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.disk import Saved, known_complete, load, save
+from holdfast.limits.hearsay import Hearsay
 from holdfast.limits.rules import Rule, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
 
 MERGED_AT_ONCE = 10
-HEARSAY_SECONDS = 60.0
-"""How long a ring is believed by itself. More than the clocks of a primary and its replica can differ: how far a
-replica lags is told by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +92,7 @@ class Feed:
         self.from_disk = False
         self._store = ""
         self._early: deque[Ring] = deque(maxlen=RINGS_WAITING_MAX)
-        self._heard_last = (0, 0)
-        self._awaited: tuple[tuple[int, int], float] | None = None
+        self._hearsay = Hearsay()
         self._believes = True
         self._known_at = -math.inf
         self._nudged = asyncio.Event()
@@ -117,8 +113,7 @@ class Feed:
     @property
     def _heard(self) -> int:
         """The last place in the log of our epoch from which a doorbell brought a rule."""
-        epoch, seq = self._heard_last
-        return seq if epoch == self.rules.epoch else 0
+        return self._hearsay.seq(self.rules.epoch)
 
     def nudge(self) -> None:
         """Something says that we are behind: sync now."""
@@ -162,7 +157,7 @@ class Feed:
             await self._begin_anew(head.store)
         elif head.epoch < self.rules.epoch or (head.epoch == self.cursor[0] and head.seq < self.cursor[1]):
             return  # a reader that is behind us: nothing to learn, and nothing is known to be complete
-        elif self._overdue(head, asked_at - head.lag_seconds):
+        elif self._hearsay.overdue((head.epoch, head.seq), asked_at - head.lag_seconds, asked_at):
             telemetry.log.error("limits.read_anew", reason="a doorbell told what is not in the log", seq=head.seq)
             self._believes = False
             await self._begin_anew(head.store)
@@ -212,8 +207,8 @@ class Feed:
         snapshot = await self._reader.snapshot()
         if snapshot.whole or store != self._store:
             self._put(RuleSet.of(snapshot.rules, snapshot.epoch), "snapshot")
-        self.cursor = self._heard_last = (snapshot.epoch, snapshot.seq)
-        self._awaited = None
+        self.cursor = (snapshot.epoch, snapshot.seq)
+        self._hearsay.forget(self.cursor)
         self._store = store
         self.nudge()  # what was rung meanwhile was not heeded
 
@@ -222,17 +217,6 @@ class Feed:
         self._store = store
         while self._early:
             self.rung(self._early.popleft())
-
-    def _overdue(self, head: Head, known_at: float) -> bool:
-        """Whether a ring told of a place in the log that this reader should know by now, and does not."""
-        if self._awaited is None:
-            return False
-        place, since = self._awaited
-        if place > (head.epoch, head.seq):
-            return known_at > since + HEARSAY_SECONDS
-        last = self._heard_last
-        self._awaited = (last, self._clock.monotonic()) if last > (head.epoch, head.seq) else None
-        return False
 
     def _put(self, rules: RuleSet, by: str, count: int | None = None) -> None:
         """Put rules in place; ``count`` of them are not what they were, if whoever merged them knows."""
@@ -269,12 +253,10 @@ class Feed:
             self.nudge()
 
     def _heed(self, ring: Ring) -> None:
-        place, expected = (ring.epoch, ring.seq), max(self.cursor[1], self._heard) + 1
+        expected = max(self.cursor[1], self._heard) + 1
         if ring.rule is not None and self._believes:
             self._put(self.rules.merge(ring.rule), "event", 1)
-            self._heard_last = max(self._heard_last, place)
-            if self._awaited is None and place > self.cursor:
-                self._awaited = (place, self._clock.monotonic())
+            self._hearsay.heard((ring.epoch, ring.seq), self.cursor, self._clock.monotonic())
         if ring.rule is None or not self._believes or ring.seq > expected or ring.epoch > self.rules.epoch:
             self.nudge()
 
@@ -329,8 +311,8 @@ class Feed:
             return
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
-        self._heard_last = (saved.heard_epoch or saved.snapshot.epoch, saved.heard)
-        self._awaited = (self._heard_last, self._clock.monotonic()) if self._heard_last > self.cursor else None
+        heard = (saved.heard_epoch or saved.snapshot.epoch, saved.heard)
+        self._hearsay.heard(heard, self.cursor, self._clock.monotonic())
         self._store = saved.store
         self.from_disk = True
         self._saved = (saved.digest, saved.store, saved.snapshot.epoch)
@@ -346,7 +328,7 @@ class Feed:
         if what == self._saved and await asyncio.to_thread(known_complete, self._file, known_at):
             return
         snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
-        epoch, seq = self._heard_last
+        epoch, seq = self._hearsay.last
         if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot, seq, epoch, self._store)):
             self._saved = what
 
