@@ -216,6 +216,28 @@ def test_a_handshake_that_the_server_itself_refuses_for_good_is_the_end(tmp_path
     served(tmp_path, scenario)
 
 
+def test_who_only_sends_stays_connected_and_may_still_begin_to_read(tmp_path: Path) -> None:
+    """Nobody reads its events, so nothing can be acked, and a server doubts who does not ack."""
+
+    async def scenario(world: World) -> None:
+        chat_id = await world.chat("alice", "bob")
+        async with Proxy("127.0.0.1", int(world.url.rpartition(":")[2])) as proxy:
+            settings = replace(QUICK, buffer_messages_max=5)
+            async with Client(f"http://127.0.0.1:{proxy.port}", world.token("alice"), settings=settings) as alice:
+                for n in range(30):
+                    await alice.send(chat_id, f"{n}")
+                    await asyncio.sleep(0.05)
+                assert proxy.accepted == 1
+                assert [m.content for m in await next_of(alice, Message, 30)] == [f"{n}" for n in range(30)]
+
+    changes = {
+        "gateway.timeouts.heartbeat_interval_seconds": 0.1,
+        "gateway.timeouts.stale_acks_seconds": 0.2,
+        "gateway.backpressure.inbound.rate_limit_burst": 100,
+    }
+    served(tmp_path, scenario, changes)
+
+
 def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> None:
     """The deadlines of both sides are far shorter than a page takes: what counts is whether bytes come."""
 

@@ -67,11 +67,14 @@ class Bench:
         settings: ClientSettings = SETTINGS,
         follow: set[str] | None = None,
         keeps: bool = True,
+        listens: bool = True,
     ) -> None:
         rng = random.Random(1)
         outbox = Outbox(entries, settings.sends_in_flight_max, settings.backoff, rng)
         self.machine = Machine(settings, outbox, cursors or {}, rng, follow)
         self.now = 100.0
+        if listens:
+            self.machine.listen(self.now)
         self.keeps = keeps
         self.actions: list[Action] = []
         self.kept: dict[str, Cursor | None] = {}
@@ -346,6 +349,17 @@ def test_a_resume_refused_again_and_again_waits_longer_up_to_the_cap(refusal: Er
         asked = again[-1].request_id
     assert max(waits[:1]) <= 1.26
     assert 12 < max(waits) <= 16.01
+
+
+def test_nothing_is_asked_for_until_the_application_listens() -> None:
+    bench = Bench(at(3), listens=False)
+    assert bench.open() == []
+    assert [type(frame) for frame in bench.send(1)] == [SendMessage]
+    assert bench.get(Heartbeat({"c": (1, 9)})) == [HeartbeatAck()]
+    bench.get(ack(1))
+    assert bench.machine.wake_at() == bench.now + 45, "only silence would end it"
+    [resume] = written(bench.do(bench.machine.listen(bench.now)))
+    assert isinstance(resume, Resume) and resume.payload.cursors == {"c": (1, 3)}
 
 
 def test_while_a_resume_waits_sends_leave_and_nothing_is_pulled() -> None:

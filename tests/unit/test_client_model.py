@@ -143,6 +143,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
     def start(self) -> None:
         outbox = Outbox(self.disk_outbox.values(), 2, SETTINGS.backoff, random.Random(7))
         self.machine = Machine(SETTINGS, outbox, dict(self.disk_cursors), random.Random(1))
+        self.machine.listen(self.now)
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:

@@ -157,7 +157,7 @@ class Client:
             raise self._error
 
     async def events(self) -> AsyncIterator[Event]:
-        """Everything that happens; one loop at a time.
+        """Everything that happens; one loop at a time. Nothing is asked of the server before the first.
 
         Asking for the next event says that the application is done with the last one: only then its message is
         kept as seen and acknowledged. So what a crash interrupts comes again, and nothing else does.
@@ -173,6 +173,8 @@ class Client:
 
     async def _next(self) -> Event:
         self._move_past()
+        if not self._machine.listens:
+            self._do(self._machine.listen(self._now()))
         while (taken := self._machine.inbox.take()) is None:
             if self._error is not None:
                 raise self._error

@@ -73,6 +73,7 @@ class Machine:
         self._settings = settings
         self._rng = rng
         self._link: Link | None = None
+        self.listens = False
         self._page_messages = settings.page_messages
         self._resume_chats = settings.resume_chats_per_frame
         self._reads: dict[str, int] = {}
@@ -193,6 +194,13 @@ class Machine:
         self.outbox.add(entry)
         return self._done(now)
 
+    def listen(self, now: float) -> list[Action]:
+        """The application wants what comes. Before, nothing is asked for: nobody would take it, nothing be acked."""
+        self.listens = True
+        if self._link is not None and self._link.resuming is not None:
+            self._link.resuming.at = now
+        return self._done(now)
+
     def moved_past(self, event: Event, copy: Copy | None, now: float) -> list[Action]:
         """The application is done with an event it took from the inbox: only now may its cursor move."""
         if isinstance(event, ChatReset):  # what it read before was numbered otherwise
@@ -236,7 +244,7 @@ class Machine:
         chats = min(self._settings.resume_chats_per_frame, limits.get("resume_chats_per_frame", NEVER))
         self._resume_chats = int(chats)
         link.pace = Pace(limits, now)
-        link.resuming = Resuming(now)
+        link.resuming = Resuming(now if self.listens else NEVER)
 
     def _resumed(self, link: Link, request_id: str | None, resumed: Resumed, now: float) -> None:
         if link.resuming is not None and link.resuming.ends_with(request_id):

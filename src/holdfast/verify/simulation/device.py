@@ -62,6 +62,7 @@ class Device:
         backoff = self._settings.backoff
         outbox = Outbox(self.unsent.values(), self._settings.sends_in_flight_max, backoff, self._rng)
         self.machine = self.machine_type(self._settings, outbox, dict(self.cursors), self._rng)
+        self.machine.listen(self._loop.time())
         self._reconnect = Reconnect(backoff, self._rng, can_renew=True)
 
     # What the person does
