@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -170,6 +171,17 @@ def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goe
 
     assert [type(error) for error in asyncio.run(main()).errors] == [InternalError]
     assert list(reopened(tmp_path / "client.db").outbox) == [entry(1)]
+
+
+def test_a_file_that_was_cut_off_opens_as_new_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SQLite takes an empty file for a new one, and so it may be: a crash can leave it so before anything was in it."""
+    path = tmp_path / "client.db"
+    assert reopened(path) == reopened(path) == Saved() and caplog.messages == []
+    os.truncate(path, 0)
+    assert reopened(path) == Saved()
+    [line] = caplog.messages
+    assert str(path) in line and "unsent messages" in line
+    assert reopened(path) == Saved() and len(caplog.messages) == 1
 
 
 def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path: Path) -> None:

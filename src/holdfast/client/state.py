@@ -9,6 +9,7 @@ that is waiting as a group; the caller's event loop never waits for the disk.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateD
 from holdfast.message import Cursor
 
 SCHEMA_VERSION = 1
+
+_logger = logging.getLogger("holdfast.client")
 
 _SCHEMA = """
 CREATE TABLE outbox (
@@ -152,6 +155,8 @@ class FileState:
         self._written = written
         with _translated(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists() and self._path.stat().st_size == 0:  # SQLite cannot tell it from a new one
+                _logger.warning("%s is empty: if it was not before, the unsent messages in it are lost", self._path)
             self._path.touch(mode=0o600)
             self._db = apsw.Connection(str(self._path))
             try:
