@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import jwt
 import pytest
-from program import Program, Ran, patched_environment
+from program import PATIENCE_SECONDS, Program, Ran, eventually, patched_environment
 from typer.testing import CliRunner
 
 from engines import free_port
@@ -203,6 +206,24 @@ def test_the_settings_file_names_the_server(program: Program, tmp_path: Path) ->
         result = CliRunner().invoke(app, ["status", "-c", str(file)], prog_name="holdfast")
     assert result.exit_code == 0, result.stderr
     assert program.url in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_start_that_takes_long(number: signal.Signals, tmp_path: Path) -> None:
+    program = Program(tmp_path / "state")
+    program.state_dir.mkdir()
+    held = apsw.Connection(str(program.state_dir / "chats.db"))
+    held.execute("BEGIN EXCLUSIVE")
+    patient = ("--set", "durability.sqlite.busy_timeout_seconds=60")
+    starting = program.start("serve", *patient, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        eventually(lambda: (program.state_dir / "secrets.json").exists(), "the start to come to the database")
+        starting.send_signal(number)
+        said, errors = starting.communicate(timeout=PATIENCE_SECONDS / 2)
+    finally:
+        starting.kill()
+        held.close()
+    assert (starting.returncode, said, errors) == (128 + number, "", "Stopped before it had started.\n")
 
 
 def test_status_tells_that_the_server_is_ready(program: Program) -> None:

@@ -65,6 +65,10 @@ def test_lists_in_the_environment_are_separated_by_commas() -> None:
         ({}, {"durability.changes.max_at_once": 0}, "max_at_once must be greater than 0"),
         ({}, {"durability.intake.hot_messages_per_minute": 0}, "hot_messages_per_minute must be greater than 0"),
         ({}, {"durability.sqlite.cache_bytes": -5}, "cache_bytes must be greater than 0"),
+        ({}, {"durability.sqlite.readers": 10**9}, "durability.sqlite: readers must be at most 64, not 1000000000"),
+        ({}, {"durability.sqlite.checkpoint_pages": 10**18}, "checkpoint_pages must be at most 1000000"),
+        ({}, {"durability.sqlite.cache_bytes": 10**18}, "cache_bytes must be at most 1099511627776"),
+        ({}, {"durability.sqlite.busy_timeout_seconds": 10**18}, "busy_timeout_seconds must be at most 60"),
     ],
 )
 def test_bad_settings_are_refused_by_name(environ: dict[str, str], overrides: dict[str, object], named: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from types import FrameType
 
 import uvloop
 
@@ -29,14 +31,23 @@ from holdfast.settings import Settings, differences
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
 NEW_OBJECTS_MAX = 10_000
 """A collection that finds so many takes about half a millisecond."""
 
 
 def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start."""
+    """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start.
+
+    Before it serves such a signal ends the process at once, whatever it is doing: a large file may take long to open.
+    """
     telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
-    uvloop.run(_serve(settings, announce, open_files_max()))
+    before = {number: signal.signal(number, _end_the_start) for number in STOPS}
+    try:
+        uvloop.run(_serve(settings, announce, open_files_max()))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def open_files_max() -> int:
@@ -59,11 +70,17 @@ def settle_heap() -> None:
     gc.set_threshold(NEW_OBJECTS_MAX, 2, 2)
 
 
+def _end_the_start(number: int, frame: FrameType | None) -> None:
+    """Nothing was taken yet that had to be answered, and the files are safe at every moment, as after SIGKILL."""
+    os.write(sys.stderr.fileno(), b"Stopped before it had started.\n")
+    os._exit(128 + number)
+
+
 async def _serve(settings: Settings, announce: Callable[[str], None], files_max: int) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as node:
+        for number in STOPS:
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         settle_heap()
         for line in posture(node.settings, files_max):
             announce(line)

@@ -12,7 +12,7 @@ from typing import Literal
 import apsw
 
 from holdfast import telemetry
-from holdfast.bounds import positive
+from holdfast.bounds import GIB, at_most, positive
 from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import KEEPS_HANDLE, TAKEN, Doing, translate
@@ -43,6 +43,8 @@ class SqliteSettings:
             raise ValueError("synchronous must be FULL or NORMAL")
         positive(self, "readers", "writes_waiting_max", "reads_waiting_max", "checkpoint_pages")
         positive(self, "read_deadline_seconds", "busy_timeout_seconds", "cache_bytes")
+        # A reader is a thread with a connection. SQLite takes the others as 32 bits, and what is more for 0.
+        at_most(self, readers=64, checkpoint_pages=1_000_000, busy_timeout_seconds=60, cache_bytes=1024 * GIB)
 
 
 def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:
