@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from virtual import LoopClock, run
 
-from holdfast.errors import InternalError, Unavailable
+from holdfast.errors import InternalError, ServerBusy, Unavailable
 from holdfast.message import Cursor, User
 from holdfast.store.history import History, HistorySettings
 from holdfast.store.memberships import GATHER_SECONDS, USERS_PER_READ
@@ -165,7 +165,7 @@ def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
 
         store.memberships = hang  # type: ignore[method-assign]
         for failed in await asyncio.gather(*(history.memberships(user) for user in USERS), return_exceptions=True):
-            assert isinstance(failed, Unavailable)
+            assert isinstance(failed, Unavailable | ServerBusy), "by its own read, or because it found no place for one"
         assert LoopClock().monotonic() <= 5.001
 
     with_history(test)
