@@ -63,7 +63,7 @@ class Options:
 
 
 def measure_sends(report: Report, options: Options) -> None:
-    rounds, seconds = (3, 0.5) if options.quick else (5, 4.0)
+    rounds, seconds = (5, 0.5) if options.quick else (5, 4.0)
     together: list[dict[str, float]] = []
     alone: list[dict[str, float]] = []
     stores: list[float] = []
