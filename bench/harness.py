@@ -22,6 +22,8 @@ Child = subprocess.Popen[str]
 """A process that serves and obeys; see `process`."""
 
 ROOT = Path(__file__).resolve().parent.parent
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+"""Those that were ours when we began: a benchmark may keep to some of them."""
 
 
 def arguments(description: str, parts: Sequence[str], minutes: float | None = None) -> argparse.Namespace:
@@ -96,6 +98,19 @@ def processes(*commands: Sequence[str], env: Mapping[str, str] | None = None) ->
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+
+@contextmanager
+def cores_awake() -> Iterator[None]:
+    """Idle work on every core, which anything else interrupts.
+
+    Where one process waits for another its core would go to sleep, and a virtual one is back when its host finds the
+    time: what is measured then is the host. For some seconds only: hosts slow down who never rests.
+    """
+    idle = "import os; os.sched_setaffinity(0, {%d}); os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+    idle += 'print("{}", flush=True)\nwhile True: pass'
+    with processes(*(("-c", idle % core) for core in CORES)):
+        yield
 
 
 def answer(child: subprocess.Popen[str]) -> Any:

@@ -21,7 +21,6 @@ import importlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from array import array
@@ -39,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from engines import Missing, postgres, redis  # noqa: E402
-from harness import arguments, finish, median, percentile, say  # noqa: E402
+from harness import CORES, arguments, cores_awake, finish, median, percentile, say  # noqa: E402
 from holdfast.clock import SystemClock  # noqa: E402
 from holdfast.limits.changes import Change  # noqa: E402
 from holdfast.limits.counters.memory import MemoryCounters  # noqa: E402
@@ -106,37 +105,15 @@ async def throughput(check: Check, seconds: float, keys: Iterator[str]) -> float
 @contextmanager
 def cores_apart(pid: int) -> Iterator[None]:
     """The server on one core, this process on the others, where there are several."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) > 1:
+    if len(CORES) > 1:
         for thread in psutil.Process(pid).threads():
-            os.sched_setaffinity(thread.id, cores[-1:])
-        os.sched_setaffinity(0, cores[:-1])
+            os.sched_setaffinity(thread.id, CORES[-1:])
+        os.sched_setaffinity(0, CORES[:-1])
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
-
-
-@contextmanager
-def cores_awake() -> Iterator[None]:
-    """Idle work on every core, which anything else interrupts.
-
-    Between two calls a core would go to sleep, and a virtual one is back when its host finds the time: what is measured
-    then is the host.
-    """
-    if not hasattr(os, "SCHED_IDLE"):
-        yield
-        return
-    idle = "import os; os.sched_setaffinity(0, {%d}); os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
-    idle += "\nwhile True: pass"
-    cores = range(os.cpu_count() or 1)
-    spinning = [subprocess.Popen([sys.executable, "-c", idle % core], stderr=subprocess.DEVNULL) for core in cores]
-    try:
-        yield
-    finally:
-        for each in spinning:
-            each.kill()
-            each.wait()
+        if len(CORES) > 1:
+            os.sched_setaffinity(0, CORES)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ import uvloop
 
 import store as store_bench
 from clients import Audience, Client, Senders, connect, connect_many, crowd, disconnect
-from harness import Child, arguments, finish, median, percentile, process, processes, say, tell
+from harness import Child, arguments, cores_awake, finish, median, percentile, process, processes, say, tell
 
 QUICK_PARTS = ("sends", "fanout", "idle", "latency")
 PARTS = (*QUICK_PARTS, "flat")
@@ -81,7 +81,7 @@ def measure_sends(report: Report, options: Options) -> None:
             stored = await asyncio.to_thread(store_bench.measure, group, seconds)
             stores.append(stored["sends_per_second"])
 
-    with processes((CHILDREN, "node"), (CHILDREN, "node", ONE_BY_ONE)) as nodes:
+    with cores_awake(), processes((CHILDREN, "node"), (CHILDREN, "node", ONE_BY_ONE)) as nodes:
         uvloop.run(measure(nodes))
     grouped, single = median([load["per_s"] for load in together]), median([load["per_s"] for load in alone])
     report.figures["sends_per_s"] = grouped
