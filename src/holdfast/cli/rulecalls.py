@@ -12,6 +12,8 @@ from holdfast.cli.rulefile import Step
 from holdfast.errors import NotFound, OutcomeUnknown, RateLimited, VersionConflict
 
 PAGE = 500
+PATIENCE_SECONDS = 60.0
+"""Who is asked to wait for longer is told so instead."""
 
 
 def every(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
@@ -80,7 +82,10 @@ def patiently(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:
         try:
             return ask(*given, **named)
         except RateLimited as error:
-            time.sleep(error.retry_after_seconds or 1.0)
+            wait = error.retry_after_seconds or 1.0
+            if wait > PATIENCE_SECONDS:
+                raise
+            time.sleep(wait)
 
 
 def amount(rule: Mapping[str, Any]) -> str:

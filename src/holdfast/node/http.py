@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
@@ -50,58 +50,50 @@ class _Requests(HttpToolsProtocol):
     """uvicorn's protocol, which would wait for ever for a head, and take one of any size; for the rest of a body that
     was refused; and for who asks and does not take the answer."""
 
-    _due: asyncio.TimerHandle | None = None
     _head_bytes = 0
-    _rest_due: asyncio.TimerHandle | None = None
-    _taken_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        for timer in (self._rest_due, self._taken_due):
-            if timer is not None:
-                timer.cancel()
+        for what in list(self._timers):
+            self._came(what)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._due is not None:
+        if "head" in self._timers:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response(f"The head of a request has at most {HEAD_BYTES_MAX} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._due is None:  # the next request of a connection that was kept
+        if "head" not in self._timers:  # the next request of a connection that was kept
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        self._stop_waiting()
+        self._came("head")
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
-            self._rest_due = self.loop.call_later(REST_SECONDS, self.transport.close)
+            self._await("rest of the body", REST_SECONDS, self.transport.close)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        if self._rest_due is not None:
-            self._rest_due.cancel()
-            self._rest_due = None
+        self._came("rest of the body")
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._taken_due = self.loop.call_later(TAKEN_SECONDS, self.transport.abort)
+        self._await("room for the answer", TAKEN_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._taken_due is not None:
-            self._taken_due.cancel()
-            self._taken_due = None
+        self._came("room for the answer")
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
@@ -109,12 +101,15 @@ class _Requests(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head_bytes = 0
-        self._due = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.transport.close)
+        self._await("head", HEAD_SECONDS, self.transport.close)
 
-    def _stop_waiting(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def _await(self, what: str, seconds: float, otherwise: Callable[[], None]) -> None:
+        self._came(what)
+        self._timers[what] = self.loop.call_later(seconds, otherwise)
+
+    def _came(self, what: str) -> None:
+        if (timer := self._timers.pop(what, None)) is not None:
+            timer.cancel()
 
 
 class _Server(uvicorn.Server):

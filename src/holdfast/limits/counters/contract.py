@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 def key_prefix(tenant: str, rule: Rule) -> str:
-    """All counters of a tenant share a slot of a Redis cluster; a rule for all tenants counts each apart."""
+    """What the names of a rule's counters begin with; a rule for all tenants counts each apart."""
     return f"{{{tenant}}}:{rule.algorithm}:{rule.label}:"
 
 
