@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -18,7 +19,10 @@ import pytest
 from program import PATIENCE_SECONDS, Program, Terminal, eventually
 
 from holdfast.access import Tokens, TokenSettings, read_secrets, shared_secret
+from holdfast.cli import talk
 from holdfast.cli.rest import Rest
+from holdfast.client import Client
+from holdfast.client.outbox import Entry
 from holdfast.clock import SystemClock
 from holdfast.message import User
 
@@ -135,23 +139,56 @@ def test_a_damaged_file_of_a_window_is_told_and_does_not_keep_the_chat_closed(pr
     assert f"{damaged} is damaged" in talked.stderr and "move it away" in talked.stderr
 
 
-def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(program: Program) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+def leave_in_another_window(program: Program, chat_id: str, *contents: str) -> Path:
+    """A file such as a window leaves that was killed before these were sent."""
     program.ok("chat", "open", chat_id, "-u", "alice")
     (first,) = (program.state_dir / "cli").glob("*-1.db")
     other = first.with_name(first.name.replace("-1", "-2"))
     other.write_bytes(first.read_bytes())
     with closing(apsw.Connection(str(other))) as state:
-        for row in (("key-long", chat_id, "x" * 5000, "text/plain"), ("key", chat_id, "hello", "text/plain")):
+        for content in contents:
             state.execute(
-                "INSERT INTO outbox (client_message_id, chat_id, content, content_type) VALUES (?, ?, ?, ?)", row
+                "INSERT INTO outbox (client_message_id, chat_id, content, content_type) VALUES (?, ?, ?, ?)",
+                (f"key-{len(content)}", chat_id, content, "text/plain"),
             )
+    return other
+
+
+def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(program: Program) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    other = leave_in_another_window(program, chat_id, "x" * 5000, "hello")
     talked = program.run("chat", "open", chat_id, "-u", "alice")
     assert talked.returncode == 0 and "alice: hello" in talked.stdout
     assert "5000 bytes" in talked.stderr and str(other) in talked.stderr
     with closing(apsw.Connection(str(other))) as state:
-        assert state.execute("SELECT client_message_id FROM outbox").get == "key-long", "kept, and not locked"
+        assert state.execute("SELECT client_message_id FROM outbox").get == "key-5000", "kept, and not locked"
+
+
+def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_begins(
+    program: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    leave_in_another_window(program, chat_id, "hello")
+    token = program.ok("token", "-u", "alice").strip()
+    room = talk.Room(Rest(program.url, token), lambda: token, False, chat_id, 20, program.state_dir, as_json=False)
+
+    async def late(client: Client) -> None:
+        while client.unsent():
+            await client.connected()
+            await asyncio.sleep(0)
+
+    take_over = talk._take_over
+
+    async def slowly(file: Path, client: Client) -> list[Entry]:
+        taken = await take_over(file, client)
+        await asyncio.wait_for(late(client), PATIENCE_SECONDS)
+        return taken
+
+    monkeypatch.setattr(talk, "_take_over", slowly)
+    asyncio.run(talk.talk(room))
+    assert "alice: hello" in capfd.readouterr().out
 
 
 def test_who_is_removed_while_talking_is_told_and_the_talk_ends(program: Program) -> None:

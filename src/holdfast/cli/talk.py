@@ -23,6 +23,7 @@ from holdfast.cli.rest import Rest
 from holdfast.cli.screen import Screen, at_a_terminal, screen_for
 from holdfast.cli.show import message_line
 from holdfast.client import ChatGone, ChatReset, Client, ConnectionChanged, Event, Message
+from holdfast.client.outbox import Entry
 from holdfast.client.state import FileState
 from holdfast.client.tokens import claims_of
 from holdfast.clock import Ids, SystemClock
@@ -80,7 +81,7 @@ class Room:
 class Talk:
     """A conversation in progress."""
 
-    def __init__(self, room: Room, screen: Screen, client: Client) -> None:
+    def __init__(self, room: Room, screen: Screen, client: Client, unsent: list[Entry]) -> None:
         self._room = room
         self._screen = screen
         self._client = client
@@ -88,7 +89,7 @@ class Talk:
         self._shown = 0
         self._has_history = False
         self._state = "connecting"
-        self._waiting = {entry.client_message_id: entry.content for entry in client.unsent()}
+        self._waiting = {entry.client_message_id: entry.content for entry in unsent}
         self._fewer = asyncio.Event()
         self._ids = Ids(SystemClock())
 
@@ -196,10 +197,10 @@ class _Left(Exception):
 async def talk(room: Room) -> None:
     """Talk until the user ends it; raises why if the server ends it for good."""
     page, away = _history(room)
-    async with _entered(room, None if page is None else _end_of(page)) as client:
+    async with _entered(room, None if page is None else _end_of(page)) as (client, unsent):
         screen = screen_for(claims_of(room.token()).sub)
         try:
-            talking = Talk(room, screen, client)
+            talking = Talk(room, screen, client, unsent)
             if page is not None:
                 talking.begin(page)
             else:
@@ -227,14 +228,18 @@ def _end_of(page: dict[str, Any]) -> Cursor:
 
 
 @asynccontextmanager
-async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[Client]:
-    """A client, with what earlier windows left unsent. Whatever was shown counts as seen when it leaves."""
+async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[tuple[Client, list[Entry]]]:
+    """A client, and what earlier windows left unsent, even if it is sent by now: it is yet to be shown.
+
+    Whatever was shown counts as seen when the client leaves.
+    """
     window, client = await _free_window(room, start)
+    unsent = client.unsent()
     try:
         for other in range(1, WINDOWS_MAX + 1):
             if other != window and room.state_file(other).exists():
-                await _take_over(room.state_file(other), client)
-        yield client
+                unsent += await _take_over(room.state_file(other), client)
+        yield client, unsent
     finally:
         await client.__aexit__(None, None, None)
 
@@ -254,7 +259,7 @@ async def _free_window(room: Room, start: Cursor | None) -> tuple[int, Client]:
     )
 
 
-async def _take_over(file: Path, client: Client) -> None:
+async def _take_over(file: Path, client: Client) -> list[Entry]:
     """Send what a window that is not there any more left unsent; what cannot be taken is told of, and stays there.
 
     Each message is on the disk of this client before it leaves the other file; if this process dies between, both
@@ -264,10 +269,11 @@ async def _take_over(file: Path, client: Client) -> None:
     try:
         unsent = left.open(lambda entries, cursors, error: None).outbox
     except StateInUse:
-        return
+        return []
     except OperatorError as error:
         print(f"-- {error}", file=sys.stderr)
-        return
+        return []
+    taken = []
     try:
         for entry in unsent:
             try:
@@ -276,10 +282,12 @@ async def _take_over(file: Path, client: Client) -> None:
                 print(f"-- not sent, and kept in {file}: {entry.content[:40]!r} ({error})", file=sys.stderr)
             else:
                 left.remove(entry)
+                taken.append(entry)
     except HoldfastError as error:
         print(f"-- what is unsent in {file} stays there: {error}", file=sys.stderr)
     finally:
         await left.close()
+    return taken
 
 
 async def _until_one_ends(talking: Talk) -> None:
