@@ -337,11 +337,11 @@ def test_a_connection_that_redis_closed_is_replaced(redis_server: Server) -> Non
         counters = RedisCounters(RedisSettings(redis_server.url))
         client = redis.asyncio.Redis.from_url(redis_server.url)
         await one(counters, Ask(at("closed"), terms("token_bucket")))
-        link = counters._link
-        assert link is not None
+        pipe = counters._pipe
+        assert pipe is not None
         await client.client_kill_filter(_type="normal", skipme=True)
         async with asyncio.timeout(5):
-            while link.usable:  # noqa: ASYNC110 - until the loop has read the end
+            while pipe.usable:  # noqa: ASYNC110 - until the loop has read the end
                 await asyncio.sleep(0.001)
         assert (await one(counters, Ask(at("closed"), terms("token_bucket")))).remaining == 8
         await client.aclose()
@@ -366,7 +366,7 @@ def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> N
         with pytest.raises(OutcomeUnknown):
             await one(counters, Ask(at("k"), terms("token_bucket")))
         async with asyncio.timeout(5):
-            while counters._link is not None and counters._link.usable:  # noqa: ASYNC110 - until it is closed
+            while counters._pipe is not None and counters._pipe.usable:  # noqa: ASYNC110 - until it is closed
                 await asyncio.sleep(0.001)
         server.close()
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from holdfast.errors import Unavailable
 from holdfast.limits.algorithms import CODES, Reading, Terms
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Key, Taken
-from holdfast.limits.counters.link import Call, Link, Script
+from holdfast.limits.counters.pipe import Call, Pipe, Script
 from holdfast.limits.rules import Stamp
 
 NAMES_MAX = 65_536
@@ -56,8 +56,8 @@ class RedisCounters:
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._names: dict[Key, bytes] = {}
-        self._link: Link | None = None
-        self._opening: asyncio.Task[Link] | None = None
+        self._pipe: Pipe | None = None
+        self._opening: asyncio.Task[Pipe] | None = None
         self._connections: ConnectionPool = ConnectionPool.from_url(
             settings.url,
             protocol=2,  # of 3 we would use nothing, and be told things that we did not ask
@@ -89,8 +89,8 @@ class RedisCounters:
     async def aclose(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
-        if self._link is not None:
-            self._link.retire()
+        if self._pipe is not None:
+            self._pipe.retire()
 
     def _decide(
         self, request: _Request, entries: list[Any], adjustments: list[Any], read: Callable[[bytes], Any]
@@ -113,8 +113,8 @@ class RedisCounters:
     ) -> Awaitable[Any]:
         """Where there is a connection the call is under way when this returns."""
         call = Call(script, keys, arguments, read)
-        link = self._link
-        return link.send(call) if link is not None and link.usable else self._connect_and_run(call)
+        pipe = self._pipe
+        return pipe.send(call) if pipe is not None and pipe.usable else self._connect_and_run(call)
 
     async def _connect_and_run(self, call: Call) -> Any:
         """One connection for all who wait for it; who is cancelled leaves it to the others."""
@@ -122,20 +122,20 @@ class RedisCounters:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(self._opened)
         try:
-            link = await asyncio.shield(self._opening)
+            pipe = await asyncio.shield(self._opening)
         except (RedisError, OSError) as error:
             raise Unavailable("the counters cannot be reached") from error
-        return await link.send(call)
+        return await pipe.send(call)
 
-    async def _open(self) -> Link:
+    async def _open(self) -> Pipe:
         connection: AbstractConnection = self._connections.make_connection()  # type: ignore[no-untyped-call]
         await connection.connect()  # type: ignore[no-untyped-call]
-        return Link(connection, self._settings.socket_timeout_seconds)
+        return Pipe(connection, self._settings.socket_timeout_seconds)
 
-    def _opened(self, opening: asyncio.Task[Link]) -> None:
+    def _opened(self, opening: asyncio.Task[Pipe]) -> None:
         self._opening = None
         if not opening.cancelled() and opening.exception() is None:
-            self._link = opening.result()
+            self._pipe = opening.result()
 
 
 class _Request:

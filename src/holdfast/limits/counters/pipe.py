@@ -1,4 +1,4 @@
-"""One connection to Redis: script calls go out when they are made, answers come back in that order.
+"""The pipe to Redis, one connection: script calls go out when they are made, answers come back in that order.
 
 redis-py opens it, with TLS, AUTH and SELECT. From then on its transport is ours: the streams, timeouts and coroutines
 around each of its answers cost more than the answer, and a node gets a thousand of them a second.
@@ -47,7 +47,7 @@ class Call:
             self.answer.set_exception(error)
 
 
-class Link(asyncio.Protocol):
+class Pipe(asyncio.Protocol):
     """See the module. Who sends bounds what is under way. ``usable``: it may be sent to.
 
     Nothing is ever sent twice: a connection that breaks after the send leaves the outcome unknown. The one exception
