@@ -41,7 +41,7 @@ from holdfast.store.changes import (
     RenameChat,
     Retain,
 )
-from holdfast.store.contract import UNREAD_EXACT
+from holdfast.store.contract import UNREAD_LOOKED_AT
 from holdfast.store.paging import ENVELOPE_BYTES
 from holdfast.store.plan import ChatLimits
 from holdfast.verify.faults import Fault, Plan, faulty
@@ -387,22 +387,48 @@ async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
     assert (await store.chats_of(BOB, 1))[0].chat.chat_id == "chat_d", "a new chat is on top"
 
 
-@on_every_store
-async def test_unread_are_others_messages_and_neither_ones_own_nor_events(store: Any, rig: Rig) -> None:
-    async def unread(user: User) -> int:
-        return int((await store.chats_of(user, 1))[0].unread)
+async def unread(store: Any, user: User) -> tuple[int, bool]:
+    (summary,) = await store.chats_of(user, 10)
+    return summary.unread, summary.unread_capped
 
+
+@on_every_store
+async def test_unread_is_what_others_wrote_and_can_still_be_read(store: Any, rig: Rig) -> None:
     await create(store, "bob")
     await fill(store, 3)
-    assert (await unread(ANN), await unread(BOB)) == (0, 3), "ann wrote them"
+    assert (await unread(store, ANN), await unread(store, BOB)) == ((0, False), (3, False)), "ann wrote them"
     await store.change(RenameChat(act(), "chat_a", "renamed"))
-    assert await unread(BOB) == 3, "a new name is nothing to read"
-    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 4, 2)])
-    assert await unread(BOB) == 1
-    await fill(store, 3 + UNREAD_EXACT)
-    assert await unread(BOB) == UNREAD_EXACT + 2, "further back, sequences are counted"
-    await store.change(Retain(operator(), "chat_a", 4 + UNREAD_EXACT))
-    assert await unread(BOB) == 1, "what is gone cannot be read"
+    assert await unread(store, BOB) == (3, False), "a new name is nothing to read"
+    await store.change(Redact(act(), "chat_a", 2))
+    assert await unread(store, BOB) == (2, False), "nor is what was taken back"
+    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 4, 1)])
+    assert await unread(store, BOB) == (1, False)
+
+
+@on_every_store
+async def test_unread_is_exact_or_says_that_there_may_be_more(store: Any, rig: Rig) -> None:
+    """However long a chat is, so many of its newest messages are looked at, and nothing is said about the others."""
+    await create(store, "bob")
+    await send(store, "bobs own", sender=BOB)
+    await fill(store, UNREAD_LOOKED_AT - 1)
+    assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 1, False)
+    await send(store, "one more")
+    assert await unread(store, BOB) == (UNREAD_LOOKED_AT, True), "the oldest is out of sight"
+    for n in range(10):
+        await send(store, f"bobs {n}", sender=BOB)
+    assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 10, True), "at least so many: his own are not among them"
+    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 11, 11)])
+    assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 10, False)
+
+
+@on_every_store
+async def test_what_retention_took_is_not_unread(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    await fill(store, UNREAD_LOOKED_AT + 3)
+    await store.change(Retain(operator(), "chat_a", 4))
+    assert await unread(store, BOB) == (UNREAD_LOOKED_AT, False)
+    await store.change(Retain(operator(), "chat_a", UNREAD_LOOKED_AT + 3))
+    assert await unread(store, BOB) == (1, False)
 
 
 @on_every_store

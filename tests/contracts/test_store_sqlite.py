@@ -682,7 +682,7 @@ COSTS: dict[str, dict[str, Any]] = {
         "limit": 10,
         "edge_position": None,
         "edge_chat": None,
-        "recent": 100,
+        "looked_at": 100,
     },
     "memberships": {"users": '[["default","ann"]]'},
     "known": {"senders": '[["chat_mine_1", "ann"]]', "keys": '[["chat_mine_1", 12345, "ann", "k"]]'},

@@ -103,7 +103,7 @@ def test_the_list_shows_titles_unread_counts_and_the_last_message_newest_first()
         chats = (await rest.ask("GET", "/v1/chats", rest.token("bob"))).json()["chats"]
         assert [c["chat"]["chat_id"] for c in chats] == [old, direct]
         assert [c["title"] for c in chats] == ["Team", "alice"]
-        assert [c["unread"] for c in chats] == [2, 0]
+        assert [(c["unread"], c["unread_capped"]) for c in chats] == [(2, False), (0, False)]
         assert chats[0]["last_message"]["content"] == "message 2" and chats[1]["last_message"] is None
 
     with_rest(scenario)

@@ -1,8 +1,8 @@
-"""What ``holdfast chat list --hot`` shows first."""
+"""What ``holdfast chat list`` shows."""
 
 from __future__ import annotations
 
-from holdfast.cli.chats import _busiest
+from holdfast.cli.chats import _busiest, _unread
 
 
 def test_the_busiest_chat_comes_first() -> None:
@@ -11,3 +11,7 @@ def test_the_busiest_chat_comes_first() -> None:
         ("chat_a", 120),
         ("chat_b", 120),
     ]
+
+
+def test_a_count_that_may_be_higher_says_so() -> None:
+    assert [_unread({"unread": 40, "unread_capped": capped}) for capped in (False, True)] == ["40", "40+"]

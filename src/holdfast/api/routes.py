@@ -39,7 +39,7 @@ from holdfast.api.call import Endpoint
 from holdfast.api.deps import Backup, BackupRun, PresenceView
 from holdfast.ingest.erasure import Erasure
 from holdfast.limits.rules import Decision
-from holdfast.store.contract import Inspection
+from holdfast.store.contract import UNREAD_LOOKED_AT, Inspection
 from holdfast.wire.frames import MessageAck
 
 CHAT = "/v1/chats/{chat_id}"
@@ -57,7 +57,9 @@ CHATS: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/v1/chats", chats.list_chats, "List one's chats, newest activity first", "user", "chats:read",
         query=ChatsQuery, answer=ChatPage,
-        note="With display title, own role, unread count and last message.",
+        note="With display title, own role, last message and `unread`: how many texts of others, neither redacted nor "
+        f"erased, are past what the user has read. The {UNREAD_LOOKED_AT} newest messages of a chat are looked at; "
+        "where older ones may be unread too, `unread_capped` is true and the number means so many or more.",
     ),
     Endpoint("GET", CHAT, chats.get_chat, "One chat with its members", "user", "chats:read", answer=ChatDetail),
     Endpoint(

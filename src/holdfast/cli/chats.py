@@ -56,7 +56,8 @@ def list_chats(
         ("chat", "title", "role", "members", "unread", "last message"),
         (
             (
-                entry["chat"]["chat_id"], entry["title"], entry["role"], entry["members"], entry["unread"],
+                entry["chat"]["chat_id"], entry["title"], entry["role"], entry["members"],
+                _unread(entry),
                 show.message_line(entry["last_message"]) if entry["last_message"] else "",
             )
             for entry in chats
@@ -282,6 +283,10 @@ def _list_hot(reach: Reach) -> None:
     found = [{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest]
     empty = f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
     show.listed(reach, found, ("chat", "messages in the last minute"), busiest, empty=empty)
+
+
+def _unread(entry: Mapping[str, Any]) -> str:
+    return f"{entry['unread']}+" if entry["unread_capped"] else str(entry["unread"])
 
 
 def _busiest(messages: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -22,18 +22,23 @@ from holdfast.store.changes import Act, Changed, Command
 
 LOOKED_AT_ONCE = 5_000
 """So many entries of the log ``sent_by`` looks at."""
-UNREAD_EXACT = 20
+UNREAD_LOOKED_AT = 100
 """So many of a chat's newest messages are looked at when unread ones are counted; most of the cost of a list."""
 
 
 class ChatSummary(Struct, frozen=True):
-    """A chat as its member sees it in a list. ``title`` is its name, or the others' ids in a direct chat."""
+    """A chat as its member sees it in a list. ``title`` is its name, or the others' ids in a direct chat.
+
+    ``unread`` counts what is there to read past ``read``: texts of others, neither redacted nor erased, and no events.
+    ``unread_capped``: older ones than the ``UNREAD_LOOKED_AT`` newest messages may be unread too; show it as "40+".
+    """
 
     chat: Chat
     role: str
     title: str
     members: int
     unread: int
+    unread_capped: bool
     read: int
     last_message: Message | None
 
@@ -127,8 +132,7 @@ class Store(Protocol):
     async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
         """The user's chats, newest activity first; ``after`` is the last chat_id of the page before.
 
-        ``unread`` counts others' messages past the furthest of the user's read watermarks: no events and none of
-        one's own. Further back than the ``UNREAD_EXACT`` newest, sequences are counted without looking at them.
+        ``read`` is the furthest of the user's read watermarks. The cost grows with no chat's length.
         """
         ...
 

@@ -28,7 +28,7 @@ from holdfast.message import (
 from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
-    UNREAD_EXACT,
+    UNREAD_LOOKED_AT,
     AuditRecord,
     ChatSummary,
     Committed,
@@ -450,15 +450,17 @@ def _summary(held: _Chat, user: User) -> ChatSummary:
     read = max(
         (m.read for (u, _), m in held.marks.items() if u == user.user_id and m.epoch == held.chat.epoch), default=0
     )
-    recent = [held.messages.get(n) for n in range(max(read, held.head - UNREAD_EXACT) + 1, held.head + 1)]
-    news = [m for m in recent if m is not None and m.kind == "text" and m.sender_id != user.user_id]
+    looked_after = held.head - UNREAD_LOOKED_AT
+    recent = [held.messages.get(n) for n in range(max(read, looked_after) + 1, held.head + 1)]
+    news = [m for m in recent if m is not None and m.kind == "text" and m.sender_id != user.user_id and m.content]
     others = [u for u in sorted(held.members) if u != user.user_id]
     return ChatSummary(
         chat=held.now(),
         role=held.members[user.user_id].role,
         title=", ".join(others) if held.chat.kind == "direct" else held.chat.name,
         members=len(held.members),
-        unread=len(news) + max(held.head - UNREAD_EXACT - max(read, held.chat.first_sequence - 1), 0),
+        unread=len(news),
+        unread_capped=max(read, held.chat.first_sequence - 1) < looked_after,
         read=read,
         last_message=held.messages.get(held.head),
     )

@@ -12,7 +12,7 @@ from msgspec.json import Decoder, encode
 
 from holdfast.errors import Unavailable, UnreadableEvent
 from holdfast.message import Chat, Cursor, Entry, Member, Message, Page, User, Watermark
-from holdfast.store.contract import LOOKED_AT_ONCE, UNREAD_EXACT, AuditRecord, ChatSummary, Inspection, SentBy
+from holdfast.store.contract import LOOKED_AT_ONCE, UNREAD_LOOKED_AT, AuditRecord, ChatSummary, Inspection, SentBy
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
@@ -152,7 +152,7 @@ def chats_of(handle: Handle, deadline: Deadline, user: User, limit: int, after: 
             edge = connection.execute(SQL["list_edge"], {"chat_id": after}).get
             if edge is None:
                 raise unknown_chat(after)
-        page = {"limit": limit, "edge_position": edge[0], "edge_chat": edge[1], "recent": UNREAD_EXACT}
+        page = {"limit": limit, "edge_position": edge[0], "edge_chat": edge[1], "looked_at": UNREAD_LOOKED_AT}
         rows = _summaries.decode(connection.execute(SQL["chats_of"], {**user._asdict(), **page}).get)
     return [
         ChatSummary(
@@ -160,11 +160,12 @@ def chats_of(handle: Handle, deadline: Deadline, user: User, limit: int, after: 
             role=role,
             title=title,
             members=members,
-            unread=recent + max(chat.head - UNREAD_EXACT - max(read, chat.first_sequence - 1), 0),
+            unread=unread,
+            unread_capped=max(read, chat.first_sequence - 1) < chat.head - UNREAD_LOOKED_AT,
             read=read,
             last_message=last,
         )
-        for chat, role, title, members, read, recent, last in rows
+        for chat, role, title, members, read, unread, last in rows
     ]
 
 

@@ -252,7 +252,7 @@ FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :ch
 
 -- name: chats_of
 -- A page of a user's chats, newest activity first. Of all chats of the user it looks at the counters only; of those on
--- the page at the rest, and at the :recent newest messages, which lie all over the file.
+-- the page at the rest, and at the :looked_at newest messages, which lie all over the file.
 WITH page AS MATERIALIZED (
   SELECT m.chat, coalesce(k.last_position, 0) AS activity
   FROM members AS m INDEXED BY members_by_user LEFT JOIN counters AS k ON k.chat = m.chat
@@ -271,8 +271,8 @@ SELECT json_group_array(json_array(
            WHERE o.chat = p.chat AND o.user_id <> :user_id) ELSE c.name END,
          c.members, p.read,
          (SELECT count(*) FROM messages AS u
-          WHERE u.chat = p.chat AND u.sequence > max(p.read, v.head - :recent)
-            AND u.kind = 'text' AND u.sender_id <> :user_id),
+          WHERE u.chat = p.chat AND u.sequence > max(p.read, v.head - :looked_at)
+            AND u.kind = 'text' AND u.sender_id <> :user_id AND octet_length(u.content) > 0),
          json((SELECT l.value FROM message_values AS l WHERE l.chat = p.chat AND l.sequence = v.head)))
        ORDER BY p.activity DESC, p.chat DESC)
 FROM seen AS p CROSS JOIN chats AS c ON c.chat = p.chat CROSS JOIN chat_values AS v ON v.chat = p.chat;
