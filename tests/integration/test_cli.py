@@ -280,7 +280,10 @@ def test_keys_are_made_used_listed_and_revoked(program: Program) -> None:
     made = json.loads(program.ok("key", "create", "admin", "--label", "watch", "--scope", "status:read", "--json"))
     secret, key_id = made["secret"], made["key"]["key_id"]
     assert program.run("status", "--token", secret).returncode == 0
-    assert "scope" in failed(program.run("key", "list", "--token", secret))
+    refused = failed(program.run("key", "list", "--token", secret))
+    assert "lacks the scope keys:write" in refused
+    command = refused.strip().partition("make one that has it: holdfast ")[2].split()
+    assert program.ok("key", "list", "--token", program.ok(*command).split()[0]), "what it says can be typed"
     listed = program.ok("key", "list")
     assert key_id in listed and secret not in listed
     assert "is revoked" in program.ok("key", "revoke", key_id, "--reason", "done")

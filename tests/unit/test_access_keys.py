@@ -6,11 +6,12 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from msgspec import structs
 
-from holdfast.access import ADMIN_SCOPES, TENANT_SCOPES, ApiKey, KeyRing, is_api_key, load_keys, save_keys
+from holdfast.access import ADMIN_SCOPES, TENANT_SCOPES, ApiKey, KeyRing, Scope, is_api_key, load_keys, save_keys
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -102,6 +103,12 @@ def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:
     assert KeyRing([key]).find(secret) == key
     with pytest.raises(Unauthorized):
         KeyRing([structs.replace(key, tenant="*")]).find(secret)
+
+
+@pytest.mark.parametrize("scope", get_args(Scope))
+def test_every_scope_is_described_in_the_guide(scope: str) -> None:
+    guide = Path(__file__).parents[2] / "docs/guides/access.md"
+    assert f"| `{scope}` |" in guide.read_text()
 
 
 def test_no_tenant_scope_reaches_across_tenants() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from holdfast.access import open_secrets, read_secrets
-from holdfast.errors import StateCorrupted, StateDirectory
+from holdfast.access import ADMIN_SCOPES, load_keys, open_secrets, read_secrets, save_keys
+from holdfast.errors import StateCorrupted, StateDirectory, Unauthorized
+
+AT = "2026-01-01T00:00:00.000Z"
 
 
 def test_the_first_start_makes_secrets_only_their_owner_can_read(tmp_path: Path) -> None:
@@ -24,6 +27,26 @@ def test_the_next_start_finds_the_same_secrets(tmp_path: Path) -> None:
     again, ring = open_secrets(tmp_path, "2026-01-02T00:00:00.000Z")
     assert again == made == read_secrets(tmp_path)
     assert len(ring.list()) == 1
+
+
+def test_the_key_of_the_state_directory_carries_the_scopes_that_were_added_since_it_was_made(tmp_path: Path) -> None:
+    """Nobody else could hand them out: a key issues only what it carries."""
+    made, ring = open_secrets(tmp_path, AT)
+    other, _ = ring.issue("admin", "monitoring", AT, scopes=["status:read"])
+    older = ("audit:read", "keys:write", "status:read")
+    save_keys(tmp_path / "keys.json", [structs.replace(ring.find(made.admin_key), scopes=older), other])
+    _, ring = open_secrets(tmp_path, AT)
+    assert set(ring.find(made.admin_key).scopes) == ADMIN_SCOPES
+    assert other in ring.list(), "a key somebody made narrow stays so"
+    assert load_keys(tmp_path / "keys.json").list() == ring.list()
+
+
+def test_a_revoked_key_of_the_state_directory_stays_revoked(tmp_path: Path) -> None:
+    made, ring = open_secrets(tmp_path, AT)
+    ring.revoke(ring.find(made.admin_key).key_id)
+    _, ring = open_secrets(tmp_path, AT)
+    with pytest.raises(Unauthorized):
+        ring.find(made.admin_key)
 
 
 def test_secrets_do_not_show_themselves(tmp_path: Path) -> None:

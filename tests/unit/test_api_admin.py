@@ -192,12 +192,38 @@ def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
     with_rest(scenario)
 
 
+def test_who_lacks_a_scope_is_told_which_command_makes_a_key_that_has_it() -> None:
+    async def scenario(rest: Rest) -> None:
+        admin, backend = rest.admin_key("status:read"), rest.tenant_key(scopes=["chats:read"])
+        for method, path, who, command in (
+            ("GET", "/admin/rules", admin, "holdfast key create admin --label LABEL --scope rules:read"),
+            (
+                "POST",
+                "/v1/tokens",
+                backend,
+                "holdfast key create tenant --tenant acme --label LABEL --scope tokens:write",
+            ),
+        ):
+            refused = await rest.ask(method, path, who)
+            scope = command.split()[-1]
+            assert error_of(refused) == (403, "FORBIDDEN")
+            assert refused.json()["error"]["details"] == {"scope": scope}
+            assert (
+                refused.json()["error"]["message"]
+                == f"this key lacks the scope {scope}; make one that has it: {command}"
+            )
+
+    with_rest(scenario)
+
+
 def test_a_key_hands_out_only_scopes_it_carries() -> None:
     async def scenario(rest: Rest) -> None:
         clerk = rest.admin_key("keys:write", "status:read")
         body = {"kind": "admin", "label": "x", "reason": "test"}
         refused = await rest.ask("POST", "/admin/keys", clerk, {**body, "scopes": ["backup"]})
         assert error_of(refused) == (403, "FORBIDDEN")
+        assert "yours lacks backup" in refused.json()["error"]["message"]
+        assert "without --token" in refused.json()["error"]["message"]
         granted = await rest.ask("POST", "/admin/keys", clerk, body)
         assert granted.json()["key"]["scopes"] == ["keys:write", "status:read"]
 

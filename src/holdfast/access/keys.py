@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Principal, Scope
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
@@ -90,6 +91,12 @@ class KeyRing:
         )
         self._replace({**self._keys, key.digest: key})
         return key, secret
+
+    def complete(self, secret: str) -> None:
+        """Give the key with this secret, if there still is one, every scope that its kind can carry by now."""
+        key = self._keys.get(_digest(secret))
+        if key is not None and _ALLOWED[key.kind] > set(key.scopes):
+            self._replace({**self._keys, key.digest: replace(key, scopes=tuple(sorted(_ALLOWED[key.kind])))})
 
     def revoke(self, key_id: str) -> ApiKey:
         """The key is dead from now on; NotFound if there is none of that id."""

@@ -51,9 +51,17 @@ class Principal(Struct, frozen=True):
 
 
 def require_scope(principal: Principal, scope: Scope) -> None:
-    """Forbidden unless the credential carries ``scope``."""
-    if scope not in principal.scopes:
-        raise Forbidden(f"this credential does not carry the scope {scope}", scope=scope)
+    """Forbidden unless the credential carries ``scope``; it names the command that makes a key which does."""
+    if scope in principal.scopes:
+        return
+    if principal.kind == "user":
+        raise Forbidden(f"a user token does not carry the scope {scope}", scope=scope)
+    whose = "admin" if principal.kind == "admin_key" else f"tenant --tenant {principal.tenant}"
+    raise Forbidden(
+        f"this key lacks the scope {scope}; make one that has it: "
+        f"holdfast key create {whose} --label LABEL --scope {scope}",
+        scope=scope,
+    )
 
 
 def bearer(authorization: str | None) -> str | None:

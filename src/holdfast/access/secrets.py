@@ -51,13 +51,19 @@ def read_secrets(state_dir: Path) -> Secrets:
 
 
 def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
-    """The secrets and keys of a server that starts; made if this is its first start."""
+    """The secrets and keys of a server that starts; made if this is its first start.
+
+    The admin key beside them carries every scope, those too that are newer than the key: a key hands out only what it
+    carries, so nobody else could give them to anybody.
+    """
     ring = load_keys(state_dir / KEYS_FILE)
     path = state_dir / SECRETS_FILE
     if path.exists():
         if path.stat().st_mode & 0o077:
             raise StateDirectory(f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets")
-        return read_secrets(state_dir), ring
+        kept = read_secrets(state_dir)
+        ring.complete(kept.admin_key)
+        return kept, ring
     _, admin_key = ring.issue("admin", "made at the first start", at)
     made = Secrets(secrets.token_urlsafe(48), admin_key)
     write_private(path, msgspec.json.format(msgspec.json.encode(made)))

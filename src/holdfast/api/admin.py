@@ -139,8 +139,12 @@ async def issue_key(deps: Deps, call: Call) -> Answer:
     scopes = body.scopes
     if body.kind == "admin":
         scopes = sorted(call.principal.scopes) if scopes is None else scopes
-        if not call.principal.scopes.issuperset(scopes):
-            raise Forbidden("a key can hand out only the scopes it carries", yours=sorted(call.principal.scopes))
+        if lacking := sorted(set(scopes) - call.principal.scopes):
+            raise Forbidden(
+                f"a key can hand out only the scopes it carries, and yours lacks {', '.join(lacking)}: use the state "
+                "directory's own (`holdfast key create` on the server's machine, without --token)",
+                yours=sorted(call.principal.scopes),
+            )
     at = timestamp(deps.clock.now())
     async with deps.key_change:
         key, secret = await asyncio.to_thread(

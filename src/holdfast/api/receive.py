@@ -105,9 +105,9 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
         case "user" if not principal.user_id:
             raise Forbidden("say for which user this tenant key acts: X-Act-As: <user>")
         case "tenant" if principal.kind != "tenant_key":
-            raise Forbidden("this needs a tenant API key")
+            raise Forbidden("this needs a tenant API key: holdfast key create tenant --label LABEL")
         case "operator" if principal.kind != "admin_key":
-            raise Forbidden("this needs an admin key")
+            raise Forbidden("this needs an admin key: holdfast key create admin --label LABEL")
         case _:
             pass
     if endpoint.scope is not None:
