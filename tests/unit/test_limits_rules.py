@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -177,6 +179,45 @@ def test_any_order_repetition_and_loss_of_events_and_syncs_ends_in_the_same_rule
             node = node.merge_snapshot(item) if isinstance(item, Snapshot) else node.merge(item)
         assert node.digest == truth.digest
         assert {r.name: r for r in node.all()} == primary.rules
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=steps, random=st.randoms(use_true_random=False))
+def test_changes_merged_together_end_as_one_by_one(steps, random) -> None:  # type: ignore[no-untyped-def]
+    primary = Primary()
+    for step in steps:
+        if step[0] == "change":
+            primary.change(*step[1:])
+        else:
+            primary.fail_over(min(step[1], len(primary.log)))
+    one_by_one = before = RuleSet().merge_snapshot(random.choice(primary.snapshots))
+    events = random.sample(primary.events * 2, random.randint(0, 2 * len(primary.events)))
+    for event in events:
+        one_by_one = one_by_one.merge(event)
+    together = before.merge(*events)
+    assert (together is before) == (one_by_one is before)
+    assert list(together.live()) == list(one_by_one.live()) and together.digest == one_by_one.digest
+    assert all(together.lookup("acme", name) == one_by_one.lookup("acme", name) for name in "abc")
+
+
+@pytest.mark.parametrize("tenants", [1, 10_000])
+def test_a_hundred_changes_cost_one_pass_over_the_other_rules(tenants: int) -> None:
+    rules = RuleSet.of([rule(f"t{n % tenants}", f"/r{n}") for n in range(10_000)])
+    changes = [rule(f"t{n % tenants}", f"/r{n}", 9, version=2) for n in range(0, 10_000, 100)]
+
+    def one_by_one() -> RuleSet:
+        merged = rules
+        for change in changes:
+            merged = merged.merge(change)
+        return merged
+
+    def seconds(merge: Callable[[], RuleSet]) -> float:
+        began = time.perf_counter()
+        merge()
+        return time.perf_counter() - began
+
+    together = min(seconds(lambda: rules.merge(*changes)) for _ in range(5))
+    assert together < min(seconds(one_by_one) for _ in range(2)) / 4
 
 
 def never_goes_back(before: RuleSet, after: RuleSet) -> None:

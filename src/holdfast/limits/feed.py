@@ -23,9 +23,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -36,11 +35,9 @@ from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.disk import Saved, known_complete, load, save
 from holdfast.limits.hearsay import Hearsay
-from holdfast.limits.rules import Rule, RuleSet, Snapshot
+from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
-
-MERGED_AT_ONCE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +176,9 @@ class Feed:
             if not changes or changes[0].seq != self.cursor[1] + 1:
                 await self._take_snapshot(head)  # further behind than the log reaches back
                 return
-            await self._merge({change.rule.name: change.rule for change in changes}.values())
+            changed = [change.rule for change in changes]
+            self._put(self.rules.merge(*changed), "sync", {rule.name for rule in changed})
             self.cursor = (head.epoch, changes[-1].seq)
-
-    async def _merge(self, newest: Iterable[Rule]) -> None:
-        """A few at a time: each may be a pass over ten thousand rules, and checks must not wait for a hundred."""
-        left = iter(newest)
-        while some := list(islice(left, MERGED_AT_ONCE)):
-            merged, count = self.rules, 0
-            for rule in some:
-                before, merged = merged, merged.merge(rule)
-                count += merged is not before
-            self._put(merged, "sync", count)
-            await asyncio.sleep(0)
 
     async def _take_snapshot(self, head: Head) -> None:
         """Everything, unless the digest says that we have it."""
@@ -218,12 +205,13 @@ class Feed:
         while self._early:
             self.rung(self._early.popleft())
 
-    def _put(self, rules: RuleSet, by: str, count: int | None = None) -> None:
-        """Put rules in place; ``count`` of them are not what they were, if whoever merged them knows."""
+    def _put(self, rules: RuleSet, by: str, names: Set[RuleName] | None = None) -> None:
+        """Put rules in place; only those of these names are not what they were, if whoever merged them knows."""
         if rules is not self.rules:
             self._apply(rules)
             before, self.rules = self.rules, rules
-            telemetry.rules_applied(by, _differences(before, rules) if count is None else count)
+            names = before.names() | rules.names() if names is None else names
+            telemetry.rules_applied(by, sum(before.get(name) != rules.get(name) for name in names))
 
     async def _listen(self, doorbell: Doorbell, listening: asyncio.Event) -> None:
         """Follow one doorbell for ever; whenever it was away, rings may have been lost."""
@@ -255,7 +243,7 @@ class Feed:
     def _heed(self, ring: Ring) -> None:
         expected = max(self.cursor[1], self._heard) + 1
         if ring.rule is not None and self._believes:
-            self._put(self.rules.merge(ring.rule), "event", 1)
+            self._put(self.rules.merge(ring.rule), "event", {ring.rule.name})
             self._hearsay.heard((ring.epoch, ring.seq), self.cursor, self._clock.monotonic())
         if ring.rule is None or not self._believes or ring.seq > expected or ring.epoch > self.rules.epoch:
             self.nudge()
@@ -331,9 +319,3 @@ class Feed:
         epoch, seq = self._hearsay.last
         if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot, seq, epoch, self._store)):
             self._saved = what
-
-
-def _differences(before: RuleSet, after: RuleSet) -> int:
-    """How many rules are not what they were, those that are gone included."""
-    gone = sum(after.get(rule.name) is None for rule in before.all())
-    return gone + sum(before.get(rule.name) != rule for rule in after.all())

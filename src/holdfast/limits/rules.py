@@ -16,7 +16,7 @@ with the rules it began with, and the next one has the new rules.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
@@ -148,14 +148,18 @@ class _Tenant(NamedTuple):
                 return rule
         return self.default
 
-    def put(self, rule: Rule) -> _Tenant:
-        """With this rule in its place; the others are not looked at."""
-        if rule.resource == ANY:
-            return self._replace(default=None if rule.deleted else rule)
-        if rule.resource.endswith(ANY):
-            wildcards = _put(self.wildcards, rule.resource[:-1], rule)
-            return self._replace(wildcards=wildcards, lengths=_lengths(wildcards))
-        return self._replace(exact=_put(self.exact, rule.resource, rule))
+    def put(self, rules: Iterable[Rule]) -> _Tenant:
+        """With these rules in their places."""
+        exact, wildcards, default = dict(self.exact), dict(self.wildcards), self.default
+        for rule in rules:
+            if rule.resource == ANY:
+                default = None if rule.deleted else rule
+            elif rule.resource.endswith(ANY):
+                _put(wildcards, rule.resource[:-1], rule)
+            else:
+                _put(exact, rule.resource, rule)
+        lengths = sorted({len(prefix) for prefix in wildcards}, reverse=True)
+        return _Tenant(exact, wildcards, tuple(lengths), default)
 
 
 class RuleSet:
@@ -168,13 +172,11 @@ class RuleSet:
     __slots__ = ("_rules", "_tenants", "digest_value", "epoch")
 
     def __init__(self, rules: Mapping[RuleName, Rule] | None = None, epoch: int = 0) -> None:
-        self._rules: dict[RuleName, Rule] = dict(rules or {})
         self.epoch = epoch
-        self.digest_value = sum(map(fingerprint, self._rules.values())) % _DIGEST_MODULUS
-        by_tenant: dict[str, list[Rule]] = {}
-        for rule in self._rules.values():
-            by_tenant.setdefault(rule.tenant, []).append(rule)
-        self._tenants = {tenant: _arrange(rules) for tenant, rules in by_tenant.items()}
+        self.digest_value = 0
+        self._rules: dict[RuleName, Rule] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._put(rules or {})
 
     @classmethod
     def of(cls, rules: Iterable[Rule], epoch: int = 0) -> RuleSet:
@@ -197,6 +199,10 @@ class RuleSet:
         """Every rule, tombstones included, in no order."""
         return iter(self._rules.values())
 
+    def names(self) -> Set[RuleName]:
+        """The names of ``all``."""
+        return self._rules.keys()
+
     def live(self) -> list[Rule]:
         return sorted((r for r in self._rules.values() if not r.deleted), key=lambda r: r.name)
 
@@ -205,13 +211,13 @@ class RuleSet:
         """Equal digests mean equal rules; it does not depend on the order in which they came."""
         return f"{self.digest_value:032x}"
 
-    def merge(self, rule: Rule) -> RuleSet:
-        """With this rule if it is newer than ours.
+    def merge(self, *rules: Rule) -> RuleSet:
+        """With those of these rules that are newer than ours, in one pass over ours however many they are.
 
         A rule of an epoch below our snapshot's is either in that snapshot already or was lost with the old
         primary, and is ignored either way.
         """
-        return self._with(rule) if rule.epoch >= self.epoch and self._is_newer(rule) else self
+        return self._with_newer(rule for rule in rules if rule.epoch >= self.epoch)
 
     def merge_snapshot(self, snapshot: Snapshot, seen: int | None = None) -> RuleSet:
         """With a full snapshot: of a newer epoch it replaces everything, of ours it adds what is newer.
@@ -235,8 +241,7 @@ class RuleSet:
             return self
         if seen is not None and snapshot.seq >= seen and snapshot.whole:
             return self._replaced(snapshot)
-        changed = {rule.name: rule for rule in snapshot.rules if self._is_newer(rule)}
-        return RuleSet({**self._rules, **changed}, self.epoch) if changed else self
+        return self._with_newer(snapshot.rules)
 
     def _replaced(self, snapshot: Snapshot) -> RuleSet:
         """The snapshot, and what we heard of an epoch that it does not know yet."""
@@ -247,36 +252,38 @@ class RuleSet:
     def __len__(self) -> int:
         return len(self._rules)
 
-    def _is_newer(self, rule: Rule) -> bool:
-        mine = self._rules.get(rule.name)
-        return mine is None or mine.stamp < rule.stamp
-
-    def _with(self, rule: Rule) -> RuleSet:
-        new = RuleSet.__new__(RuleSet)
-        new.epoch = self.epoch
-        new._rules = {**self._rules, rule.name: rule}
-        new.digest_value = next_digest(self.digest_value, self._rules.get(rule.name), rule)
-        theirs = self._tenants.get(rule.tenant)
-        new._tenants = {**self._tenants, rule.tenant: theirs.put(rule) if theirs else _arrange([rule])}
+    def _with_newer(self, rules: Iterable[Rule]) -> RuleSet:
+        newer: dict[RuleName, Rule] = {}
+        for rule in rules:
+            mine = newer.get(rule.name) or self._rules.get(rule.name)
+            if mine is None or mine.stamp < rule.stamp:
+                newer[rule.name] = rule
+        if not newer:
+            return self
+        new = RuleSet(epoch=self.epoch)
+        new.digest_value, new._rules, new._tenants = self.digest_value, dict(self._rules), dict(self._tenants)
+        new._put(newer)
         return new
 
+    def _put(self, rules: Mapping[RuleName, Rule]) -> None:
+        """Put these in their places, while this set is being made."""
+        by_tenant: dict[str, list[Rule]] = {}
+        for name, rule in rules.items():
+            self.digest_value = next_digest(self.digest_value, self._rules.get(name), rule)
+            by_tenant.setdefault(rule.tenant, []).append(rule)
+        self._rules |= rules
+        for tenant, theirs in by_tenant.items():
+            self._tenants[tenant] = self._tenants.get(tenant, _NOTHING).put(theirs)
 
-def _arrange(rules: list[Rule]) -> _Tenant:
-    rules = [rule for rule in rules if not rule.deleted]
-    exact = {r.resource: r for r in rules if not r.resource.endswith(ANY)}
-    wildcards = {r.resource[:-1]: r for r in rules if r.resource.endswith(ANY) and r.resource != ANY}
-    return _Tenant(exact, wildcards, _lengths(wildcards), next((r for r in rules if r.resource == ANY), None))
+
+_NOTHING = _Tenant({}, {}, (), None)
 
 
-def _lengths(wildcards: Iterable[str]) -> tuple[int, ...]:
-    return tuple(sorted({len(prefix) for prefix in wildcards}, reverse=True))
-
-
-def _put(rules: dict[str, Rule], key: str, rule: Rule) -> dict[str, Rule]:
-    changed = {**rules, key: rule}
+def _put(rules: dict[str, Rule], key: str, rule: Rule) -> None:
     if rule.deleted:
-        del changed[key]
-    return changed
+        rules.pop(key, None)
+    else:
+        rules[key] = rule
 
 
 def fingerprint(rule: Rule) -> int:
