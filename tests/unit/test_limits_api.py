@@ -14,6 +14,7 @@ from rest import Rest, error_of, serving
 from structlog.testing import capture_logs
 
 from holdfast.api import ApiSettings
+from holdfast.api.limits import RULES_PER_PAGE_MAX
 from holdfast.api.openapi import describe
 from holdfast.api.routes import ENDPOINTS
 from holdfast.cli.operate import alarms
@@ -214,6 +215,22 @@ def test_pages(tmp_path: Path) -> None:
         rest_of = (await rest.ask("GET", f"/admin/rules?limit=3&after={first['next']}", key)).json()
         assert [r["resource"] for r in (*first["rules"], *rest_of["rules"])] == [f"/r/{n}" for n in range(5)]
         assert rest_of["next"] is None
+
+    limited(tmp_path, scenario)
+
+
+def test_the_largest_page_goes_on_too(tmp_path: Path) -> None:
+    """It once said that nothing follows, and ``rules export`` of 528 rules printed 500."""
+
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        rule = Rule("acme", "/", "token_bucket", limit=1, window_seconds=60)
+        await plane.control.ensure(
+            [structs.replace(rule, resource=f"/r/{n:03}") for n in range(RULES_PER_PAGE_MAX + 1)]
+        )
+        first = (await rest.ask("GET", f"/admin/rules?limit={RULES_PER_PAGE_MAX}", key)).json()
+        last = (await rest.ask("GET", f"/admin/rules?limit={RULES_PER_PAGE_MAX}&after={first['next']}", key)).json()
+        assert (len(first["rules"]), len(last["rules"]), last["next"]) == (RULES_PER_PAGE_MAX, 1, None)
 
     limited(tmp_path, scenario)
 

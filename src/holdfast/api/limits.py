@@ -79,13 +79,17 @@ class RulePage(Struct, frozen=True):
     next: str | None = None
 
 
+RULES_PER_PAGE_MAX = 500
+PerPage = Annotated[int, Meta(ge=1, le=RULES_PER_PAGE_MAX)]
+
+
 class RulesQuery(Body, frozen=True):
     """One rule if both names are given, else a page; ``after`` is the ``next`` of the page before."""
 
     tenantID: str | None = None
     resource: str | None = None
     after: Place | None = None
-    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    limit: PerPage = 100
 
 
 class HistoryQuery(Body, frozen=True):
@@ -94,14 +98,14 @@ class HistoryQuery(Body, frozen=True):
     tenantID: str
     resource: str
     before: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
-    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    limit: PerPage = 100
 
 
 class ChangesQuery(Body, frozen=True):
     """Oldest first; ``after`` is the ``seq`` of the last change one has."""
 
     after: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
-    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    limit: PerPage = 100
 
 
 class DeleteQuery(Body, frozen=True):

@@ -31,7 +31,6 @@ from holdfast.message import ID_BYTES_MAX, check_id
 REASON_LENGTH_MAX = 500
 VERSION_MAX = 2**53 - 1
 """The largest whole number that every JSON reader keeps."""
-PAGE_MAX = 500
 HEALTH_TIMEOUT_SECONDS = 2.0
 
 _WORDS: list[tuple[type[HoldfastError], str]] = [
@@ -122,12 +121,12 @@ class Control:
         async with _told("list_rules"):
             if tenant is not None:
                 check_names({"tenantID": tenant})
-            return await self._store.page(tenant, after, min(limit, PAGE_MAX))
+            return await self._store.page(tenant, after, limit)
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
         """Newest first, as far as the log reaches back; NotFound if there is no such rule and no trace of one."""
         async with _told("rule_history"):
-            changes = await self._store.history(name, before, min(limit, PAGE_MAX))
+            changes = await self._store.history(name, before, limit)
             if not changes and before is None and await self._store.get(name) is None:
                 raise missing(name)
             return changes
@@ -135,7 +134,7 @@ class Control:
     async def changes(self, after: int, limit: int) -> tuple[int, Sequence[RuleChange]]:
         """Where the log ends, and the changes after a place in it, oldest first."""
         async with _told("rule_changes"):
-            changes = await self._store.changes_after(after, min(limit, PAGE_MAX))
+            changes = await self._store.changes_after(after, limit)
             return (await self._store.head()).seq, changes
 
     async def health(self) -> dict[str, str]:
