@@ -229,8 +229,10 @@ def test_a_charge_costs_at_most_what_the_rule_grants_at_once(
 def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         slots = terms("concurrency", 2)
-        await counters.adjust([Adjustment(at("new"), slots, held=hold) for hold in "abc"])
-        assert (await one(counters, Ask(at("new"), slots, hold="d"))).admitted == 0
+        left = {"a": 30_000.0, "b": 40_000.0, "c": 50_000.0}
+        await counters.adjust([Adjustment(at("new"), slots, held=hold, held_ms=ms) for hold, ms in left.items()])
+        refused = await one(counters, Ask(at("new"), slots, hold="d"))
+        assert refused.admitted == 0 and 35_000 < refused.wait_ms <= 40_000, "when the second of them ends"
         assert (await one(counters, Ask(at("new"), slots, hold="c"))).admitted == 1, "it is its holder's"
         await counters.adjust([Adjustment(at("new"), slots, released=hold) for hold in "ab"])
         assert (await one(counters, Ask(at("new"), slots, hold="d"))).admitted == 1

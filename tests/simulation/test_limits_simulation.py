@@ -10,7 +10,7 @@ import math
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 
 import pytest
 import virtual
@@ -99,8 +99,8 @@ class ReplacingFeed(Feed):
 class UpsertOnlyFeed(Feed):
     """Control: deletions do not travel, so deleted rules live on."""
 
-    def _put(self, rules: RuleSet, by: str, count: int | None = None) -> None:
-        super()._put(RuleSet.of([structs.replace(r, deleted=False) for r in rules.all()], rules.epoch), by, count)
+    def _put(self, rules: RuleSet, by: str, names: Set[RuleName] | None = None) -> None:
+        super()._put(RuleSet.of([structs.replace(r, deleted=False) for r in rules.all()], rules.epoch), by, names)
 
     async def _take_snapshot(self, head: Head) -> None:
         if self.cursor == (0, 0):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,6 +137,75 @@ def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -
             assert await admitted(one, 30) == 1, "also one that came over is given back"
 
     virtual.run(main())
+
+
+def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway() -> None:
+    """Whoever took it and vanished is remembered for one window, not for the outage and a window more."""
+
+    async def main() -> None:
+        counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 60.0)
+        async with node(counters, rule) as one, node(counters, rule, "b") as other:
+            counters.mood = "away"
+            assert (await one.check("acme", "x", "ann")).allowed
+            await asyncio.sleep(50)
+            counters.mood = "well"
+            await asyncio.sleep(8)
+            refused = await other.check("acme", "x", "ann")
+            assert not refused.allowed and 0 < refused.retry_after <= 2
+            await asyncio.sleep(2.1)
+            assert (await other.check("acme", "x", "ann")).allowed
+
+    virtual.run(main())
+
+
+class Elsewhere(Shared):
+    """Counters with a clock of their own, whose windows begin at other moments than a node's."""
+
+    def __init__(self, ahead_seconds: float) -> None:
+        super().__init__()
+        ours = self._monotonic
+        self._monotonic = lambda: ours() + ahead_seconds
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost_nobody_more_than_a_window(
+    seed: int,
+) -> None:
+    """Wherever the windows of nodes and counters lie: a debt counts in the window in which the counters are back."""
+    chance, window, limit = random.Random(seed), 60.0, 12
+    ahead, rule = chance.uniform(0, window), Rule("acme", "x", "fixed_window", limit, window)
+    passed: list[float] = []
+    outages: list[tuple[float, float]] = []
+
+    async def main() -> None:
+        counters, loop, since = Elsewhere(ahead), asyncio.get_running_loop(), 0.0
+        counters.nodes = 2
+        async with node(counters, rule) as one, node(counters, rule, "b") as other:
+            for _ in range(40):
+                if counters.mood == "well" and chance.random() < 0.3:
+                    counters.mood, since = "away", loop.time()
+                elif counters.mood == "away" and chance.random() < 0.4:
+                    counters.mood = "well"
+                    outages.append((since, loop.time() + 1.1))  # until they are asked again
+                for _ in range(chance.choice([1, limit, 3 * limit])):
+                    decision = await chance.choice([one, other]).check("acme", "x", "ann")
+                    passed.extend([loop.time()] * decision.allowed)
+                await asyncio.sleep(chance.choice([0.5, 3.0, 20.0, window]))
+            if counters.mood == "away":
+                outages.append((since, loop.time()))
+            counters.mood = "well"
+            await asyncio.sleep(1.5 + window)
+            assert await admitted(one, limit) == limit, "a window later nobody owes anything"
+
+    def windows(begin: float, end: float) -> int:
+        return math.floor(end / window) - math.floor(begin / window) + 1
+
+    virtual.run(main())
+    for first, begin in enumerate(passed):
+        for count, end in enumerate(passed[first:], 1):
+            away = [(max(begin, since), min(end, until)) for since, until in outages if since <= end and until >= begin]
+            shares = windows(away[0][0], away[-1][1]) if away else 0
+            assert count <= limit * (windows(begin + ahead, end + ahead) + shares), (begin, end, outages)
 
 
 @pytest.mark.parametrize("nodes", [1, 4])

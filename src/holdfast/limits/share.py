@@ -119,8 +119,8 @@ class LocalShare:
                 owed.append(Adjustment(key, terms, charged=charged))
         while len(owed) < most and (held := self._held.pop_first()) is not None:
             (_, hold), (key, terms) = held
-            if self._table.holds(key, hold, now):
-                owed.append(Adjustment(key, terms, held=hold))
+            if (left_ms := self._table.held_ms(key, hold, now)) > 0:
+                owed.append(Adjustment(key, terms, held=hold, held_ms=left_ms))
         return owed
 
     def owe(self, debts: Sequence[Adjustment]) -> None:

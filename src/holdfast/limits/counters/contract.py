@@ -52,7 +52,7 @@ class Adjustment(NamedTuple):
 
     ``given`` returns what was taken at ``taken_at`` and not spent; ``charged`` adds what was spent elsewhere, as far
     as there is room: a debt never costs more than the rule grants at once. ``released`` ends a hold; ``held`` begins
-    one that was granted elsewhere, for a window from now, also beyond the limit.
+    one that was granted elsewhere and has ``held_ms`` left, also beyond the limit.
     """
 
     key: Key
@@ -62,6 +62,7 @@ class Adjustment(NamedTuple):
     charged: int = 0
     released: str = ""
     held: str = ""
+    held_ms: float = 0.0
 
 
 class Taken(NamedTuple):

@@ -87,9 +87,10 @@ class CounterTable:
         counter = self._find(key)
         return counter is not None and not peek(counter, counter.terms, now, 1)
 
-    def holds(self, key: Key, hold: str, now: float) -> bool:
+    def held_ms(self, key: Key, hold: str, now: float) -> float:
+        """How long this hold lasts yet; 0 if it is over, or none."""
         counter = self._find(key)
-        return isinstance(counter, Concurrency) and counter.holders.get(hold, now) > now
+        return max(0.0, counter.holders.get(hold, now) - now) if isinstance(counter, Concurrency) else 0.0
 
     def clear(self) -> None:
         self._counters.clear()
@@ -146,7 +147,7 @@ def _apply(adjustment: Adjustment, counter: Counter, now: float) -> bool:
     if isinstance(counter, Concurrency):
         if not adjustment.held:
             return counter.release(adjustment.released)
-        counter.hold(now, adjustment.held)
+        counter.holders[adjustment.held] = now + adjustment.held_ms
     elif adjustment.given:
         if counter.terms.stamp != adjustment.terms.stamp:
             return False

@@ -95,7 +95,7 @@ end
 -- Put one counter right; 1 if there was what it puts right, else 0.
 local function adjust(change)
   local key, asked = KEYS[change[1]], request[1][change[2]]
-  local given, taken_at, charged, released, held = unpack(change, 3)
+  local given, taken_at, charged, released, held, held_ms = unpack(change, 3)
   local algorithm, state, terms = open(key, asked, charged == 0 and held == '')
   if not algorithm then
     return 0
@@ -105,7 +105,7 @@ local function adjust(change)
     found = state[released] and 1 or 0
     state[released] = nil
   elseif held ~= '' then
-    algorithm.take(state, terms, now, 1, held)
+    state[held] = now + held_ms
   elseif given > 0 and terms.epoch == asked.epoch and terms.version == asked.version then
     algorithm.give(state, terms, now, given, taken_at)
   elseif given > 0 then
