@@ -41,6 +41,8 @@ NOTES: dict[str, str] = {
     "access.connections.connections_max": "Connections of this node. The next handshake: 503 + Retry-After.",
     "access.connections.per_address_max": "Connections of one address (IPv6: of one /64). The next handshake: 503 + Retry-After.",
     "access.connections.per_tenant_max": "Connections of one tenant. The next handshake: 503 + Retry-After.",
+    "access.http.connections_max": "HTTP connections of this node: all that are no WebSocket (yet). The next: 503 + Retry-After before it has asked, and it is closed.",
+    "access.http.per_address_max": "HTTP connections from one address (IPv6: one /64), as the socket shows it: X-Forwarded-For comes with a request, later. Not for declared proxies, whose connections serve many people; bound those at the proxy. The next: 503 + Retry-After, closed.",
     "access.handshakes_per_ip_per_minute": "The next one: 429 + Retry-After.",
     "api.body_bytes_max": "A longer request body: 413, and it is not read.",
     "api.body_seconds_max": "A body that takes longer to arrive: 400.",

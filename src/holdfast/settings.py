@@ -17,7 +17,7 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from holdfast.access import ConnectionLimits, TokenSettings
+from holdfast.access import ConnectionLimits, HttpLimits, TokenSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
@@ -94,6 +94,7 @@ class Access:
 
     tokens: TokenSettings = field(default_factory=TokenSettings)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    http: HttpLimits = field(default_factory=HttpLimits)
     handshakes_per_ip_per_minute: int = 600
 
     def __post_init__(self) -> None:

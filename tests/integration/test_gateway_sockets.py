@@ -10,6 +10,7 @@ import os
 import socket
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from holdfast.gateway.connection import Plane
 from holdfast.node import http
 from holdfast.node.node import Node
 from holdfast.session.session import Session
+from holdfast.telemetry.metrics import REGISTRY
 from holdfast.wire.closing import Closing
 
 
@@ -322,6 +324,92 @@ def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
         assert "Retry-After:" in head
 
     serve(tmp_path, story, access__handshakes_per_ip_per_minute=1)
+
+
+class Idle:
+    """A socket that says nothing, unless asked to ask."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, node: Node) -> Idle:
+        return cls(*await asyncio.open_connection("127.0.0.1", node.settings.server.port))
+
+    async def ask(self) -> str:
+        """The answer to a request, or what was said before it could be made."""
+        with suppress(ConnectionError):
+            self._writer.write(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return (await self._reader.readuntil(b"\r\n\r\n")).decode()
+
+    async def rest(self) -> bytes:
+        return await self._reader.read()
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+def http_connections() -> float | None:
+    return REGISTRY.get_sample_value("holdfast_gateway_http_connections_active")
+
+
+async def http_connections_are(many: int) -> None:
+    async with asyncio.timeout(10):
+        while http_connections() != many:  # noqa: ASYNC110  # another turn of the same loop counts it
+            await asyncio.sleep(0.01)
+
+
+def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_closed(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        refused = "holdfast_gateway_http_connections_refused_total"
+        before = REGISTRY.get_sample_value(refused) or 0
+        held = [await Idle.connect(node) for _ in range(2)]
+        await http_connections_are(2)
+        late = await Idle.connect(node)
+        head = await late._reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert b"\r\nretry-after: 5\r\n" in head.lower()
+        error = json.loads(await late.rest())["error"]
+        assert (error["code"], error["retryable"]) == ("SERVICE_UNAVAILABLE", True)
+        assert error["message"] == "this address holds its 2 HTTP connections"
+        assert REGISTRY.get_sample_value(refused) == before + 1
+        await held.pop().close()
+        await http_connections_are(1)
+        client = await Idle.connect(node)
+        assert (await client.ask()).split()[1] == "200", "a place is free again"
+        for each in (*held, client, late):
+            await each.close()
+        await http_connections_are(0)
+
+    serve(tmp_path, story, access__http__per_address_max=2)
+
+
+def test_a_connection_that_became_a_websocket_is_no_http_connection_any_more(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        async with connected(node, "alice"), connected(node, "bob"):
+            await http_connections_are(0)
+            assert node.gateway.connections == 2
+            client = await Idle.connect(node)
+            assert (await client.ask()).split()[1] == "200"
+            await client.close()
+
+    serve(tmp_path, story, access__http__per_address_max=1)
+
+
+def test_the_connections_of_a_declared_proxy_are_bounded_with_all_others_only(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        clients = [await Idle.connect(node) for _ in range(3)]
+        assert [(await client.ask()).split()[1] for client in clients] == ["200"] * 3
+        fourth = await Idle.connect(node)
+        assert b"this node holds its 3 HTTP connections" in await fourth.rest()
+        for client in (*clients, fourth):
+            await client.close()
+
+    limits = {"access__http__per_address_max": 1, "access__http__connections_max": 3}
+    serve(tmp_path, story, server__trusted_proxies=["127.0.0.1/32"], **limits)
 
 
 def test_fragments_become_one_message_with_a_ping_in_between(tmp_path: Path) -> None:

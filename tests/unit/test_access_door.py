@@ -15,6 +15,8 @@ from holdfast.access import (
     ConnectionCounts,
     ConnectionLimits,
     HandshakeLimiter,
+    HttpCounts,
+    HttpLimits,
     Principal,
     bearer,
     client_ip,
@@ -119,6 +121,21 @@ def test_each_connection_limit_is_named_when_it_is_reached_and_freed_when_one_cl
     counts.close("192.0.2.1", "a")
     assert counts.open("192.0.2.1", "a") is None
     assert counts.total == 4
+
+
+def test_http_connections_are_bounded_per_address_and_in_all_and_a_proxys_in_all_only() -> None:
+    """A declared proxy speaks for many people; one of its connections may serve each of them in turn."""
+    counts = HttpCounts(HttpLimits(connections_max=5, per_address_max=2), [ip_network("10.0.0.0/8")])
+    assert [counts.open("192.0.2.1") for _ in range(2)] == [None, None]
+    assert counts.open("192.0.2.1") == "this address holds its 2 HTTP connections"
+    assert [counts.open("10.1.2.3") for _ in range(3)] == [None] * 3
+    assert counts.open("10.1.2.3") == counts.open("192.0.2.9") == "this node holds its 5 HTTP connections"
+    counts.close("10.1.2.3")
+    counts.close("192.0.2.1")
+    assert (counts.open("192.0.2.1"), counts.total) == (None, 4)
+    for full in ({"connections_max": 0}, {"per_address_max": 0}):
+        with pytest.raises(ValueError):
+            HttpLimits(**full)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("xyz"), st.sampled_from("ab"))))

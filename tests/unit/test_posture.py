@@ -36,7 +36,7 @@ def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> 
 
 def test_a_machine_that_allows_fewer_sockets_than_connections_is_told() -> None:
     told = "\n".join(posture(Settings(), 4_096))
-    assert "room for about 3,896 connections, not 100,000: raise the hard limit of open files" in told
+    assert "room for about 3,896 connections, not 120,000: raise the hard limit of open files" in told
     assert "sockets" not in "\n".join(posture(Settings(), 1_048_576))
 
 

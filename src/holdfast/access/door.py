@@ -176,6 +176,45 @@ class ConnectionCounts:
         return f"this tenant holds its {self._limits.per_tenant_max} connections"
 
 
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """How many connections may speak HTTP at once: all that have not become a WebSocket, kept or new."""
+
+    connections_max: int = 20_000
+    per_address_max: int = 4_000
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+class HttpCounts:
+    """Open HTTP connections, by the address that opened them: nobody knows yet for whom they will ask.
+
+    Those of a declared proxy serve many people in turn, and are bounded together with all others only.
+    """
+
+    def __init__(self, limits: HttpLimits, proxies: Collection[Network] = ()) -> None:
+        self._limits = limits
+        self._proxies = proxies
+        self._addresses: Counter[str] = Counter()
+        self.total = 0
+
+    def open(self, peer: str) -> str | None:
+        """Count one more, or say which limit is reached and count nothing."""
+        if self.total >= self._limits.connections_max:
+            return f"this node holds its {self._limits.connections_max} HTTP connections"
+        if self._addresses[address_group(peer)] >= self._limits.per_address_max and not _is_within(peer, self._proxies):
+            return f"this address holds its {self._limits.per_address_max} HTTP connections"
+        self._addresses[address_group(peer)] += 1
+        self.total += 1
+        return None
+
+    def close(self, peer: str) -> None:
+        """One that ``open`` counted is gone, or a WebSocket."""
+        self.total -= 1
+        _less(self._addresses, address_group(peer))
+
+
 def _less(counts: Counter[str], key: str) -> None:
     counts[key] -= 1
     if counts[key] <= 0:

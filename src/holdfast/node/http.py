@@ -6,14 +6,21 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from holdfast import telemetry
+from holdfast.access import HttpCounts
 from holdfast.bounds import KIB
-from holdfast.errors import BadSetting
+from holdfast.errors import BadSetting, Unavailable
+from holdfast.gateway.handshake import RETURN_SECONDS
 from holdfast.gateway.port import Port
+from holdfast.wire.codec import error_payload
 
 HTTP_STOP_SECONDS = 5
 """How long requests that are open after the drain may still take."""
@@ -47,19 +54,34 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 class _Requests(HttpToolsProtocol):
-    """uvicorn's protocol, which would wait for ever for a head, and take one of any size; for the rest of a body that
-    was refused; and for who asks and does not take the answer."""
+    """uvicorn's protocol, which would take any number of connections; wait for ever for a head, and take one of any
+    size; for the rest of a body that was refused; and for who asks and does not take the answer."""
 
     _head_bytes = 0
 
+    def __init__(self, counts: HttpCounts, **given: Any) -> None:
+        super().__init__(**given)
+        self._counts = counts
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._peer: str | None = None
+        """Under which address it is counted, as long as it is."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        peer = self.client[0] if self.client else ""
+        if full := self._counts.open(peer):
+            telemetry.http_connection_refused()
+            transport.write(_refusal(full))
+            transport.close()
+            return
+        self._peer = peer
+        telemetry.http_connections(self._counts.total)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for what in list(self._timers):
             self._came(what)
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -96,8 +118,15 @@ class _Requests(HttpToolsProtocol):
         self._came("room for the answer")
 
     def handle_websocket_upgrade(self) -> None:
+        self._leave()
         super().handle_websocket_upgrade()
         self.parser = None  # type: ignore[assignment]  # as where a connection is lost: they hold each other
+
+    def _leave(self) -> None:
+        if self._peer is not None:
+            self._counts.close(self._peer)
+            telemetry.http_connections(self._counts.total)
+            self._peer = None
 
     def _await_head(self) -> None:
         self._head_bytes = 0
@@ -110,6 +139,17 @@ class _Requests(HttpToolsProtocol):
     def _came(self, what: str) -> None:
         if (timer := self._timers.pop(what, None)) is not None:
             timer.cancel()
+
+
+def _refusal(full: str) -> bytes:
+    """The answer to whom there is no room for, before anything was asked."""
+    error = Unavailable(full, retry_after_seconds=RETURN_SECONDS)
+    body = msgspec.json.encode({"error": error_payload(error)})
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nRetry-After: {RETURN_SECONDS}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 class _Server(uvicorn.Server):
@@ -129,12 +169,14 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, port: Port, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
-    """Serve HTTP, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
+async def serving(
+    app: ASGIApp, port: Port, counts: HttpCounts, listening: socket.socket, broken: asyncio.Event
+) -> AsyncIterator[None]:
+    """Serve HTTP while ``counts`` has room, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,
-        http=_Requests,
-        ws=port,  # type: ignore[arg-type]  # a factory serves where it wants a class
+        http=partial(_Requests, counts),  # type: ignore[arg-type]  # a factory serves where it wants a class
+        ws=port,  # type: ignore[arg-type]
         lifespan="off",
         log_config=None,
         access_log=False,

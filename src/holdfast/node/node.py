@@ -11,7 +11,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from holdfast import __version__, telemetry
-from holdfast.access import ConnectionCounts, HandshakeLimiter, KeyRing, Secrets, Tokens, shared_secret
+from holdfast.access import ConnectionCounts, HandshakeLimiter, HttpCounts, KeyRing, Secrets, Tokens, shared_secret
 from holdfast.api.deps import Deps, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
@@ -64,6 +64,7 @@ class Node:
         self._clock = clock
         self._ids = Ids(clock)
         self._keys = keys
+        self._proxies = tuple(ip_network(proxy) for proxy in settings.server.trusted_proxies)
         self._store = store
         self.tokens = Tokens(settings.access.tokens, shared_secret(secrets.jwt_secret.encode()), clock)
         self._durability = GuardedStore(
@@ -136,18 +137,21 @@ class Node:
 
     def port(self) -> Port:
         """What takes over WebSocket upgrades."""
-        server, access, backpressure = self.settings.server, self.settings.access, self.settings.gateway.backpressure
+        access, backpressure = self.settings.access, self.settings.gateway.backpressure
         handshake = Handshake(
             verify=self.tokens.verify,
             limiter=HandshakeLimiter(access.handshakes_per_ip_per_minute),
             counts=ConnectionCounts(access.connections),
             origins=origins_of(self.settings),
-            proxies=[ip_network(proxy) for proxy in server.trusted_proxies],
+            proxies=self._proxies,
             draining=lambda: self.gateway.draining,
             rules=self.limits.entrances,
         )
         entrance = Entrance(handshake, self.gateway, backpressure.inbound)
         return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)
+
+    def http_counts(self) -> HttpCounts:
+        return HttpCounts(self.settings.access.http, self._proxies)
 
     @asynccontextmanager
     async def roles(self) -> AsyncIterator[None]:
@@ -225,7 +229,7 @@ class Node:
             content_bytes_max=self.settings.gateway.backpressure.inbound.max_message_size_bytes,
             pages=self.settings.gateway.pages,
             origins=frozenset(server.allowed_origins),
-            proxies=tuple(ip_network(proxy) for proxy in server.trusted_proxies),
+            proxies=self._proxies,
             limits=self.limits,
         )
 

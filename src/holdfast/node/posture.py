@@ -28,7 +28,7 @@ def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
         yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
     else:
         yield "  network   this machine only"
-    wanted = settings.access.connections.connections_max
+    wanted = settings.access.connections.connections_max + settings.access.http.connections_max
     if (room := max(files_max - FILES_BESIDE_CONNECTIONS, 0)) < wanted:
         yield f"  sockets   room for about {room:,} connections, not {wanted:,}: raise the hard limit of open files"
     yield f"  browsers  pages of {', '.join(sorted(origins_of(settings)))}"

@@ -115,7 +115,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
         app = make_app(node.deps(backups, work))
-        await stack.enter_async_context(serving(app, node.port(), listening, node.broken))
+        await stack.enter_async_context(serving(app, node.port(), node.http_counts(), listening, node.broken))
         try:
             yield node
         finally:

@@ -23,6 +23,10 @@ _forced_resyncs = counter(
 _signs = counter("gateway_signs", "What sessions noticed, by sign", ("sign",))
 _refused_frames = counter("gateway_frames_refused", "Frames that could not be decoded")
 _refused_handshakes = counter("gateway_handshakes_refused", "Handshakes refused, by status", ("status",))
+_http_connections = gauge("gateway_http_connections_active", "Open connections that are no WebSocket")
+_refused_http_connections = counter(
+    "gateway_http_connections_refused", "HTTP connections refused because their address or the node holds its most"
+)
 _outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers")
 
 _FORCED_CLOSES = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
@@ -87,6 +91,14 @@ def frame_refused() -> None:
 
 def handshake_refused(status: int) -> None:
     _refused_handshakes.labels(str(status)).inc()
+
+
+def http_connections(active: int) -> None:
+    _http_connections.set(active)
+
+
+def http_connection_refused() -> None:
+    _refused_http_connections.inc()
 
 
 def outbound_buffers(waiting_bytes: int) -> None:
