@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -49,11 +51,17 @@ async def proxied(weather: Weather | None = None) -> AsyncIterator[tuple[Proxy, 
 
 
 def within(story: Callable[[], Awaitable[None]], seconds: float = 10.0) -> None:
+    """Run a story; nothing of it may be left for the loop to complain about."""
+    complaints: list[dict[str, Any]] = []
+
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
         async with asyncio.timeout(seconds):
             await story()
+        gc.collect()  # which tells of exceptions that nobody looked at
 
     asyncio.run(main())
+    assert not complaints
 
 
 def test_in_good_weather_bytes_pass_unchanged_and_the_end_is_passed_on() -> None:
@@ -130,6 +138,8 @@ def test_a_blackhole_swallows_silently_and_a_swallowed_stream_never_goes_on(one_
             await reader.read(1)
             proxy.set(blackhole=True, one_way=one_way)
             writer.write(b"lost")
+            while not any(pair.has_hole for pair in proxy._pairs):  # noqa: ASYNC110 - nobody is told of what is lost
+                await asyncio.sleep(0.001)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.read(1), 0.1)
             assert proxy.open == 1

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -29,6 +30,7 @@ _CONNECTIONS_MAX = 10_000
 
 Direction = Literal["up", "down"]
 """``up``: from whoever connected towards the target."""
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +137,13 @@ class _Pair:
         except OSError:
             _abort(writer)
             return
-        pumps = asyncio.gather(
-            self._pump("up", reader, self._far), self._pump("down", far_reader, writer), return_exceptions=True
-        )
-        pumps.add_done_callback(lambda _: self._ended.set())
+        pumping = asyncio.create_task(self._pump((reader, writer), (far_reader, self._far)))
+        pumping.add_done_callback(lambda _: self._ended.set())
         try:
             await self._ended.wait()
         finally:
-            pumps.cancel()
-            await asyncio.wait([pumps])
+            pumping.cancel()
+            await asyncio.wait([pumping])
         for each in (writer, self._far):
             _abort(each) if self._broken else each.close()
 
@@ -151,9 +151,12 @@ class _Pair:
         self._broken = True
         self._ended.set()
 
-    async def _pump(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_IN_FLIGHT_MAX)
-        await asyncio.gather(self._take(direction, reader, flight), self._give(flight, writer))
+    async def _pump(self, near: Streams, far: Streams) -> None:
+        async with asyncio.TaskGroup() as pumps:
+            for direction, reader, writer in _directions(near, far):
+                flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_IN_FLIGHT_MAX)
+                pumps.create_task(self._take(direction, reader, flight))
+                pumps.create_task(self._give(flight, writer))
 
     async def _take(
         self, direction: Direction, reader: asyncio.StreamReader, flight: asyncio.Queue[tuple[float, bytes]]
@@ -187,6 +190,11 @@ class _Pair:
                 await writer.drain()
         except OSError:
             self.reset()
+
+
+def _directions(near: Streams, far: Streams) -> Iterator[tuple[Direction, asyncio.StreamReader, asyncio.StreamWriter]]:
+    yield "up", near[0], far[1]
+    yield "down", far[0], near[1]
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
