@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,6 +225,36 @@ def test_a_signal_ends_a_start_that_takes_long(number: signal.Signals, tmp_path:
         starting.kill()
         held.close()
     assert (starting.returncode, said, errors) == (128 + number, "", "Stopped before it had started.\n")
+
+
+STOPPED_AS_SOON_AS_IT_ANSWERS = """
+import contextlib, os, signal, sys
+from holdfast.cli import main
+from holdfast.node import running
+
+serving = running.serving
+
+@contextlib.asynccontextmanager
+async def answering(*parts):
+    async with serving(*parts):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+running.serving = answering
+sys.argv[1:] = ["serve"]
+main()
+"""
+
+
+def test_a_server_that_answers_can_be_stopped_and_drains(tmp_path: Path) -> None:
+    """Whoever saw that it is ready may stop it at once: that is no start that is cut short any more."""
+    program = Program(tmp_path / "state")
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOPPED_AS_SOON_AS_IT_ANSWERS],
+        env=program.environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert stopped.returncode == 0, stopped.stderr
+    assert stopped.stdout.splitlines()[-1].startswith("Stopping: ")
 
 
 def test_status_tells_that_the_server_is_ready(program: Program) -> None:

@@ -78,9 +78,12 @@ def _end_the_start(number: int, frame: FrameType | None) -> None:
 
 async def _serve(settings: Settings, announce: Callable[[str], None], files_max: int) -> None:
     stop = asyncio.Event()
-    async with running(settings) as node:
+
+    def may_be_stopped() -> None:
         for number in STOPS:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    async with running(settings, may_be_stopped) as node:
         settle_heap()
         for line in posture(node.settings, files_max):
             announce(line)
@@ -92,8 +95,8 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Node]:
-    """A node that serves while the block runs; leaving it drains."""
+async def running(settings: Settings, about_to_serve: Callable[[], None] = lambda: None) -> AsyncIterator[Node]:
+    """A node that serves while the block runs; leaving it drains. Whom it answers may rely on ``about_to_serve``."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         node_id = settings.server.node_id or Ids(clock).new("node_")
@@ -115,6 +118,7 @@ async def running(settings: Settings) -> AsyncIterator[Node]:
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
         app = make_app(node.deps(backups, work))
+        about_to_serve()
         await stack.enter_async_context(serving(app, node.port(), node.http_counts(), listening, node.broken))
         try:
             yield node
