@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,8 @@ from holdfast.verify.moments import MUST_HAPPEN, missed
 from holdfast.verify.results import Row, read, summary, this_commit, write
 
 DIRECTORY = Path(__file__).resolve().parent.parent.parent / ".results"
+_kept: set[str] = set()
+"""The proofs of this run; what earlier ones left in the directory is not its own."""
 
 
 def tally(row: Row, reached: Mapping[str, int] | None = None, *, whole: bool = True) -> None:
@@ -22,12 +25,24 @@ def tally(row: Row, reached: Mapping[str, int] | None = None, *, whole: bool = T
     counts = reached or {}
     moments = {name: counts.get(name, 0) for name in MUST_HAPPEN.get(row.name, ())}
     write(replace(row, commit=this_commit(DIRECTORY.parent), moments=moments), DIRECTORY)
+    _kept.add(row.name)
     assert row.failures == 0, f"{row.name}: {row.failures} of {row.runs} failed"
     assert not whole or not missed(row.name, counts), f"{row.name} never met: {missed(row.name, counts)}"
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the process that prints."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["proofs"] = sorted(_kept)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _kept.update(getattr(node, "workeroutput", {}).get("proofs", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if DIRECTORY.is_dir() and (rows := read(DIRECTORY)):
+    if rows := [row for row in read(DIRECTORY) if row.name in _kept]:
         terminalreporter.section("proof")
         for line in summary(rows):
             terminalreporter.write_line(line)

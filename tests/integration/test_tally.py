@@ -1,0 +1,41 @@
+"""What a test run prints of its proofs: those it made, and no number of an earlier run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import PATIENCE_SECONDS, ROOT
+
+from holdfast.verify.results import Row, write
+
+CONFTEST = """
+from pathlib import Path
+import tally
+tally.DIRECTORY = Path(__file__).parent / "results"
+pytest_plugins = ["tally"]
+"""
+PROOF = """
+from tally import tally
+from holdfast.verify.results import Row
+def test_proves():
+    tally(Row("made now", "by hand", 3, 0, "nothing"))
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_prints_the_proofs_it_made_and_not_those_of_earlier_runs(workers: str, tmp_path: Path) -> None:
+    write(Row("made before", "by hand", 7, 0, "nothing"), tmp_path / "results")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_proof.py").write_text(PROOF)
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests/support"))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", tmp_path],
+        cwd=tmp_path, env={**kept, "PYTHONPATH": path}, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "made now: 3 runs" in run.stdout and "made before" not in run.stdout
