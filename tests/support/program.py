@@ -142,6 +142,10 @@ class Terminal:
     def leave(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for its end and for all it said until then; its exit code."""
         code = self.process.wait(PATIENCE_SECONDS)
         for thread in self._threads:
             thread.join(PATIENCE_SECONDS)
