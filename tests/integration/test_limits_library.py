@@ -16,7 +16,7 @@ from holdfast.errors import StateCorrupted
 from holdfast.limits.opening import LimitsSettings, opened
 from holdfast.limits.rules import Rule
 
-SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 3600.0)
+SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 366 * 86_400.0)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
