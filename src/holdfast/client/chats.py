@@ -13,7 +13,7 @@ from holdfast.client.actions import Keep
 from holdfast.client.cursors import Copy
 from holdfast.client.events import ChatGone, ChatJoined, ChatReset, Event
 from holdfast.client.inbox import Inbox
-from holdfast.client.link import NEVER
+from holdfast.client.session import NEVER
 from holdfast.message import Cursor, Message, Page
 from holdfast.wire.frames import ResumedChat, SyncBody
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from holdfast.client.link import NEVER
+from holdfast.client.session import NEVER
 from holdfast.errors import InvalidContentType, InvalidMessage, MessageTooLarge
 from holdfast.message import check_id
 from holdfast.resilience import Backoff

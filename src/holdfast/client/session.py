@@ -1,4 +1,4 @@
-"""What belongs to one connection and ends with it: its deadlines, its pace, its resume. (Pure.)"""
+"""The client's side of a session: what ends with its connection, deadlines, pace, resume. (Pure.)"""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Resuming:
         return self.frames is not None and not self.frames and self._requests[-1] == request_id
 
 
-class Link:
-    """One connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished."""
+class Session:
+    """On one connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished."""
 
     __slots__ = (
         "accepted",
