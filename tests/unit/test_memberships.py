@@ -96,21 +96,7 @@ def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
     with_history(test)
 
 
-def test_who_asks_while_a_read_is_under_way_is_read_together_after_it() -> None:
-    async def test(store: Store, history: History) -> None:
-        store.seconds = GATHER_SECONDS / 2
-        asked = []
-        for user in USERS[:4]:
-            asked.append(asyncio.create_task(history.memberships(user)))
-            await asyncio.sleep(store.seconds / 10)
-        assert await asyncio.gather(*asked) == [chats_of(user) for user in USERS[:4]]
-        assert store.asked == [USERS[:1], USERS[1:4]]
-        assert LoopClock().monotonic() == pytest.approx(GATHER_SECONDS)
-
-    with_history(test)
-
-
-def test_nobody_waits_for_a_read_that_takes_long() -> None:
+def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_for_that_read() -> None:
     async def test(store: Store, history: History) -> None:
         asked = [asyncio.create_task(history.memberships(USERS[0]))]
         for user in USERS[1:3]:

@@ -173,7 +173,7 @@ class Machine:
         times = [
             session.renew_at,
             session.drop_at,
-            session.heard_at + session.silence_seconds,
+            session.silent_at,
             self._answer_due(session),
         ]
         if session.accepted:
@@ -389,7 +389,7 @@ class Machine:
     def _check_deadlines(self, session: Session, now: float) -> None:
         if now >= session.drop_at:
             self._actions.append(Drop("the server announced its closing and did not close"))
-        elif now >= session.heard_at + session.silence_seconds:
+        elif now >= session.silent_at:
             self._actions.append(Drop("the server is silent"))
         elif now >= self._answer_due(session):
             self._actions.append(Drop("the server does not answer"))

@@ -116,6 +116,11 @@ class Session:
         self.renew_at = NEVER
         self.drop_at = NEVER
 
+    @property
+    def silent_at(self) -> float:
+        """When the server will have been silent for too long."""
+        return self.heard_at + self.silence_seconds
+
     def waits_since(self) -> float:
         """Since when the oldest of our questions, sends apart, waits for its answer; NEVER if none does."""
         if not self.accepted:

@@ -10,15 +10,15 @@ from holdfast.message import Cursor, User
 USERS_PER_READ = 50
 """Each may be in thousands of chats."""
 GATHER_SECONDS = 0.005
-"""So long those who ask wait for the end of a read that is under way, to be read together after it."""
+"""So long those who ask while a read is under way wait for each other."""
 
 Chats = Mapping[str, Cursor]
 _Asked = tuple[User, asyncio.Future[Chats | None]]
 
 
 class Memberships:
-    """Reads for one user each; those who ask in one turn of the loop, or while a read is under way, are read together,
-    ``USERS_PER_READ`` at a time.
+    """Reads for one user each. Those who ask in one turn of the loop, while a read is under way within
+    ``GATHER_SECONDS``, are read together, ``USERS_PER_READ`` at a time.
 
     Who waits here is bounded by the callers, of whom each asks for one user at a time. Cancel-safe: who gives up takes
     nobody along.
@@ -27,8 +27,6 @@ class Memberships:
     def __init__(self, read: Callable[[Sequence[User]], Awaitable[Mapping[User, Chats]]]) -> None:
         self._read = read
         self._asked: list[_Asked] = []
-        self._begins: asyncio.Handle
-        """The next read, while somebody waits for it."""
         self._reads: set[asyncio.Task[None]] = set()
 
     def of(self, user: User) -> Awaitable[Chats | None]:
@@ -38,7 +36,7 @@ class Memberships:
         """
         loop = asyncio.get_running_loop()
         if not self._asked:
-            self._begins = loop.call_later(GATHER_SECONDS, self._begin) if self._reads else loop.call_soon(self._begin)
+            loop.call_later(GATHER_SECONDS if self._reads else 0, self._begin)
         answer: asyncio.Future[Chats | None] = loop.create_future()
         self._asked.append((user, answer))
         return answer
@@ -48,13 +46,7 @@ class Memberships:
         for start in range(0, len(asked), USERS_PER_READ):
             task = asyncio.ensure_future(self._answer(asked[start : start + USERS_PER_READ]))
             self._reads.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._reads.discard(task)
-        if self._asked and not self._reads:
-            self._begins.cancel()
-            self._begin()
+            task.add_done_callback(self._reads.discard)
 
     async def _answer(self, asked: Sequence[_Asked]) -> None:
         found: Mapping[User, Chats] = {}
