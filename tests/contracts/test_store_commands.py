@@ -88,7 +88,7 @@ async def test_a_chat_that_cannot_be_is_refused_with_the_reason(store: Any, rig:
     await refused(store, new(name="a\nb"), InvalidMessage, "printable")
     await refused(store, new(members=["b c"]), InvalidMessage, "printable ASCII")
     await refused(store, new(chat_id="x" * 65), InvalidMessage, "64")
-    await refused(store, new(members=["b", "c", "d"]), Forbidden, "at most 3 members", "afterwards")
+    await refused(store, new(members=["b", "c", "d"]), InvalidMessage, "at most 3 members", "afterwards")
     await refused(store, new(kind="direct", name=""), InvalidMessage, "exactly two")
     await refused(store, new(kind="direct", name="", members=["ann"]), InvalidMessage, "exactly two")
     await refused(store, new(kind="direct", members=["bob"]), InvalidMessage, "no name")

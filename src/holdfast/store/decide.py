@@ -98,8 +98,9 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
     if seen.chat is not None:
         raise InvalidMessage(f"the chat id {command.chat_id} is taken", field="chat_id")
     if len(users) > limits.members_at_creation_max:
-        raise Forbidden(
+        raise InvalidMessage(
             f"a chat starts with at most {limits.members_at_creation_max} members; add the others afterwards",
+            field="members",
             limit=limits.members_at_creation_max,
         )
     for user_id in users:
