@@ -1,6 +1,7 @@
 """Writes the reference pages that are made from the code: ``python docs/generate.py``.
 
-A page is a function that returns its text; a test compares each with the file, so that none can go stale.
+A page is a function that returns its text; a test compares each with the file, so that none can go stale. The pages
+that are not in PAGES (``seeds*.md``) are written by hand.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ def cli_page() -> str:
         parts.append(f"## holdfast {' '.join(words)}".rstrip() + "\n")
         parts.append(f"```text\n{help_of(words)}```\n")
     return "\n".join(parts)
+
+
+def rest_page() -> str:
+    """Every endpoint, from the table of them."""
+    from holdfast.api.reference import markdown_page
+    from holdfast.api.routes import GROUPS
+
+    return markdown_page(GROUPS)
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -73,6 +82,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "metrics.md": _page_of("metrics_page"),
     "protocol.md": _page_of("protocol_page"),
+    "rest.md": rest_page,
     "settings.md": _page_of("settings_page"),
 }
 

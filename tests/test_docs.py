@@ -1,6 +1,6 @@
 """The documentation is true: links lead somewhere, commands exist, the seeds' names are mapped.
 
-Generated pages are compared by tests/unit/test_cli_reference.py, commands of guides run by
+Generated pages are compared by tests/unit/test_generated_pages.py, commands of guides run by
 tests/integration/test_guides.py.
 """
 

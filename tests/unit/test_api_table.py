@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from holdfast.api.answers import RETRY_AFTER_SECONDS, STATUS
 from holdfast.api.deps import ApiSettings
 from holdfast.api.openapi import describe
-from holdfast.api.reference import fields_of, html_page, markdown_page
+from holdfast.api.reference import fields_of, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.errors import HoldfastError
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def every_error(root: type[HoldfastError] = HoldfastError) -> set[type[HoldfastError]]:
     """The leaves of the tree: what is really raised."""
@@ -60,11 +56,6 @@ def test_openapi_describes_every_endpoint_and_no_reference_dangles() -> None:
     schemas = document["components"]["schemas"]
     for name in re.findall(r"#/components/schemas/(\w+)", repr(document)):
         assert name in schemas
-
-
-def test_the_reference_in_the_repository_is_the_one_the_table_gives() -> None:
-    """Write it anew with: python -m holdfast.api > docs/reference/rest.md"""
-    assert (ROOT / "docs/reference/rest.md").read_text() == markdown_page(GROUPS)
 
 
 def test_the_docs_page_loads_nothing_from_elsewhere_and_runs_nothing() -> None:

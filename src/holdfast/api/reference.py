@@ -1,7 +1,4 @@
-"""The reference pages, written from the table of endpoints: ``/docs`` (HTML) and docs/reference/rest.md. (Pure.)
-
-``python -m holdfast.api > docs/reference/rest.md``
-"""
+"""The reference pages, written from the table of endpoints: ``/docs`` (HTML) and docs/reference/rest.md. (Pure.)"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _spec.loader.exec_module(generate)
 def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "HOLDFAST_TOKEN", "HOLDFAST_CONFIG", "COLUMNS"):
         monkeypatch.delenv(variable, raising=False)
-    assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run `python docs/generate.py`"
+    assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run `make docs`"
 
 
 def test_the_reference_holds_every_command() -> None:
