@@ -24,8 +24,7 @@ from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.rules import Decision, Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.contract import Head, Ring
-from holdfast.verify.checkers.verdict import Verdict
-from holdfast.verify.limits import (
+from holdfast.verify.checkers.limits import (
     Admitted,
     Bound,
     InForce,
@@ -34,6 +33,7 @@ from holdfast.verify.limits import (
     most_over_rate,
     rules_monotone_and_converging,
 )
+from holdfast.verify.checkers.verdict import Verdict
 from holdfast.verify.results import Row
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "1000")) // 50

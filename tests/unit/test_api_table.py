@@ -13,6 +13,7 @@ from holdfast.api.reference import fields_of, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.errors import HoldfastError
 
+
 def every_error(root: type[HoldfastError] = HoldfastError) -> set[type[HoldfastError]]:
     """The leaves of the tree: what is really raised."""
     children = root.__subclasses__()

@@ -1,7 +1,8 @@
 """One checker per promise: a history in, a verdict out. (Pure.)
 
-The numbers are those of ``docs/internals/proof.md``; 13-15 come with the parts that they are about. A
-verdict says how many facts it examined, because a checker that looked at nothing is not a proof.
+The numbers are those of ``docs/internals/proof.md``. CHECKERS judge a history of messages and jobs; 13 and 14
+(``limits``) have one of their own. A verdict says how many facts it examined, because a checker that looked at nothing
+is not a proof.
 """
 
 from __future__ import annotations

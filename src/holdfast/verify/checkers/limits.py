@@ -14,9 +14,6 @@ from typing import NamedTuple
 from holdfast.limits.rules import RuleName, Stamp
 from holdfast.verify.checkers.verdict import Verdict
 
-RULES_NUMBER = 13
-ADMISSION_NUMBER = 14
-
 View = Mapping[RuleName, Stamp]
 
 
