@@ -23,16 +23,18 @@ class BreakerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """Opens at ``failure_threshold`` failures within the window, if they are also ``min_failure_ratio`` of the calls.
-
-    A ratio of 0 opens by the count alone.
-    """
+    """When a breaker opens, and for how long."""
 
     failure_threshold: int = 5
+    """Failures within the window that open the breaker."""
     failure_window_seconds: float = 30
+    """How far back failures count."""
     open_duration_seconds: float = 30
+    """How long calls are refused at once (SERVICE_UNAVAILABLE + retry_after_seconds) before a probe."""
     half_open_probe_count: int = 1
+    """Probes that must succeed before the breaker closes; one failed probe opens it again."""
     min_failure_ratio: float = 0.5
+    """The failures must also be this share of the calls; 0 opens by the count alone."""
 
     def __post_init__(self) -> None:
         positive(self, "failure_threshold", "half_open_probe_count", "failure_window_seconds", "open_duration_seconds")

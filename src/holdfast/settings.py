@@ -54,13 +54,27 @@ class Server:
     """Where the one port for HTTP and WebSocket is, and who may stand in front of it."""
 
     host: str = "127.0.0.1"
+    """Where to listen. An address that other machines can reach is refused unless ``server.trusted_proxies`` names the
+    TLS proxy in front.
+    """
     port: int = 8080
+    """The one port for HTTP and WebSocket; 0 takes a free one and prints it. A busy port stops the start."""
     state_dir: str = ""
+    """Everything that is kept. Left empty: ``$XDG_STATE_HOME/holdfast``, without that variable
+    ``~/.local/state/holdfast``. One process at a time: a second one is refused and told the first one's process id.
+    """
     trusted_proxies: tuple[str, ...] = ()
+    """Networks whose X-Forwarded-For is believed. Anybody else is counted by their own address."""
     allowed_origins: tuple[str, ...] = ()
+    """Further origins whose pages may connect, exactly as browsers send them; others get 403. ``*`` is refused."""
     log_format: Literal["text", "json"] = "text"
+    """``json`` for machines, ``text`` for people; always on stderr."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Quieter lines are not written."""
     node_id: str = ""
+    """This node's name in status, traces, jobs and among the nodes that share limits: each must have its own. Left
+    empty, a new one is made at every start.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -96,6 +110,7 @@ class Access:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     http: HttpLimits = field(default_factory=HttpLimits)
     handshakes_per_ip_per_minute: int = 600
+    """The next one: 429 + Retry-After."""
 
     def __post_init__(self) -> None:
         positive(self, "handshakes_per_ip_per_minute")
@@ -104,38 +119,41 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class DynamodbRetry:
     max_attempts: int = 3
+    """Tries of a throttled call."""
     initial_backoff_ms: float = 100
+    """The first wait between them."""
     max_backoff_ms: float = 5000
+    """The longest wait between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionConflict:
     max_attempts: int = 5
+    """Tries of a group that met another writer."""
     jitter_ms: float = 50
+    """The first wait between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dynamodb:
-    """For the DynamoDB store."""
-
     retry: DynamodbRetry = DynamodbRetry()
     transaction_conflict: TransactionConflict = TransactionConflict()
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaProducer:
-    """``timeout_ms`` stays below the gateway's deadline, whatever is set: deadlines are passed inward."""
-
     acks: Literal["all"] = "all"
+    """Only ``all`` is accepted."""
     timeout_ms: float = 4000
+    """How long a publish may take."""
     retries: int = 3
+    """Tries of a publish."""
     retry_backoff_ms: float = 100
+    """The wait between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaLog:
-    """For the Kafka event log, writing side."""
-
     producer: KafkaProducer = KafkaProducer()
 
 
@@ -157,8 +175,11 @@ class Durability:
 @dataclass(frozen=True, slots=True)
 class KafkaConsumer:
     group_id: str = "fanout-workers"
+    """The consumer group."""
     max_poll_records: int = 500
+    """Entries read from the event log at once, whichever log it is."""
     enable_auto_commit: Literal[False] = False
+    """Only ``false`` is accepted: a position moves after the attempt."""
 
     def __post_init__(self) -> None:
         positive(self, "max_poll_records")
@@ -166,16 +187,17 @@ class KafkaConsumer:
 
 @dataclass(frozen=True, slots=True)
 class KafkaReader:
-    """How the log is read. ``max_poll_records`` holds for every event log; the rest for Kafka's."""
-
     consumer: KafkaConsumer = KafkaConsumer()
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
     topic: str = "dead_letters.messages"
+    """Where unusable events go."""
     alert_threshold_per_hour: int = 100
+    """More dead letters in an hour of the clock: one critical line in the log."""
     max_letters: int = 1000
+    """Dead letters remembered for ``holdfast status``; older ones are forgotten, the events stay in the log."""
 
     def __post_init__(self) -> None:
         positive(self, "alert_threshold_per_hour", "max_letters")
@@ -224,9 +246,10 @@ class Settings:
 
 
 UNUSED_WITHOUT_ENGINES = (
-    "durability.dynamodb.", "durability.kafka.", "fanout.kafka.consumer.group_id", "fanout.dlq.topic",
+    "durability.dynamodb.", "durability.kafka.",
+    "fanout.kafka.consumer.group_id", "fanout.kafka.consumer.enable_auto_commit", "fanout.dlq.topic",
 )  # fmt: skip
-"""Settings of engines that this deployment does not use: accepted, and said to be without effect at start."""
+"""The seed's settings of engines that are not here yet: accepted, without effect, and told so in the posture."""
 
 
 def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:

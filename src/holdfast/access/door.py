@@ -125,8 +125,11 @@ class ConnectionLimits:
     """How many connections may be open at once. (How many per user is the session's: the oldest makes room.)"""
 
     connections_max: int = 100_000
+    """Connections of this node. The next handshake: 503 + Retry-After."""
     per_address_max: int = 10_000
+    """Connections of one address (IPv6: of one /64). The next handshake: 503 + Retry-After."""
     per_tenant_max: int = 100_000
+    """Connections of one tenant. The next handshake: 503 + Retry-After."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
@@ -181,7 +184,14 @@ class HttpLimits:
     """How many connections may speak HTTP at once: all that have not become a WebSocket, kept or new."""
 
     connections_max: int = 20_000
+    """HTTP connections of this node: all that are no WebSocket (yet). The next: 503 + Retry-After before it has asked,
+    and it is closed.
+    """
     per_address_max: int = 4_000
+    """HTTP connections from one address (IPv6: one /64), as the socket shows it: X-Forwarded-For comes with a request,
+    later. Not for declared proxies, whose connections serve many people; bound those at the proxy. The next: 503 +
+    Retry-After, closed.
+    """
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

@@ -71,13 +71,18 @@ def shared_secret(secret: bytes) -> KeySource:
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """Whose tokens we take. ``default_tenant``: where a token names none; None refuses such a token."""
+    """Whose tokens we take."""
 
     issuer: str = "holdfast"
+    """A token of another ``iss`` is refused (401)."""
     audience: str = "holdfast"
+    """A token of another ``aud`` is refused (401)."""
     leeway_seconds: float = 5
+    """How far clocks may differ when ``exp``, ``nbf`` and ``iat`` are judged."""
     default_tenant: str | None = "default"
+    """The tenant of a token that names none; ``null`` (in YAML) refuses such tokens."""
     ttl_seconds_max: float = 30 * 86400
+    """The longest lifetime this server mints; asking for more is refused."""
 
     def __post_init__(self) -> None:
         if not self.issuer or not self.audience:

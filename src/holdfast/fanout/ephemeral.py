@@ -42,17 +42,24 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EphemeralSettings:
-    """``max_waiting`` notes; further ones are dropped. A user's presence is told in ``max_presence_chats``, of
-    ``max_presences`` users per round, so that a storm of arrivals does not hold up the rest."""
+    """The bounds of what is told, of what waits, and of what is remembered."""
 
     interval_seconds: float = 1
+    """Typing, presence and receipts of one user and chat leave at most once per interval; the newest wins."""
     typing_seconds: float = 10
+    """Typing ends by itself after so long."""
     max_chat_members: int = 100
+    """Larger chats get no typing, presence or receipts."""
     max_waiting: int = 10_000
+    """Notes that wait. Further ones are dropped and counted."""
     max_presence_chats: int = 100
+    """A user's presence is told in so many of their chats."""
     max_presences: int = 50
+    """Users whose presence is told per round, so that a storm of arrivals does not hold up the rest; others follow."""
     max_last_seen: int = 100_000
+    """Users whose last presence is remembered; the longest unused is forgotten."""
     lookup_timeout_seconds: float = 1
+    """How long to wait for a chat's members; then the note is dropped."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

@@ -40,11 +40,14 @@ LOOKUP_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """``max_attempts`` counts the first one."""
+    """How often a hand-over is tried."""
 
     max_attempts: int = 3
+    """Tries of a hand-over to a gateway, the first included; then it is skipped and counted, and sync heals it."""
     initial_backoff_ms: float = 100
+    """The first wait between tries."""
     max_backoff_ms: float = 1000
+    """The longest wait between tries."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

@@ -14,6 +14,9 @@ class Shutdown:
     """A drain asks every client to come back later and elsewhere; what is left after it is closed."""
 
     drain_timeout_seconds: float = 30
+    """How long a drain waits for open requests; what is left is answered ``unknown`` and closed (server_shutdown,
+    4000).
+    """
 
     def __post_init__(self) -> None:
         positive(self, "drain_timeout_seconds")
@@ -21,23 +24,26 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """The connection plane.
-
-    ``memory_budget_bytes`` bounds what waits in all outbound buffers together (0: a quarter of the machine's
-    memory); above it the fullest connections are shed. ``reconnect_spread_seconds`` is the span over which
-    clients that are sent away together are asked to return. ``upstream_failure_close_seconds``: close connections
-    when the breaker has been open that long (0: never; sends fail fast and deliveries go on).
-    """
+    """The connection plane."""
 
     backpressure: Backpressure = field(default_factory=Backpressure)
     circuit_breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    """The breaker before the store's writes."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     pages: Pages = field(default_factory=Pages)
     shutdown: Shutdown = field(default_factory=Shutdown)
     memory_budget_bytes: int = 0
+    """Bytes in all outbound buffers of this node; 0 is a quarter of the machine's memory. Above: the fullest
+    connections are shed (memory_pressure, 4003).
+    """
     reconnect_spread_seconds: float = 10
+    """Clients that are sent away together are asked to return spread over so long."""
     upstream_failure_close_seconds: float = 0
+    """Writes refused by the breaker for so long: close every connection (upstream_failure, 4007). 0: never; sends fail
+    fast and deliveries go on.
+    """
     connections_per_user: int = 5
+    """One device more closes the user's oldest connection (duplicate_connection, 4500)."""
 
     def __post_init__(self) -> None:
         positive(self, "reconnect_spread_seconds", "connections_per_user")

@@ -46,9 +46,10 @@ PROBE_SECONDS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ChangeSettings:
-    """``max_at_once``: commands (create a chat, add a member, …) under way; the next is SERVER_BUSY."""
+    """The bound of commands: create a chat, add a member, …"""
 
     max_at_once: int = 100
+    """Changes of chats and members under way, by REST and operators. The next: SERVER_BUSY with the limit."""
 
     def __post_init__(self) -> None:
         positive(self, "max_at_once")

@@ -24,18 +24,24 @@ from holdfast.wire.frames import SendBody
 
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
-    """The bounds of what waits, and of one group. ``max_waiting_bytes`` is above 10,000 full messages of clients.
-
-    A chat with more than ``hot_messages_per_minute`` is hot: told to operators, and slowed by nothing.
-    """
+    """The bounds of what waits, and of one group."""
 
     max_waiting: int = 10_000
+    """Sends that wait for their group, in all. The next: SERVER_BUSY."""
     max_waiting_per_chat: int = 500
+    """In one chat. The next: SERVER_BUSY; other chats go on."""
     max_waiting_bytes: int = 64 * MIB
+    """Their content; above 10,000 full messages of clients. The next: SERVER_BUSY."""
     max_age_seconds: float = 2
+    """A send that waited longer was not tried: SERVER_BUSY."""
     max_group_sends: int = 512
+    """Sends of one commit; the rest is the next group."""
     max_group_bytes: int = 512 * KIB
+    """Content of one commit; the rest is the next group."""
     hot_messages_per_minute: int = 100
+    """A chat above it is hot: counted in ``holdfast_hot_chats``, listed by ``holdfast chat list --hot``. It is slowed
+    by nothing.
+    """
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

@@ -22,9 +22,14 @@ Key = tuple[User, str, str]
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSettings:
+    """How marks are gathered and written."""
+
     flush_interval_seconds: float = 1
+    """Delivered and read marks are merged in memory and written so often."""
     max_waiting: int = 100_000
+    """Different marks that wait. Further ones are dropped and counted; the device's next one replaces them."""
     max_per_write: int = 1000
+    """Marks of one commit."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

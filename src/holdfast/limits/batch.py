@@ -42,6 +42,7 @@ class BatchSettings:
             failure_threshold=3, failure_window_seconds=5, open_duration_seconds=1, min_failure_ratio=0.5
         )
     )
+    """The breaker before shared counters."""
 
     def __post_init__(self) -> None:
         if self.deadline_seconds <= 0 or self.calls_max < 1 or self.waiting_max < 1:

@@ -37,7 +37,7 @@ def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
         f"  settings  {len(changed)} differ from their defaults:" if changed else "  settings  all at their defaults"
     )
     for path, value, default in changed:
-        idle = "; no effect without that engine" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
+        idle = "; no effect until that engine exists" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
         yield f"            {path} = {value} (default {default}{idle})"
     program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
     defaults = Settings().server

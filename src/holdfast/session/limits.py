@@ -12,16 +12,29 @@ class Inbound:
     """What one connection may ask of us. Over the rate: RATE_LIMITED. Over the queue: SERVER_BUSY."""
 
     rate_limit_per_second: float = 10
+    """Sends of one connection. Above: RATE_LIMITED + retry_after_seconds; nothing is queued."""
     rate_limit_burst: int = 20
+    """So many sends at once before the rate counts."""
     other_rate_limit_per_second: float = 50
+    """All other frames of one connection, pings included. Above: RATE_LIMITED, told at most once a second for frames
+    that expect no answer.
+    """
     other_rate_limit_burst: int = 100
+    """So many frames at once before the rate counts."""
     max_queue_depth: int = 100
+    """Requests of one connection without an answer. The next: SERVER_BUSY."""
     max_queue_age_seconds: float = 2
+    """How long a sync or resume waits for its turn, then SERVER_BUSY."""
     max_message_size_bytes: int = 4096
+    """Content of a message in UTF-8, by socket and REST alike. Above: MESSAGE_TOO_LARGE."""
     max_frame_bytes: int = 64 * KIB
+    """A larger frame closes the connection (protocol_error, 4501)."""
     max_fragments: int = 16
+    """Fragments of one message. More close the connection (4501)."""
     max_invalid_frames: int = 10
+    """So many within the window close the connection (4501); each is answered before."""
     invalid_frames_window_seconds: float = 60
+    """How far back invalid frames count."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
@@ -32,16 +45,27 @@ class Outbound:
     """What may wait for one connection. Above ``critical``: warned, heads only; then closed, healed by sync."""
 
     max_buffer_messages: int = 1000
+    """Deliveries that may wait for one connection; the thresholds below are percent of it."""
     max_buffer_bytes: int = 5 * MIB
+    """Their bytes; whichever is fuller counts."""
     warning_threshold_percent: int = 80
+    """Above: logged once. Drained below it a slow client is well again and gets a ``resync``."""
     critical_threshold_percent: int = 95
+    """Above: ``error SLOW_CONSUMER``, heads instead of messages, the grace starts."""
     grace_period_seconds: float = 5
+    """Without a new low for so long: ``connection_closing`` with from where to sync, close 4002."""
     grace_total_seconds: float = 60
+    """The longest grace, however steadily the client drains."""
     new_low_percent: int = 5
+    """A low counts as new, and starts the grace again, if it is this much under the last."""
     ephemeral_threshold_percent: int = 50
+    """Above: typing, presence and receipts are dropped for this connection."""
     max_control_frames: int = 200
+    """Answers that wait for one connection. Then its socket is not read until half have left."""
     max_ephemeral_frames: int = 256
+    """Ephemeral frames that wait for one connection; the oldest key goes."""
     socket_send_buffer_bytes: int = 64 * KIB
+    """SO_SNDBUF of each connection: what a stopped reader can hide in the kernel."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
@@ -64,14 +88,25 @@ class Timeouts:
     """How long a connection waits for what."""
 
     durability_rpc_seconds: float = 5
+    """The deadline of a send, passed inward. Then SERVICE_UNAVAILABLE: outcome unknown if a commit was under way, else
+    rejected.
+    """
     heartbeat_interval_seconds: float = 30
+    """How often a client is asked whether it is there, the store for heads, and the registry is told who is here."""
     heartbeat_timeout_seconds: float = 10
+    """No answer for so long, while no bytes leave either: close idle_timeout (4001)."""
     authentication_seconds: float = 5
+    """A socket without a credential for so long: close unauthorized (4502)."""
     rotation_seconds: float = 24 * 3600
+    """An older connection is closed (rotation, 4004) and comes back; spread by 5 %."""
     behind_before_heads_seconds: float = 5
+    """A chat whose head has been ahead of the connection for so long is named in the heartbeat."""
     stale_acks_seconds: float = 60
+    """Acks that stay behind for so long: one ``resync``; again so long: close state_diverged (4006)."""
     overload_window_seconds: float = 30
+    """SERVER_BUSY on more than half of the requests of a window: close overloaded (4005)."""
     overload_requests_min: int = 10
+    """Fewer requests in a window are not judged."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
@@ -82,10 +117,15 @@ class Pages:
     """Sync pages: a limit and a size, whichever is first; one in flight per connection."""
 
     default_messages: int = 100
+    """Messages of a sync page whose request names no limit."""
     max_messages: int = 500
+    """The largest limit a request may name. Above: INVALID_MESSAGE."""
     max_bytes: int = 256 * KIB
+    """A page ends here if its messages are large; ``has_more`` says so."""
     resume_chats_per_frame: int = 500
+    """Cursors of one ``resume`` frame. Above: INVALID_MESSAGE."""
     resume_chats_max: int = 5000
+    """Cursors of one resume in all its frames. Above: INVALID_MESSAGE."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

@@ -24,19 +24,24 @@ SETTLE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the file is used. ``synchronous`` NORMAL loses acknowledged messages at a power cut; it exists to prove that.
-
-    At its bound a queue refuses: a write with ServerBusy, a read with Unavailable.
-    """
+    """How the file is used."""
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    """FULL: a commit is on stable storage. NORMAL loses acknowledged messages at a power cut, to prove that it does."""
     readers: int = 2
+    """Threads that read, at most 64; they never wait for the writer."""
     writes_waiting_max: int = 256
+    """Writes that wait for the one writer. The next: SERVER_BUSY."""
     reads_waiting_max: int = 1_000
+    """Reads that wait for a reader. The next: SERVICE_UNAVAILABLE."""
     read_deadline_seconds: float = 2.0
+    """A read that takes longer is interrupted: SERVICE_UNAVAILABLE, or a shorter page with has_more."""
     busy_timeout_seconds: float = 1.0
+    """How long to wait, at most 60, if another program holds the file (none of ours does); then SERVICE_UNAVAILABLE."""
     checkpoint_pages: int = 4_000
+    """The write-ahead log is folded into the database after so many pages, at most 1,000,000."""
     cache_bytes: int = 64 * 1024 * 1024
+    """The writer's page cache."""
 
     def __post_init__(self) -> None:
         if self.synchronous not in ("FULL", "NORMAL"):

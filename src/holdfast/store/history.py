@@ -51,24 +51,30 @@ RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class HistorySettings:
-    """``max_reads`` and ``max_resumes`` at once; more wait, at most ``max_wait_seconds``, then SERVER_BUSY.
+    """How much is read at once, and for how long.
 
     Tenants take turns, so that what one wants keeps no other waiting. What is under way is done first, in order, so
     ``max_reads`` is no more than keeps the store's readers busy.
-
-    A sync or a resume is answered within ``request_timeout_seconds``, however many reads it takes. A client's proof
-    raises a chat's epoch once per ``raise_interval_seconds``: a second rollback within it is no rollback but a client
-    that makes things up, and each raise makes every member read the chat anew.
     """
 
     max_reads: int = 8
+    """Reads at once, four for each reader; more wait for ``max_wait_seconds``, tenants in turn."""
     max_resumes: int = 100
+    """Resumes at once; more wait for ``max_wait_seconds``, tenants in turn."""
     max_wait_seconds: float = 2
+    """A read or resume that waited longer: SERVER_BUSY."""
     read_timeout_seconds: float = 2.5
+    """One read. Beyond: a retryable SERVICE_UNAVAILABLE; a resume answers with what it has, and heads."""
     request_timeout_seconds: float = 5
+    """A sync or a resume is answered by then, however many reads it takes."""
     raise_interval_seconds: float = 60
+    """A client's proof of a rollback raises a chat's epoch at most so often: a second one sooner is made up, and each
+    raise makes every member read the chat anew.
+    """
     resume_page_messages: int = 100
+    """Messages of each chat's first page in ``resumed``."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    """The breaker before the store's reads."""
 
     def __post_init__(self) -> None:
         positive(self, *(name for name in self.__slots__ if name != "breaker"))

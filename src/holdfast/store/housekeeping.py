@@ -18,13 +18,16 @@ PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """How long idempotency keys are remembered at least. 0 of a message's: as long as the message itself.
-
-    A request that comes again after its key is forgotten is done again; a message is then stored twice.
-    """
+    """How long idempotency keys are remembered: a request that comes again after that is done again."""
 
     idempotency_ttl_days: float = 0
+    """How long the key of a message (``client_message_id``) is remembered. 0: as long as the message. With a number, a
+    client that was away for longer stores a message twice. The seed's rule is 7.
+    """
     answers_ttl_days: float = 7
+    """How long the answer to a REST change with an ``Idempotency-Key`` (other than a send) is remembered, at least.
+    After that the same key is a new request.
+    """
 
     def __post_init__(self) -> None:
         if self.idempotency_ttl_days < 0:

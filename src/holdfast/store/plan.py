@@ -33,10 +33,17 @@ class ChatLimits:
     """How large chats may grow; a chat starts small so that its creation fits into one commit of every store."""
 
     members_max: int = 1_000
+    """Members of a chat. The next: FORBIDDEN with the limit."""
     members_at_creation_max: int = 90
+    """Members a chat may be created with, its creator included. Above: INVALID_MESSAGE with the limit."""
     chats_per_user_max: int = 5_000
+    """Chats of one user. The next: FORBIDDEN with the limit."""
     name_characters_max: int = 200
+    """Characters of a chat's name. Above: INVALID_MESSAGE."""
     devices_per_member_max: int = 20
+    """Devices whose watermarks are kept per chat and member. Above: the one furthest behind is merged into the one
+    without a name.
+    """
 
     def __post_init__(self) -> None:
         if not 2 <= self.members_at_creation_max <= self.members_max:

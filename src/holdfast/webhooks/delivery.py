@@ -36,12 +36,16 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """``private_allowed`` lets endpoints be on private addresses and speak plain HTTP: for development only."""
+    """How endpoints are called."""
 
     timeout_seconds: float = 10.0
+    """A call that takes longer has failed, and is tried again."""
     connections_per_host: int = 4
+    """Calls to one host at once; further ones wait."""
     answer_bytes_max: int = 64 * 1024
+    """So much of an answer is read."""
     private_allowed: bool = False
+    """Endpoints may be on private addresses and speak plain HTTP: for development only."""
 
     def __post_init__(self) -> None:
         if self.timeout_seconds <= 0 or self.connections_per_host < 1 or self.answer_bytes_max < 1:

@@ -12,10 +12,12 @@ from holdfast.work.contract import WorkStore
 
 @dataclass(frozen=True, slots=True)
 class WorkSettings:
-    """Where a node's jobs are: ``sqlite:`` (work.db in the state directory) or the URL of a PostgreSQL database."""
+    """Where a node's jobs are and how they run."""
 
     url: str = "sqlite:"
+    """``sqlite:`` (work.db in the state directory) or the URL of a PostgreSQL database."""
     concurrency: int = 100
+    """Jobs at work at once, at most 4,096; further ones wait in the store."""
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
 
     def __post_init__(self) -> None:
