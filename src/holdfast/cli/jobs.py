@@ -134,7 +134,7 @@ def open_breakers(reach: Reach) -> None:
 def retry_jobs(
     reach: Reach,
     seqs: Seqs,
-    now: Annotated[bool, typer.Option("--now", help="Due now; there is no other time.", hidden=True)] = True,
+    now: Annotated[bool, typer.Option("--now", help="At once; so it is without it, too.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Also forget attempts, strikes and crashes.")] = False,
     reason: ReasonOption = ASKED,
 ) -> None:
