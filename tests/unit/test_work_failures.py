@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.work.coordinator import WorkerSettings
 from holdfast.work.failures import RETRY_AFTER_MAX_SECONDS, JobFailed, classify
 from holdfast.work.handling import Context, Handlers
@@ -124,3 +126,36 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
     handling = handlers.find(Job(1, "order", b"{}"))
     assert handling is not None and handling.deadline_seconds == 300, "no run outlives its lease of five minutes"
+
+
+WORKER = [field.name for field in fields(WorkerSettings) if field.name != "breaker"]
+SEAT = [field.name for field in fields(SeatSettings)]
+WEBHOOKS = ["timeout_seconds", "connections_per_host", "answer_bytes_max"]
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        *((WorkerSettings, name) for name in WORKER),
+        *((SeatSettings, name) for name in SEAT),
+        *((WebhookSettings, name) for name in WEBHOOKS),
+    ],
+)
+def test_a_bound_of_nothing_is_refused_by_its_name(settings: type[Any], name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be greater than 0, not {value}$"):
+        settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        (WorkerSettings, {"concurrency": 9, "jobs_max": 8}),
+        (WorkerSettings, {"poll_min_seconds": 2, "poll_max_seconds": 1}),
+        (SeatSettings, {"beat_seconds": 15}),
+        (SeatSettings, {"no_start_after_seconds": 20}),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: type[Any], given: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must hold"):
+        settings(**given)

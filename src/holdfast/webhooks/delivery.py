@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import NotFound
 from holdfast.message import Message
@@ -48,8 +49,7 @@ class WebhookSettings:
     """Endpoints may be on private addresses and speak plain HTTP: for development only."""
 
     def __post_init__(self) -> None:
-        if self.timeout_seconds <= 0 or self.connections_per_host < 1 or self.answer_bytes_max < 1:
-            raise ValueError("timeout_seconds, connections_per_host and answer_bytes_max must be greater than 0")
+        positive(self, "timeout_seconds", "connections_per_host", "answer_bytes_max")
 
 
 Find = Callable[[str, int], Awaitable[Message | None]]

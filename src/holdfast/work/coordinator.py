@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.clock import Clock, SystemClock, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff, BreakerSettings
@@ -49,10 +50,9 @@ class WorkerSettings:
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.jobs_max < self.concurrency:
-            raise ValueError("concurrency must be at least 1, and jobs_max at least concurrency")
-        if not 0 < self.poll_min_seconds <= self.poll_max_seconds or self.balance_seconds <= 0:
-            raise ValueError("0 < poll_min_seconds <= poll_max_seconds and balance_seconds > 0 must hold")
+        positive(self, *(name for name in self.__slots__ if name != "breaker"))
+        if self.jobs_max < self.concurrency or self.poll_max_seconds < self.poll_min_seconds:
+            raise ValueError("concurrency <= jobs_max and poll_min_seconds <= poll_max_seconds must hold")
 
 
 class Worker:

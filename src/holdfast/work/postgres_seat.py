@@ -17,6 +17,7 @@ from typing import Any
 import asyncpg
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 from holdfast.clock import Clock, SystemClock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.work.contract import Claimed, JobGone, LeaseLost, Report, Rewound, Roster, Want
@@ -54,7 +55,8 @@ class SeatSettings:
     inbox_seconds: float = 7 * 86400.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.beat_seconds < self.no_start_after_seconds < self.dead_after_seconds:
+        positive(self, *self.__slots__)
+        if not self.beat_seconds < self.no_start_after_seconds < self.dead_after_seconds:
             raise ValueError("beat_seconds < no_start_after_seconds < dead_after_seconds must hold")
 
 

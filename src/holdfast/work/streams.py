@@ -38,8 +38,6 @@ class Streams:
     """The jobs a worker holds."""
 
     def __init__(self, jobs_max: int = 4096, bytes_max: int = 32 << 20, per_stream_max: int = 256) -> None:
-        if min(jobs_max, bytes_max, per_stream_max) < 1:
-            raise ValueError("jobs_max, bytes_max and per_stream_max must be at least 1")
         self._jobs_max, self._bytes_max, self._per_stream_max = jobs_max, bytes_max, per_stream_max
         self._waiting: dict[int, Job] = {}
         self._started: dict[int, Job] = {}
