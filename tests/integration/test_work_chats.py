@@ -79,9 +79,12 @@ class Place:
             made = await client.post("/v1/chats", json={"name": "orders"})
             yield cls(node, client, key, made.json()["chat"]["chat_id"])
 
-    async def said(self) -> list[str]:
+    async def messages(self) -> list[dict[str, Any]]:
         answer = await self._client.get(f"/v1/chats/{self.chat}/messages")
-        return [message["content"] for message in answer.json()["messages"] if message["sender_id"] == "shop"]
+        return [message for message in answer.json()["messages"] if message["sender_id"] == "shop"]
+
+    async def said(self) -> list[str]:
+        return [message["content"] for message in await self.messages()]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -111,6 +114,23 @@ def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(opened: 
             assert await place.said() == texts
             assert front.lost == 2 and len(front.keys) == 10, "two were sent again"
             assert set(front.keys) == {f"eu-{seq}" for seq in seqs}
+
+    run(main())
+
+
+def test_a_transport_says_what_its_payloads_are(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with embedded_work(tmp_path / "work.db") as o, Place.opened(tmp_path / "state") as place:
+            marked_up = Chats(place.node.url, place.key, source="eu", act_as="shop", content_type="text/markdown")
+            async with Chats(place.node.url, place.key, source="eu", act_as="shop") as plain, marked_up:
+                handlers = Handlers()
+                handlers.carry("chat", plain)
+                handlers.carry("markdown", marked_up)
+                drafts = [Draft("Shipped", b"*soon*", "s", f"{way}:{place.chat}") for way in ("chat", "markdown")]
+                await o.store.enqueue(drafts)
+                async with Worker(o.store, handlers, settings=QUICK).running():
+                    await until(lambda: _none_left(o))
+            assert [said["content_type"] for said in await place.messages()] == ["text/plain", "text/markdown"]
 
     run(main())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import BadSetting
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.work.coordinator import WorkerSettings
 from holdfast.work.failures import RETRY_AFTER_MAX_SECONDS, JobFailed, classify
@@ -145,6 +146,19 @@ WEBHOOKS = ["timeout_seconds", "connections_per_host", "answer_bytes_max"]
 def test_a_bound_of_nothing_is_refused_by_its_name(settings: type[Any], name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be greater than 0, not {value}$"):
         settings(**{name: value})
+
+
+def test_a_handler_and_a_transport_without_time_to_run_are_refused() -> None:
+    class Nowhere:
+        async def send(self, ctx: Context, address: str) -> None: ...
+
+    with pytest.raises(BadSetting, match="deadline_seconds must be greater than 0"):
+
+        @Handlers().handle(dict, deadline_seconds=0)
+        async def handle(ctx: Context, payload: dict[str, str]) -> None: ...
+
+    with pytest.raises(BadSetting, match="deadline_seconds must be greater than 0"):
+        Handlers().carry("topic", Nowhere(), deadline_seconds=-1)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Endpoints(Protocol):
         """NotFound if there is none."""
         ...
 
-    async def all(self, tenant: str | None = None) -> Sequence[Endpoint]:
+    async def all(self) -> Sequence[Endpoint]:
         """By creation."""
         ...
 

@@ -57,8 +57,8 @@ class SqliteEndpoints:
 
         return await self._write(read)
 
-    async def all(self, tenant: str | None = None) -> Sequence[Endpoint]:
-        return await self._write(lambda db: [Endpoint(*row) for row in db.execute(SQL["all"], (tenant,))])
+    async def all(self) -> Sequence[Endpoint]:
+        return await self._write(lambda db: [Endpoint(*row) for row in db.execute(SQL["all"])])
 
     async def disable(self, endpoint_id: str, why: str) -> None:
         def disable(db: apsw.Connection) -> None:

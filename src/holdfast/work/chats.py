@@ -44,7 +44,8 @@ class _Refused(msgspec.Struct, frozen=True):
 
 
 class Chats:
-    """A transport for ``Handlers.carry``: its address is a chat's id, the payload the content, as UTF-8.
+    """A transport for ``Handlers.carry``: its address is a chat's id, the payload the content, as UTF-8, of the
+    ``content_type``.
 
     ``credential`` is a user token, or a tenant key with ``act_as``, the user who speaks; that user must be a member.
     ``source`` tells this store of jobs from every other that the same user speaks for: with the job's key it is the

@@ -117,8 +117,11 @@ class Handling:
     decode: Callable[[bytes], Any]
     run: Run
     stream: Callable[[Any], str] | None
-    destination: str
     deadline_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.deadline_seconds <= 0:
+            raise BadSetting("deadline_seconds must be greater than 0")
 
 
 class Handlers:
@@ -129,10 +132,6 @@ class Handlers:
         self._by_class: dict[type[Any], Handling] = {}
         self._by_scheme: dict[str, Handling] = {}
 
-    @property
-    def types(self) -> list[str]:
-        return sorted(self._by_type)
-
     def find(self, job: Job) -> Handling | None:
         """By its type; else by the scheme of its destination."""
         return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
@@ -141,13 +140,11 @@ class Handlers:
         """Give jobs with the destination ``scheme:address``, and no handler of their type, to a transport."""
         if not scheme or ":" in scheme or scheme in self._by_scheme:
             raise BadSetting(f"{scheme!r} is no scheme, or has a transport already")
-        if deadline_seconds <= 0:
-            raise BadSetting("deadline_seconds must be greater than 0")
 
         async def send(ctx: Context, _payload: bytes) -> None:
             await transport.send(ctx, ctx.job.destination.partition(":")[2])
 
-        self._by_scheme[scheme] = Handling(scheme, bytes, send, None, "", deadline_seconds)
+        self._by_scheme[scheme] = Handling(scheme, bytes, send, None, deadline_seconds)
 
     def handle(
         self,
@@ -155,7 +152,6 @@ class Handlers:
         *,
         type: str | None = None,
         stream: Callable[[Payload], str] | None = None,
-        destination: str = "",
         deadline_seconds: float = 300.0,
     ) -> Callable[[Typed[Payload]], Typed[Payload]]:
         """Register a handler for a payload type (a msgspec Struct, a dataclass, dict, …).
@@ -165,12 +161,10 @@ class Handlers:
         name = type or payload.__name__
         if name in self._by_type:
             raise BadSetting(f"there is a handler for {name!r} already")
-        if deadline_seconds <= 0:
-            raise BadSetting("deadline_seconds must be greater than 0")
         decode = msgspec.json.Decoder(payload).decode
 
         def register(run: Typed[Payload]) -> Typed[Payload]:
-            handling = Handling(name, decode, run, stream, destination, deadline_seconds)
+            handling = Handling(name, decode, run, stream, deadline_seconds)
             self._by_type[name] = self._by_class[payload] = handling
             return run
 
@@ -183,4 +177,4 @@ class Handlers:
             raise BadSetting(f"no handler for {payload.__class__.__name__}")
         stream = handling.stream(payload) if handling.stream is not None else None
         data = _encode(payload)
-        return Draft(handling.type, data, stream, handling.destination, delay_seconds, source, source_id)
+        return Draft(handling.type, data, stream, delay_seconds=delay_seconds, source=source, source_id=source_id)

@@ -46,14 +46,12 @@ class PostgresWork:
 
     capabilities = Capabilities(shared=True)
 
-    def __init__(
-        self, url: str, pools: Pools, seat_settings: SeatSettings, server: str, rng: random.Random | None
-    ) -> None:
+    def __init__(self, url: str, pools: Pools, seat_settings: SeatSettings, server: str) -> None:
         self._url = url
         self._pools = pools
         self._seat_settings = seat_settings
         self._server = server
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._preparing = asyncio.Lock()
         self._prepared = asyncio.Event()
 
@@ -65,7 +63,6 @@ class PostgresWork:
         seat_settings: SeatSettings | None = None,
         connections_max: int = 8,
         server: str = "",
-        rng: random.Random | None = None,
         at_once: bool = True,
     ) -> PostgresWork:
         """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do. If not
@@ -81,7 +78,7 @@ class PostgresWork:
         options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "server_settings": idle}
         options["timeout"] = CONNECT_SECONDS_MAX
         pools = Pools(await asyncpg.create_pool(url, **options), await asyncpg.create_pool(url, **options))
-        store = cls(url, pools, chosen, server, rng)
+        store = cls(url, pools, chosen, server)
         if not at_once:
             return store
         try:

@@ -6,7 +6,7 @@ SELECT endpoint_id, tenant, url, secret, description, created_at, disabled FROM 
 
 -- name: all
 SELECT endpoint_id, tenant, url, secret, description, created_at, disabled FROM endpoint
- WHERE ?1 IS NULL OR tenant = ?1 ORDER BY created_at, endpoint_id
+ ORDER BY created_at, endpoint_id
 
 -- name: disable
 UPDATE endpoint SET disabled = ?2 WHERE endpoint_id = ?1
