@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import websockets
 
 from engines import Server as Engine
 from holdfast.limits.batch import BatchSettings
+from holdfast.limits.disk import load_nodes
 from holdfast.limits.entrances import DEFAULT_RULES
 from holdfast.limits.limiter import LimiterSettings
+from holdfast.limits.opening import NODES_NAME
 from holdfast.limits.plane import LimitsSettings
 from holdfast.message import User
 from holdfast.node.node import Node
@@ -233,5 +236,36 @@ def test_nodes_that_were_given_no_name_count_as_many(redis_server: Engine, tmp_p
             await until(lambda: all(each.nodes == 2 for each in limiters), "each other: both take the whole limit")
         async with running(Settings(server=Server(port=0, state_dir=str(tmp_path / "one"), node_id="web-1"))) as named:
             assert named.node_id == "web-1"
+
+    asyncio.run(main())
+
+
+def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_together(
+    redis_server: Engine, tmp_path: Path
+) -> None:
+    """Each knows from its disk how many they are."""
+
+    async def main() -> None:
+        async with Proxy("127.0.0.1", redis_server.port) as wire, AsyncExitStack() as first, AsyncExitStack() as again:
+            limits = LimitsSettings(f"redis://127.0.0.1:{wire.port}/5")
+            states = [
+                Settings(server=Server(port=0, state_dir=str(tmp_path / name)), limits=limits) for name in ("a", "b")
+            ]
+            nodes = [await first.enter_async_context(running(settings)) for settings in states]
+            async with asyncio.timeout(10):
+                while {load_nodes(tmp_path / name / NODES_NAME) for name in "ab"} != {2}:  # noqa: ASYNC110 - a file
+                    await asyncio.sleep(0.05)
+            assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
+            await first.aclose()
+            wire.set(down=True)
+            nodes = [await again.enter_async_context(running(settings)) for settings in states]
+            assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
+            rule = next(rule for rule in DEFAULT_RULES if rule.resource == "connect:user")
+            checks = [
+                node.limits.limiter.check("acme", rule.resource, "ann") for node in nodes for _ in range(rule.capacity)
+            ]
+            decisions = await asyncio.gather(*checks)
+            assert {decision.decided_by for decision in decisions} == {"local_share"}
+            assert rule.capacity <= sum(decision.allowed for decision in decisions) <= rule.capacity + 5
 
     asyncio.run(main())

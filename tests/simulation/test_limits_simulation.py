@@ -11,6 +11,8 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Sequence, Set
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import virtual
@@ -108,7 +110,10 @@ class UpsertOnlyFeed(Feed):
 
 
 class Node:
-    """One node, which can die without a word and come back under its name, knowing only what all start with."""
+    """One node, which can die without a word and come back under its name, knowing only what all start with.
+
+    What it knew of the others is on its disk.
+    """
 
     def __init__(self, name: str, reader: Reader, world: World) -> None:
         self.name = name
@@ -119,7 +124,11 @@ class Node:
     async def start(self) -> None:
         world, clock = self.world, virtual.LoopClock()
         self.limiter = world.limiter(
-            world.counters, clock, LimiterSettings(lease_percent=LEASE_PERCENT), place=Place(self.name)
+            world.counters,
+            clock,
+            LimiterSettings(lease_percent=LEASE_PERCENT),
+            place=Place(self.name),
+            file=world.disk / f"{self.name}.json",
         )
         self.feed = world.feed(self.reader, [self.reader], self._apply, clock, starts_with=RULES)
         await self.limiter.__aenter__()
@@ -131,7 +140,7 @@ class Node:
         self.alive = False
         history = self.world.history
         history.in_force = [each for each in history.in_force if each.node != self.name]
-        for task in (*self.limiter._background, *self.limiter._batcher._calls):
+        for task in (*self.limiter._upkeep._background, *self.limiter._batcher._calls):
             task.cancel()
         await self.feed.__aexit__()
 
@@ -149,10 +158,9 @@ class Node:
 class Undivided(Limiter):
     """Control: every node takes the whole limit for its share."""
 
-    async def _beat(self) -> bool:
-        alive = await super()._beat()
+    def _report(self, alive: bool) -> None:
+        super()._report(alive)
         self._share.nodes = 1
-        return alive
 
 
 class Forgiving(Members):
@@ -182,6 +190,7 @@ class World:
         self.log = Log()
         self.counters = counters()
         self.history = LimitsHistory()
+        self.disk: Path
         self.starts = 0
 
     async def run(self) -> LimitsHistory:
@@ -210,11 +219,11 @@ class World:
             await asyncio.sleep(self.rng.random() * 2)
 
     async def _kill_or_start(self, nodes: list[Node]) -> None:
-        """At most one is dead at a time. It starts while the counters answer: else it would know of nobody."""
+        """At most one is dead at a time. It may start while nobody answers."""
         dead = [node for node in nodes if not node.alive]
         if not dead:
             await self.rng.choice(nodes).die()
-        elif self.counters.mood == "well":
+        else:
             await dead[0].start()
             self.starts += 1
 
@@ -286,7 +295,9 @@ class World:
 
 def judged(world: World, seed: int) -> tuple[Verdict, Verdict]:
     """Checkers 13 and 14."""
-    history = virtual.run(world.run(), seed=seed)
+    with TemporaryDirectory() as folder:
+        world.disk = Path(folder)
+        history = virtual.run(world.run(), seed=seed)
     admission = Verdict("admitted_within_bound")
     for subject, bound in world.bounds().items():
         theirs = LimitsHistory(admitted=[each for each in history.admitted if each.subject == subject])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 import virtual
@@ -38,6 +40,67 @@ def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(ou
         assert sum(decision.allowed for decision in await asyncio.gather(*checks)) == LIMIT
         for limits in crowd:
             await limits.__aexit__()
+
+    virtual.run(main())
+
+
+def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_they_last_knew(tmp_path: Path) -> None:
+    async def main() -> None:
+        counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
+
+        def crowd(count: int) -> list[Limiter]:
+            return [
+                Limiter(counters, virtual.LoopClock(), rules=rules, place=Place(f"n{n}"), file=tmp_path / f"n{n}.json")
+                for n in range(count)
+            ]
+
+        async with AsyncExitStack() as stack:
+            for limits in crowd(NODES):
+                await stack.enter_async_context(limits)
+            await asyncio.sleep(1.5)
+        counters.mood = "away"
+        async with AsyncExitStack() as stack:
+            again = [await stack.enter_async_context(limits) for limits in crowd(NODES)]
+            assert [limits.nodes for limits in again] == [NODES] * NODES
+            checks = [limits.check("acme", "x", "ann") for limits in again for _ in range(LIMIT)]
+            assert sum(decision.allowed for decision in await asyncio.gather(*checks)) == LIMIT
+        counters.mood = "well"
+        counters.members.clear()
+        async with AsyncExitStack() as stack:
+            left = [await stack.enter_async_context(limits) for limits in crowd(2)]
+            await asyncio.sleep(4)
+            assert [limits.nodes for limits in left] == [NODES, NODES], "who else comes back?"
+            await asyncio.sleep(4)
+            assert [limits.nodes for limits in left] == [2, 2], "nobody: the others are gone for ever"
+        counters.mood = "away"
+        async with crowd(1)[0] as one:
+            assert one.nodes == 2
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("on_disk", [None, b"", b"{", b'{"nodes":0}', b'{"nodes":-3}', b'{"nodes":1e99}', b"\xff"])
+def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_disk: bytes | None) -> None:
+    async def main() -> None:
+        counters, file = Members(), tmp_path / "nodes.json"
+        counters.mood = "away"
+        if on_disk is not None:
+            file.write_bytes(on_disk)
+        async with Limiter(counters, virtual.LoopClock(), file=file) as limits:
+            assert limits.nodes == 1
+            counters.mood = "well"
+            await asyncio.sleep(1.1)
+        assert file.read_bytes() == b'{"nodes":1}'
+
+    virtual.run(main())
+
+
+def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(tmp_path: Path) -> None:
+    async def main() -> None:
+        counters = Members()
+        async with Limiter(counters, virtual.LoopClock(), file=tmp_path / "nowhere" / "nodes.json") as limits:
+            await asyncio.sleep(10)
+            assert counters.members[limits.place.node] > asyncio.get_running_loop().time() + 3
 
     virtual.run(main())
 

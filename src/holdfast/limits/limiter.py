@@ -14,25 +14,27 @@ is the caller's mistake: a cost that can never fit, a subject without end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from msgspec import structs
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
-from holdfast.errors import HoldfastError, InvalidCheck
+from holdfast.errors import InvalidCheck
 from holdfast.limits.accounts import Accounts
 from holdfast.limits.algorithms import Reading
 from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
 from holdfast.limits.leases import Leases
-from holdfast.limits.membership import Membership
+from holdfast.limits.nodes import Nodes
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
 from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
 from holdfast.limits.share import LocalShare
 from holdfast.limits.shortcuts import Bounded, Denial, Known
+from holdfast.limits.upkeep import Upkeep
 
 PLANS_MAX = 65_536
 COUNTED_LATER_MAX = 10_000
@@ -76,7 +78,7 @@ class Limiter:
     """Checks for one node. ``async with`` runs its heartbeat; a check works with or without it.
 
     ``use`` gives it other rules at any time: the next check has them. ``on_behind`` is called when the counters knew a
-    newer rule than we do.
+    newer rule than we do. ``file`` is where the number of nodes is kept for the next start.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Limiter:
         rules: RuleSet | None = None,
         place: Place | None = None,
         on_behind: Callable[[], None] = lambda: None,
+        file: Path | None = None,
     ) -> None:
         self.settings = settings or LimiterSettings()
         self._counters = counters
@@ -99,15 +102,15 @@ class Limiter:
         self._region = self.place.region
         self._rules = rules or RuleSet()
         self._plans: dict[tuple[str, str], Plan | None] = {}
-        self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._recovered)
         self._known: Bounded[Known] = Bounded(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
         self._share = LocalShare(self.settings.keys_max)
         self._accounts = Accounts(counters, self._share, self._leases, clock.monotonic)
-        self._members = Membership(self.settings.node_ttl_seconds)
+        nodes = Nodes(counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file)
+        self._upkeep = Upkeep(nodes, self._share, self._accounts, self.settings.heartbeat_seconds, self._report)
+        self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._upkeep.recovered)
         self._tally: dict[str, list[int]] = {by: [0, 0] for by in get_args(DecidedBy)}
         self._counted_later = 0
-        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def rules(self) -> RuleSet:
@@ -419,58 +422,22 @@ class Limiter:
             by, by in _DEGRADED, wait > 0, window, self._region,
         )  # fmt: skip
 
-    def _recovered(self) -> None:
-        """The counters answered: charge them with what was admitted without them."""
-        if self._accounts.due:
-            self._in_background(self._accounts.settle())
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
     async def __aenter__(self) -> Limiter:
-        await self._turn()
-        self._in_background(self._live())
+        await self._upkeep.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._upkeep.end()
         await self._batcher.aclose()
         await self._accounts.give_back(all_of_them=True)
         await self._accounts.settle()
 
-    async def _live(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.heartbeat_seconds)
-            await self._turn()
-
-    async def _turn(self) -> None:
-        try:
-            if await self._beat():
-                self._recovered()  # beside the heartbeat: there may be more to charge than fits between two
-                await self._accounts.give_back()
-        except Exception as error:  # a node that stopped saying that it lives would give its share to the others
-            telemetry.defect("limits", error)
-
-    async def _beat(self) -> bool:
-        """Say that we live, learn who else does; the last number known stays when nobody answers, which is False."""
-        alive = False
-        try:
-            count = await self._counters.announce(self.place.node, self.settings.node_ttl_seconds)
-            self._members.seen(count, self._monotonic())
-            self._share.nodes = self._members.count
-            alive = True
-        except HoldfastError:
-            self._members.unseen()
+    def _report(self, alive: bool) -> None:
         telemetry.dependency_up("counters", alive)
         telemetry.limits_checked(self._tally)
         for counts in self._tally.values():
             counts[:] = (0, 0)
         telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes)
-        return alive
 
 
 _FREE = Decision(True)

@@ -10,9 +10,10 @@ class Membership:
     themselves; within a TTL every node that lives has. So a node that died is counted for up to two TTLs.
     """
 
-    def __init__(self, ttl_seconds: float) -> None:
+    def __init__(self, ttl_seconds: float, count: int = 1) -> None:
+        """``count`` is what was known before."""
         self._ttl_seconds = ttl_seconds
-        self.count = 1
+        self.count = count
         self._most = 0
         """The most seen since ``_since``, all of them fewer than we count."""
         self._since = 0.0

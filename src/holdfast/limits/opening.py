@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES_NAME", "LimitsPlane", "LimitsSettings", "opened"]
 
 RULES_NAME = "rules.json"
+NODES_NAME = "nodes.json"
 
 
 @asynccontextmanager
@@ -43,16 +44,18 @@ async def opened(
 ) -> AsyncIterator[LimitsPlane]:
     """Running limits. They start, and go on, while every engine but the embedded ones is away.
 
-    ``state`` is a directory that no other process uses: the last rules known are kept in it, or the rules themselves
-    if they are embedded. ``node_id`` tells those who share counters apart; empty, it is made up. The rules of
-    ``starts_with`` are created where there never were any of that name, and hold while nothing is known of any others.
+    ``state`` is a directory that no other process uses: what was last known of the rules and of the other nodes is kept
+    in it, or the rules themselves if they are embedded. ``node_id`` tells those who share counters apart; empty, it is
+    made up. The rules of ``starts_with`` are created where there never were any of that name, and hold while nothing is
+    known of any others.
     """
     clock = clock or SystemClock()
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
     async with AsyncExitStack() as stack:
         counters, bell = _counters_of(chosen, clock, stack)
         place = Place(node_id or Ids(clock).new("node_"), chosen.region)
-        limiter = Limiter(counters, clock, chosen.limiter, place=place, on_behind=lambda: feed.nudge())
+        nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process are nobody else's
+        limiter = Limiter(counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file)
         rules = await _rules_of(chosen, state, clock, bell, stack)
         kept = state / RULES_NAME if rules.follower is not None else None  # embedded rules are on this disk already
         feed = Feed(rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with)

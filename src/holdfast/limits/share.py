@@ -3,8 +3,9 @@
 Per rule ``on_store_failure``:
 
 - ``local_share``: limit ÷ live nodes, beginning with the share of what was seen to remain. The number of nodes is
-  the last one known. The bound therefore depends on what membership saw: n nodes of which each sees m admit at
-  most n ÷ m times the limit (5 seen of 10: twice the limit), and never less than 1 each.
+  the last one known, from disk if nobody has answered since the start. The bound therefore depends on what membership
+  saw: n nodes of which each sees m admit at most n ÷ m times the limit (5 seen of 10: twice the limit), and never less
+  than 1 each.
 - ``open``: ten times the limit on each node, so still a bound.
 - ``closed``: nothing.
 
