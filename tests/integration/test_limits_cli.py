@@ -78,7 +78,7 @@ def test_rules_are_readable_on_an_ordinary_terminal(tmp_path: Path) -> None:
 
 
 def test_long_lists_and_long_histories_are_read_to_their_end(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.rulecalls.PAGE", 2)
+    monkeypatch.setattr("holdfast.cli.rules.calls.PAGE", 2)
     for resource in ("a", "b", "c", "d", "e"):
         program.ok("rules", "set", "pages", resource, "algorithm=fixed_window", "limit=1", "window=1s")
     assert [r["resource"] for r in json.loads(program.ok("rules", "ls", "--tenant", "pages", "--json"))] == [*"abcde"]
@@ -108,7 +108,7 @@ def test_a_watch_that_ends_has_told_all(program: Program, monkeypatch: pytest.Mo
         now += seconds
         rest.ask("PUT", "/admin/rules", {**rule, "limit": round(now) + 1, "expectedVersion": round(now)})
 
-    monkeypatch.setattr("holdfast.cli.rules.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    monkeypatch.setattr("holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
     seen = program.ok("rules", "watch", "--seconds", "2", "--json").splitlines()
     assert [json.loads(line)["rule"]["limit"] for line in seen] == [2, 3]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.cli.rest import Rest
-from holdfast.cli.rulefile import Step
+from holdfast.cli.rules.wanted import Step
 from holdfast.errors import NotFound, OutcomeUnknown, RateLimited, VersionConflict
 
 PAGE = 500

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
-from holdfast.cli.rulecalls import PAGE, amount, besides, every, history_of, put, sure, take
-from holdfast.cli.rulefile import FIELDS, differences, plan, portable, read
-from holdfast.errors import HoldfastError, InvalidMessage, NotFound
+from holdfast.cli.rules.calls import PAGE, amount, besides, every, history_of, put, sure, take
+from holdfast.cli.rules.wanted import FIELDS, assigned, differences, plan, portable, read
+from holdfast.errors import HoldfastError, NotFound
 
 rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", rich_markup_mode=None)
 
@@ -25,9 +24,6 @@ TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every ten
 ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]
 VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
-NUMBERS = ("limit", "burstSize")
-NUMBER = re.compile(r"-?[0-9]{1,18}")
-UNSET = "none"
 WATCH_SECONDS = 1.0
 
 
@@ -91,7 +87,7 @@ def set_rule(
       holdfast rules set acme /api/search burstSize=none
       holdfast rules set "*" send:user mode=shadow
     """
-    body = {"tenantID": tenant, "resource": resource, **_assigned(fields), "reason": reason}
+    body = {"tenantID": tenant, "resource": resource, **assigned(fields), "reason": reason}
     show.described(reach, put(reach.as_operator(), body, version))
 
 
@@ -310,21 +306,3 @@ def _tell_changed(reach: Reach, done: Sequence[Mapping[str, Any]], *, dry_run: b
         show.line(f"{many} would change; this is a dry run." if dry_run else f"{many} changed.")
     elif whole:
         show.line("Nothing to change: the rules are as in the file.")
-
-
-def _assigned(fields: Sequence[str]) -> dict[str, Any]:
-    assigned: dict[str, Any] = {}
-    for field in fields:
-        name, equals, value = field.partition("=")
-        if not equals or name not in FIELDS:
-            raise InvalidMessage(f"{field!r} is no FIELD=VALUE with a field of {', '.join(FIELDS)}")
-        if name in assigned:
-            raise InvalidMessage(f"{name} is given twice; give it once")
-        assigned[name] = _value(name, value)
-    return assigned
-
-
-def _value(name: str, text: str) -> Any:
-    if name == "burstSize" and text == UNSET:
-        return None
-    return int(text) if name in NUMBERS and NUMBER.fullmatch(text) else text

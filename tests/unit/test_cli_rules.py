@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli import rulecalls
+from holdfast.cli.rules import calls
 from holdfast.errors import RateLimited
 
 
 def test_a_short_wait_is_waited_out_and_a_long_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(rulecalls.time, "sleep", waited.append)
+    monkeypatch.setattr(calls.time, "sleep", waited.append)
     refusals = [2.0, 366 * 86_400.0]
 
     def ask() -> None:
         raise RateLimited("too many", retry_after_seconds=refusals.pop(0))
 
     with pytest.raises(RateLimited):
-        rulecalls.patiently(ask)
+        calls.patiently(ask)
     assert waited == [2.0]

@@ -1,7 +1,11 @@
-"""Rules in a file, as `holdfast rules export` prints them: judged whole, and compared with what is there."""
+"""What rules shall be: said on the command line, or in a file as `holdfast rules export` prints it.
+
+A file is judged whole, and compared with what is there.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +18,11 @@ from holdfast.limits.rules import Rule, RuleName
 
 FIELDS = tuple(field for field in NAMES if field not in ("tenantID", "resource"))
 """What can be set of a rule."""
+NUMBERS = ("limit", "burstSize")
+NUMBER = re.compile(r"-?[0-9]{1,18}")
+UNSET = "none"
 SAID_MAX = 10
+"""Of so many mistakes in a file each is told."""
 
 
 class Step(NamedTuple):
@@ -27,6 +35,25 @@ class Step(NamedTuple):
     @property
     def label(self) -> str:
         return f"{self.body['tenantID']} {self.body['resource']}"
+
+
+def assigned(texts: Iterable[str]) -> dict[str, Any]:
+    """What a command line of FIELD=VALUE says."""
+    said: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in FIELDS:
+            raise InvalidMessage(f"{text!r} is no FIELD=VALUE with a field of {', '.join(FIELDS)}")
+        if name in said:
+            raise InvalidMessage(f"{name} is given twice; give it once")
+        said[name] = _value(name, value)
+    return said
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "burstSize" and text == UNSET:
+        return None
+    return int(text) if name in NUMBERS and NUMBER.fullmatch(text) else text
 
 
 def read(file: Path) -> list[Rule]:
