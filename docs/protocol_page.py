@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.message import Message, Page
+from holdfast.session.limits import SessionLimits
 from holdfast.wire.closing import Closing
 from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, ChatHead, Nothing, ResumedChat
 
@@ -39,34 +40,145 @@ WHEN = {
 
 INTRODUCTION = f"""# Protocol, version {PROTOCOL_VERSION}
 
-Written by `docs/generate.py` from `holdfast.wire` and `holdfast.errors`; do not edit.
+Written by `docs/generate.py` from `holdfast.wire`, `holdfast.session` and `holdfast.errors`; do not edit.
+This page is all that the author of a client needs of the socket; [the conformance suite](../guides/client-conformance.md) drives a
+client through it. Chats are created, listed and changed over [REST](rest.md), which also reads what is older than a client keeps.
 
-One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, "payload": {{…}}}}`. A reply echoes the
-`request_id` (1 to 64 printable ASCII characters); a push has none. What a client sends is strict: unknown types, fields
-and values are answered with an error and the connection lives; ten such frames in 60 s close it. What a server sends
-may gain fields; ignore what you do not know.
+One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, "payload": {{…}}}}`. Ids and a `request_id` are
+1 to 64 printable ASCII characters without spaces; times are RFC 3339 in UTC; a sequence is below 2^53.
+
+- **What a client sends** is strict: an unknown type, field or value is answered with an `error`, and the connection lives;
+  ten such frames in 60 s close it. At most 64 KiB a frame and 16 fragments, no binary, no compression.
+- **What the server sends** may gain types and fields: ignore what you do not know. Accept frames of 1 MiB: a page has 256 KiB,
+  and a single message, escaped, may be larger.
+- **A reply echoes the `request_id`**, so give every request one of its own; a push has none. Replies come in any order.
+  Every accepted request is answered, within about 5 s, or the connection ends.
+- Pings are answered with pongs and count as frames; the server sends none. Many frames may come at once, and must be
+  handled in the order in which they came.
 
 **Credential.** `Authorization: Bearer <JWT>`; browsers offer the subprotocols `holdfast.v1, bearer.<JWT>` and get
-`holdfast.v1` back; or an `authenticate` frame first. Never in the URL. **Device**: `X-Device-ID`, or the
-`authenticate` frame; without either the connection is its own device. A refused handshake is an HTTP answer with the
-error as its body: 400, 401, 403 (origin), 404, 426, 429 and 503 (both with Retry-After).
+`holdfast.v1` back; or an `authenticate` frame first, within 5 s. Never in the URL. [What a token holds](../guides/access.md#user-tokens).
+**Device**: `X-Device-ID`, or the `authenticate` frame; make one up at the first start and keep it, for a device's new
+connection replaces its old one. Without either the connection is a device of its own. A user has at most 5 devices connected.
 
-## What a client must do
+## What a client keeps
 
-1. Wait for `connection_established`, then `resume` with its cursors.
-2. Store messages in order; acknowledge (`ack`) only the contiguous prefix it has stored. n ≤ cursor is a repeat: drop
-   it. A gap, a `resync`, or a head in a `heartbeat` above its cursor: `sync_request` from the cursor.
-3. A page is authoritative: what it does not hold up to `through` does not exist; the cursor moves to `through`.
-   `reset: true`: drop the copy of the chat and start at 0.
-4. Retry a send whose error is `retryable`, or that got no answer, with the same `client_message_id`; it is stored once.
-   `retryable: false` ends it, also where the `outcome` is `unknown` (INTERNAL_ERROR: a defect, which a retry would meet).
-5. Answer every `heartbeat`; who can see a large frame come in slowly may say `heartbeat_ack` unasked meanwhile, for the
-   heartbeat waits behind it. Count deadlines from the last bytes of a frame, not from its end. Keep within `limits`; honour `reconnect_delay_ms` and `retry_after_seconds`.
-6. Reconnect after close codes 4000–4499 and after every loss, waiting a random time between 0 and a bound that doubles
-   from 1 to 16 s, for ever; not after 4500–4999.
+On disk, so that a crash loses nothing: its device id; per chat a **cursor** `[epoch, sequence]`, up to where it has everything;
+and its unsent messages, each with its `client_message_id`.
 
-[The conformance suite](../guides/client-conformance.md) drives a client through all of it.
+## Connecting
+
+1. Open the socket and wait for `connection_established`: it names the `limits` to keep within ([below](#limits)).
+2. Send `resume` with all cursors: at most `resume_chats_per_frame` a frame, all frames but the last with `more: true`. The last
+   one is answered. Leave out chats without a cursor; with none at all send `{{"cursors": {{}}}}`. **Without it no message is
+   pushed**: every chat begins *behind*, and is *live* once a page has reached its end.
+3. `resumed` names what differs, and only that. `chats`: each a page, handled as below. `joined`: chats you are in and sent no
+   cursor of; begin them at 0 (their page is among `chats`, unless they are empty). `gone`: you are not in them any more; drop the cursor.
+   All other chats have not moved and are live.
+
+A retryable `error` instead: send the whole resume again on the same connection, after `retry_after_seconds`.
+
+## Receiving
+
+A push carries no epoch: it is of the epoch of the chat's last page.
+
+| what comes | what to do |
+|---|---|
+| `message`, sequence = cursor + 1 | store it, move the cursor |
+| `message`, sequence ≤ cursor | drop it: repeats are normal |
+| `message`, sequence > cursor + 1 | do not store it; pull from the cursor. Nothing more of the chat is shown before that |
+| a chat you do not know, in any of these | you were added to it: pull it with cursor `[0, 0]` |
+| `resync` | pull each chat it names from its cursor, also if you seem to have that much: nothing more is pushed of it until then |
+| `heartbeat` | say `heartbeat_ack`; pull each chat of `heads` whose epoch is not the cursor's or whose head is above it |
+| a page (`sync_response`, or one of `resumed.chats`) | see below |
+| `error` NOT_A_MEMBER, NOT_FOUND or FORBIDDEN to a pull | the chat is gone: drop the cursor |
+| `error` SLOW_CONSUMER, a push | you do not read what is sent; read faster. Messages are left out from now on, and `resync` tells of them |
+| any other `error` without `request_id` | a frame without an answer was refused; `details.chat_id` may say which. After RATE_LIMITED send acks and reads again, later |
+
+**Pulling.** `sync_request` with the cursor's epoch and sequence; one at a time per connection, others wait at the server for 2 s at
+most. Pull again from `through` while `has_more`.
+
+**A page is authoritative.** With `reset: true` first drop your copy of the chat: its epoch is another, so the server was restored or
+repaired and its numbers mean other messages. Then store `messages`, leaving out those at or below the cursor, and move the cursor to
+`[epoch, through]`, also over sequences that are not there: they do not exist. The page that has no more makes the chat live.
+
+**Acknowledging.** Say `ack` with the cursor when it is on disk, merged, a few times a second at most. Never more than you have:
+beyond what was sent it is an error. Acks that stay behind what was sent for 60 s get a `resync`, and the next time a close.
+
+`kind: "event"` messages have a sequence like any other. Their `content` is JSON, and what it does not need is left out:
+
+| `event` | fields | |
+|---|---|---|
+| `member_added` | `user_id`, `role` | `sender_id` added them |
+| `member_removed` | `user_id` | removed, or left if they are the sender. If it is you, it is the chat's last message: drop the cursor |
+| `role_changed` | `user_id`, `role` | `owner`, `admin` or `member` |
+| `chat_renamed` | `name` | |
+
+A redacted message has no content when it is read again; no frame tells of a redaction.
+
+## Sending
+
+1. Make a `client_message_id` and store the message with it before you send it. The key belongs to you and the chat, for ever.
+2. `message_ack` means that it is on stable storage. It is no delivery: the `message` itself comes to your connections as to any
+   other, and carries the `client_message_id` to find it by.
+3. No answer, a lost connection, or an `error` with `retryable: true`: send the same again under the same key, after
+   `retry_after_seconds`. It is stored once, however often it comes, and answered with `deduplicated: true`. `retryable: false` ends it,
+   also where the `outcome` is `unknown` (INTERNAL_ERROR: a defect, which a retry would meet; it may be stored).
+4. To keep a chat's order through failures, have one send per chat in flight. Or pipeline and, after a failure, send that one
+   and all behind it again, in order: those behind it were refused with it.
+
+Keep within `rate_limit_per_second` and its burst, and all other frames within `other_rate_limit_per_second`.
+
+## Staying connected
+
+- The server says `heartbeat` every `heartbeat_interval_ms`, and wants a `heartbeat_ack` within 10 s: answer from the
+  code that reads the socket, not from behind an application that may be busy.
+- **Slow links.** A heartbeat waits behind what was sent before it, and a page of 256 KiB takes 100 s at 20 kbit/s. So **say
+  `heartbeat_ack` unasked, about every tenth of the heartbeat interval, as long as bytes come in and their frame is not whole**:
+  it answers the heartbeat that is on its way (unasked, it counts against the rate of frames). Who sees whole frames only, as in a
+  browser, says it on a timer while `resume` or `sync_request` waits for its answer.
+- Count every deadline of your own from the last bytes that came, not from the last whole frame. Nothing at all for
+  `heartbeat_interval_ms` and 15 s more, or no answer within 15 s while no frame is coming in: the connection is dead, drop it.
+  Who sees whole frames only gives a page two minutes, and on a slow link asks for small ones (`limit`).
+- Before the token expires send `authenticate` with a new one of the same user; `authenticated` says how long that lasts.
+- Do not stop reading: with 950 messages waiting the server warns and leaves the rest out, and after 5 s without progress it closes.
+
+## Leaving and coming back
+
+`connection_closing` is the last frame: everything before it is answered, nothing after it is read. Wait for the close a few seconds,
+then close yourself. `sync_from_sequence` is a hint; your cursors decide.
+
+| how it ended | come back |
+|---|---|
+| close code 4500–4999, or `reconnect_allowed: false` | no; say why. Only a person, or a new start, tries again |
+| 4008, 401 | with a new token; if that is refused too before a connection was established, stop |
+| `reconnect_delay_ms` above 0 | after exactly so long: the server spreads its clients |
+| 429, 503 and any other answer with Retry-After | after a delay as below, and not before Retry-After |
+| 400, 403, 404, 426 with our error body | no; without that body it was something between you and the server: as below |
+| anything else: a broken connection, another code, another status | as below |
+
+The delay is random between 0 and a bound that doubles from 1 to 16 s, for ever; the bound is 1 s again after a connection that lasted
+for 16 s. Then resume, and send again whatever got no answer.
+
+## What is ephemeral
+
+`typing`, `presence` and `receipt` are best effort, at most one per second of a kind, chat and user, and none in chats of more than 100 members.
+Say `typing_start` again within 10 s while the user types. Who is here when you come is asked over REST. A `receipt` tells the sender of a message
+how far somebody has it (`delivered`, from acks) and has read it (from `read`). Send `read` with the highest sequence the user has seen;
+it has no answer, so say the last one again after a reconnect.
 """
+
+LIMITS = {
+    "max_message_size_bytes": "content of a message, in UTF-8",
+    "max_frame_bytes": "a frame of yours",
+    "max_queue_depth": "requests without an answer; the next gets SERVER_BUSY",
+    "rate_limit_per_second": "`send_message` frames",
+    "rate_limit_burst": "so many at once before that rate counts",
+    "other_rate_limit_per_second": "all other frames, pings too; answers to a heartbeat are free",
+    "other_rate_limit_burst": "so many at once before that rate counts",
+    "page_messages_max": "the highest `limit` of a `sync_request`; 100 if you name none",
+    "resume_chats_per_frame": "cursors in one `resume` frame; 5,000 in all",
+}
 
 
 def page() -> str:
@@ -87,7 +199,7 @@ def page() -> str:
     lines += ["### Within them", ""]
     for shape in (ResumedChat, ChatHead):
         lines += [f"`{shape.__name__}`: {_sentence(shape)}", "", *_fields(shape), ""]
-    lines += [*_closings(), *_errors()]
+    lines += [*_limits(), *_closings(), *_errors()]
     return "\n".join(lines) + "\n"
 
 
@@ -146,6 +258,16 @@ def _schema(schema: dict[str, Any], defs: dict[str, Any]) -> str:
 
 def _sentence(shape: type) -> str:
     return " ".join((inspect.getdoc(shape) or "").split()).replace("``", "`")
+
+
+def _limits() -> Iterator[str]:
+    yield from ("## Limits", "", "`connection_established.limits`; a server may have others than these defaults.", "")
+    yield from ("| name | default | of what |", "|---|---|---|")
+    announced = SessionLimits().announced()
+    assert announced.keys() == LIMITS.keys()
+    for name, value in announced.items():
+        yield f"| `{name}` | {value:,} | {LIMITS[name]} |"
+    yield ""
 
 
 def _closings() -> Iterator[str]:

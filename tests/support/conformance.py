@@ -121,6 +121,23 @@ async def resync(server: ScriptedServer, subject: Subject) -> None:
     await server.push_frame("resync", {"chats": [{"chat_id": CHAT, "head": 8}]})
 
 
+async def slow_link(server: ScriptedServer, subject: Subject) -> None:
+    """A page takes longer than any answer may, and a heartbeat behind it could not come through: the client says
+    unasked that it is here, and stays."""
+    await server.until(lambda: bool(server.connections) and server.here.live, "a resumed connection")
+    server.script.heartbeat_ms, server.script.page_seconds = 1_000, 1.5
+    server.cut()
+    await server.until(lambda: len(server.connections) == 2 and server.here.live, "a connection with those heartbeats")
+    server.script.skip_pushes = 3
+    for n in range(3):
+        await server.say(f"theirs {n} " + "x" * 500)
+    await server.push_frame("resync", {"chats": [{"chat_id": CHAT, "head": 3}]})
+    await server.until(lambda: server.acked == (server.epoch, 3), "the ack of the page")
+    unasked = [frame for frame in server.here.frames if frame["type"] == "heartbeat_ack"]
+    assert len(unasked) >= 5, f"said {len(unasked)} times that it was here in 1.5 s"
+    assert len(server.connections) == 2, "nothing was wrong with the connection"
+
+
 async def reset(server: ScriptedServer, subject: Subject) -> None:
     """The chat was numbered anew: the client drops its copy and starts at 0."""
     for n in range(3):
@@ -311,8 +328,8 @@ WITHOUT_VERIFY = (replaced, removed)
 """Scenarios after which the client has no more of the chat to show or to ack."""
 
 SCENARIOS: list[Scenario] = [
-    in_order, drop_before_store, drop_after_store, duplicate_pushes, gap, heads, resync, reset, rotation,
-    shutdown_with_delay, slow_closing, announced_and_not_closed, token_expiry, bad_handshakes, blackhole, refusals,
-    replaced, killed_client, resume_refused_for_now, resume_refused_for_good, refused_ack, removed,
+    in_order, drop_before_store, drop_after_store, duplicate_pushes, gap, heads, resync, slow_link, reset,
+    rotation, shutdown_with_delay, slow_closing, announced_and_not_closed, token_expiry, bad_handshakes, blackhole,
+    refusals, replaced, killed_client, resume_refused_for_now, resume_refused_for_good, refused_ack, removed,
     codes_to_return_from, codes_to_stop_at,
 ]  # fmt: skip

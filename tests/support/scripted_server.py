@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from websockets.http11 import Request, Response
 CHAT = "chat_conformance"
 USER = "alice"
 PATIENCE_SECONDS = 10.0
+SLICE_SECONDS = 0.02
 NOT_A_MEMBER = {
     "code": "NOT_A_MEMBER",
     "message": "not a member of this chat",
@@ -47,6 +49,8 @@ class Script:
     silent: bool = False
     heartbeat_ms: int = 30_000
     page_limit: int = 500
+    page_seconds: float = 0.0
+    """How long the next pages take to arrive, bit by bit."""
 
 
 @dataclass
@@ -215,7 +219,7 @@ class ScriptedServer:
                 await self._write(connection, "error", NOT_A_MEMBER, request_id)
             case "sync_request":
                 page = self._page(payload["epoch"], payload["after_sequence"], payload.get("limit") or 100)
-                await self._write(connection, "sync_response", page, request_id)
+                await self._write(connection, "sync_response", page, request_id, self.script.page_seconds)
                 connection.live = connection.live or not page["has_more"]
             case "send_message":
                 await self._sent(connection, payload, request_id)
@@ -320,12 +324,29 @@ class ScriptedServer:
                     await self._write(connection, "message", message)
 
     async def _write(
-        self, connection: Connection, kind: str, payload: dict[str, Any], request_id: str | None = None
+        self,
+        connection: Connection,
+        kind: str,
+        payload: dict[str, Any],
+        request_id: str | None = None,
+        seconds: float = 0.0,
     ) -> None:
         frame: dict[str, Any] = {"type": kind, "payload": payload}
         if request_id is not None:
             frame["request_id"] = request_id
         try:
-            await connection.socket.send(json.dumps(frame))
+            if seconds:
+                await _trickle(connection.socket, json.dumps(frame).encode(), seconds)
+            else:
+                await connection.socket.send(json.dumps(frame))
         except ConnectionClosed:
             pass
+
+
+async def _trickle(socket: ServerConnection, text: bytes, seconds: float) -> None:
+    """One frame over a link so slow that it takes so long. Nobody may write to it meanwhile."""
+    frame = b"\x81\x7e" + len(text).to_bytes(2, "big") + text
+    size = math.ceil(len(frame) * SLICE_SECONDS / seconds)
+    for start in range(0, len(frame), size):
+        socket.transport.write(frame[start : start + size])
+        await asyncio.sleep(SLICE_SECONDS)
