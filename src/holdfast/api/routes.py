@@ -312,15 +312,15 @@ WEBHOOKS: Sequence[Endpoint] = (
     ),
     Endpoint(
         "DELETE", HOOK, work.delete_webhook, "Remove an endpoint and its log", "operator", "webhooks:write",
-        query=work.HookWhy, answer=work.HookView, errors=_GONE,
+        query=Why, answer=work.HookView, errors=_GONE,
     ),
     Endpoint(
         "POST", HOOK + "/enable", work.enable_webhook, "Enable a disabled endpoint again", "operator",
-        "webhooks:write", body=work.HookWhy, answer=work.HookView, key="kept", errors=_GONE,
+        "webhooks:write", body=Why, answer=work.HookView, key="kept", errors=_GONE,
     ),
     Endpoint(
         "POST", HOOK + "/test", work.check_webhook, "Send a test delivery", "operator", "webhooks:write",
-        body=work.HookWhy, answer=work.Count, key="kept", errors=_GONE,
+        body=Why, answer=work.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
         "GET", HOOK + "/deliveries", work.list_webhook_deliveries, "The last deliveries, newest first", "operator",

@@ -28,7 +28,7 @@ from holdfast.webhooks.plane import WebhookPlane
 from holdfast.webhooks.signing import SECRET_BYTES, new_secret
 from holdfast.work.contract import BlockedStream, Entry, Query, WorkStore
 from holdfast.work.job import NAME_LENGTH_MAX, State
-from holdfast.work.job import Reason as Why
+from holdfast.work.job import Reason as JobReason
 
 StateName = Literal["ready", "retry", "held", "parked"]
 ReasonName = Literal[
@@ -193,10 +193,6 @@ class NewHook(Body, frozen=True):
     description: Annotated[str, Meta(max_length=200)] = ""
 
 
-class HookWhy(Body, frozen=True):
-    reason: Reason
-
-
 class HookView(Struct, frozen=True):
     """``secret`` is shown once, when the endpoint is made."""
 
@@ -244,8 +240,8 @@ def _query(asked: JobsQuery) -> Query:
     )  # fmt: skip
 
 
-def _reason(name: str | None) -> Why | None:
-    return Why[name.upper()] if name else None
+def _reason(name: str | None) -> JobReason | None:
+    return JobReason[name.upper()] if name else None
 
 
 async def list_jobs(deps: Deps, call: Call) -> Answer:
