@@ -152,6 +152,14 @@ class Backoff:
         return min(self.cap_seconds, self.initial_seconds * 2.0 ** min(failures - 1, 60))
 
 
+RETRY_AFTER_SECONDS_MAX = 3600.0
+
+
+def retry_after_seconds(header: str) -> float | None:
+    """What a ``Retry-After`` asks for, an hour at most; None if it names no seconds: it is a date, or is not there."""
+    return min(float(header), RETRY_AFTER_SECONDS_MAX) if header.isdecimal() else None
+
+
 class Bucket:
     """A token bucket: ``burst`` at once, ``rate`` per second after that."""
 

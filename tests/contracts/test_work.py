@@ -220,7 +220,7 @@ def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None
         m1, _ = await o.store.enqueue([draft(), draft()])
         first = await Hand.sit(o.store)
         assert await first.turn(want=1) == [m1]
-        if o.store.capabilities.shared:
+        if o.store.shared:
             second = await Hand.sit(o.store, "second")
             assert await second.turn() == [], "a stream has one owner"
             await second.seat.leave()

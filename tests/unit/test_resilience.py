@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket
+from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket, retry_after_seconds
 
 
 def opened(settings: BreakerSettings | None = None) -> Breaker:
@@ -97,3 +97,12 @@ def test_bucket_allows_the_burst_then_the_rate() -> None:
     assert bucket.take(0.0) == pytest.approx(0.1)
     assert bucket.take(0.1) == 0.0
     assert bucket.take(0.1) > 0
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("", None), ("0", 0), ("7", 7), ("3601", 3600), ("9" * 400, 3600), ("-1", None), ("1.5", None), ("soon", None),
+     ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("\N{SUPERSCRIPT TWO}", None)],
+)  # fmt: skip
+def test_a_server_is_believed_when_to_come_again_for_an_hour_at_most(header: str, seconds: float | None) -> None:
+    assert retry_after_seconds(header) == seconds

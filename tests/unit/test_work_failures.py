@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.errors import BadSetting
 from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.work.contract import INBOX_SECONDS
 from holdfast.work.coordinator import WorkerSettings
 from holdfast.work.failures import RETRY_AFTER_MAX_SECONDS, JobFailed, classify
 from holdfast.work.handling import Context, Handlers
@@ -117,7 +118,7 @@ def test_a_handler_that_names_no_reason_is_not_believed() -> None:
 def test_the_defaults_are_those_of_the_design() -> None:
     seat, worker, policy, handlers = SeatSettings(), WorkerSettings(), Policy(), Handlers()
     assert (seat.beat_seconds, seat.dead_after_seconds) == (5, 20)
-    assert (seat.no_start_after_seconds, seat.stuck_after_seconds, seat.inbox_seconds) == (15, 30, 7 * 86400)
+    assert (seat.no_start_after_seconds, seat.stuck_after_seconds, INBOX_SECONDS) == (15, 30, 7 * 86400)
     assert (worker.poll_min_seconds, worker.poll_max_seconds) == (0.02, 1.0)
     assert (policy.base_seconds, policy.factor, policy.cap_seconds, policy.jitter) == (30, 2, 3600, 0.1)
     assert (policy.strikes_max, CRASHES_MAX, PARTITIONS, LANES) == (10, 3, 256, 1024)

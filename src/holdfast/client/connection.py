@@ -11,6 +11,7 @@ import msgspec
 from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
 
 from holdfast.errors import BadSetting
+from holdfast.resilience import retry_after_seconds
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """A page is at most 256 KiB of content; whatever is larger than this is not from our server. At the bound: cut."""
@@ -205,6 +206,4 @@ def _refusal(error: WSHandshakeError) -> Exception:
         message = f"{body.error.code}: {body.error.message}"
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    retry_after = response.headers.get("Retry-After", "")
-    seconds = float(retry_after) if retry_after.isdigit() else None
-    return HandshakeRefused(status, seconds, message)
+    return HandshakeRefused(status, retry_after_seconds(response.headers.get("Retry-After", "")), message)

@@ -22,6 +22,7 @@ from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import NotFound
 from holdfast.message import Message
+from holdfast.resilience import retry_after_seconds
 from holdfast.webhooks.contract import JOB_TYPE, Delivery, Endpoint, Endpoints
 from holdfast.webhooks.guard import check_url
 from holdfast.webhooks.signing import headers
@@ -189,7 +190,8 @@ class Deliveries:
             status, text, retry_after = await caller.post(endpoint.url, body, signed, self._settings.answer_bytes_max)
         except OSError as error:
             return 0, str(error)[:300], 0.0
-        return status, "" if status < 300 else text[:200].decode("utf-8", "replace"), _seconds(retry_after)
+        told = "" if status < 300 else text[:200].decode("utf-8", "replace")
+        return status, told, retry_after_seconds(retry_after) or 0.0
 
     async def _judge(self, endpoint: Endpoint, status: int, error: str, retry_after: float) -> None:
         if 200 <= status < 300:
@@ -199,10 +201,9 @@ class Deliveries:
             return
         told = f"{endpoint.endpoint_id} answered {status or 'nothing'}: {error}"
         if status == 429:
-            raise JobFailed(Reason.THROTTLED, told, retry_after_seconds=min(retry_after, 3600.0))
-        reason = Reason.TRANSPORT_UNAVAILABLE if status == 0 or status >= 500 else Reason.HANDLER_EXCEPTION
-        raise JobFailed(reason, told, retry_after_seconds=min(retry_after, 3600.0))
-
-
-def _seconds(text: str) -> float:
-    return float(text) if text.isdecimal() else 0.0
+            reason = Reason.THROTTLED
+        elif status == 0 or status >= 500:
+            reason = Reason.TRANSPORT_UNAVAILABLE
+        else:
+            reason = Reason.HANDLER_EXCEPTION
+        raise JobFailed(reason, told, retry_after_seconds=retry_after)

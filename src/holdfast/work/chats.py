@@ -20,12 +20,12 @@ import aiohttp
 import msgspec
 
 from holdfast.errors import BadSetting
+from holdfast.resilience import retry_after_seconds
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context
 from holdfast.work.job import Reason
 
 _ANSWER_BYTES_MAX = 64 << 10
-_RETRY_AFTER_SECONDS_MAX = 3600.0
 _encode = msgspec.json.Encoder().encode
 
 
@@ -115,7 +115,7 @@ def judged(status: int, text: bytes, retry_after: str) -> JobFailed | None:
         return None
     error = _error(text)
     told = f"{status} {error.code}: {error.message}"[:300]
-    wait = min(float(retry_after), _RETRY_AFTER_SECONDS_MAX) if retry_after.isdecimal() else 0.0
+    wait = retry_after_seconds(retry_after) or 0.0
     if status == 429:
         return JobFailed(Reason.THROTTLED, told, retry_after_seconds=wait)
     if status < 400 or status >= 500 or error.code in ("", "UNAUTHORIZED", "FORBIDDEN"):

@@ -27,6 +27,8 @@ PER_BACKLOG = 64
 
 
 POISON_CANDIDATE_ATTEMPTS = 10
+INBOX_SECONDS = 7 * 86400.0
+"""How long the inbox remembers an id."""
 ACTS_KEPT_MAX = 100_000
 """The record of operators' acts forgets the oldest beyond this many; the node's audit log has its own."""
 
@@ -37,6 +39,9 @@ class LeaseLost(HoldfastError):
 
 class JobGone(HoldfastError):
     """This job is not there any more: an operator buried it, or it ended already. Says nothing about other jobs."""
+
+    def __init__(self) -> None:
+        super().__init__("the job is gone: an operator acted on it, or it has ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +139,6 @@ class Roster:
 
     alive: Sequence[int]
     owners: Mapping[int, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """How adapters differ. ``shared``: many processes may take a seat; then partitions, beats and takeover matter."""
-
-    shared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +358,8 @@ class Seat(Protocol):
 class WorkStore(Protocol):
     """The jobs, the dead letters, the blocks and the acts upon them."""
 
-    capabilities: Capabilities
+    shared: bool
+    """How adapters differ: many processes may take a seat, and then partitions, beats and takeover matter."""
 
     async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
         """Store jobs in order, in one transaction; their sequences, 0 for one that the inbox has seen before.

@@ -115,7 +115,7 @@ class Worker:
             await task
 
     async def _serve(self, seat: Seat) -> None:
-        self._shift = _Shift(seat, self._store.capabilities.shared, self._runner, self._settings, self._clock)
+        self._shift = _Shift(seat, self._store.shared, self._runner, self._settings, self._clock)
         if self._stopping.is_set():
             self._shift.stop()
         try:

@@ -22,7 +22,6 @@ from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure,
 from holdfast.work.statements import script
 
 SQL = load(script("sqlite/statements.sql"))
-GONE = "the job is gone: an operator acted on it, or it has ended"
 MIGRATIONS = [script(f"sqlite/migrations/{name}") for name in ("001_tables.sql", "002_due_by_type.sql")]
 
 
@@ -72,7 +71,7 @@ def finish(db: apsw.Connection, seat: int, seq: int) -> None:
     fenced(db, seat)
     db.execute(SQL["complete"], (seq,))
     if db.changes() != 1:
-        raise JobGone(GONE)
+        raise JobGone
     db.execute(SQL["lift"], (seq,))
 
 
@@ -81,7 +80,7 @@ def step(db: apsw.Connection, seat: int, seq: int, stages: int) -> None:
     fenced(db, seat)
     db.execute(SQL["step"], (seq, stages))
     if db.changes() != 1:
-        raise JobGone(GONE)
+        raise JobGone
 
 
 def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: int, now: float) -> tuple[Claimed, int]:

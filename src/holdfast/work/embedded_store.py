@@ -15,9 +15,9 @@ from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import BadSetting
 from holdfast.work import embedded
 from holdfast.work.contract import (
+    INBOX_SECONDS,
     Act,
     BlockedStream,
-    Capabilities,
     Claimed,
     Entry,
     Group,
@@ -35,19 +35,15 @@ from holdfast.work.job import PARTITIONS, Draft, Job, reason_of
 T = TypeVar("T")
 SQL = embedded.SQL
 _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
-_INBOX_SECONDS = 7 * 86400.0
 _FORGOTTEN_AT_ONCE_MAX = 20_000
 """At each look at the roster: 4,000 ids a second, more than an inbox takes in for long."""
 
 
 class Transact(Protocol):
-    """Runs work in one write transaction; on return it is as durable as the store is."""
+    """Runs work in one transaction; what it changes is as durable as the store is on return.
 
-    def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
-
-
-class Look(Protocol):
-    """Runs work that changes nothing on one state of the store; it keeps no writer waiting where it can."""
+    To ``look`` is to run work that changes nothing; it keeps no writer waiting where it can.
+    """
 
     def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
 
@@ -61,7 +57,7 @@ class Lend(Protocol):
 class _Borrowing:
     """Which task has borrowed the connection: it would wait for itself if it asked for anything else meanwhile."""
 
-    def __init__(self, transact: Transact, lend: Lend, look: Look) -> None:
+    def __init__(self, transact: Transact, lend: Lend, look: Transact) -> None:
         self._transact, self._lend, self._look = transact, lend, look
         self._borrower: asyncio.Task[Any] | None = None
 
@@ -91,12 +87,12 @@ class _Borrowing:
 class EmbeddedWork:
     """See ``contract.WorkStore``."""
 
-    capabilities = Capabilities(shared=False)
+    shared = False
 
-    def __init__(self, transact: Transact, lend: Lend, look: Look, clock: Clock) -> None:
+    def __init__(self, transact: Transact, lend: Lend, look: Transact, clock: Clock) -> None:
         borrowing = _Borrowing(transact, lend, look)
         self._transact: Transact = borrowing.transact
-        self._look: Look = borrowing.look
+        self._look: Transact = borrowing.look
         self._lend: Lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
@@ -237,7 +233,7 @@ class EmbeddedSeat:
         return await self._transact(work)
 
     async def roster(self) -> Roster:
-        before = self._clock.now() - _INBOX_SECONDS
+        before = self._clock.now() - INBOX_SECONDS
 
         def work(db: apsw.Connection) -> None:
             embedded.fenced(db, self.instance)

@@ -11,12 +11,12 @@ from typing import Any, cast
 import asyncpg
 
 from holdfast import telemetry
+from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
 from holdfast.work.contract import (
     ACTS_KEPT_MAX,
     Act,
     BlockedStream,
-    Capabilities,
     Entry,
     Group,
     Mark,
@@ -44,14 +44,14 @@ _PEOPLE = statements("postgres/people.sql")
 class PostgresWork:
     """A store of jobs in one PostgreSQL database, in the schema ``holdfast_work``."""
 
-    capabilities = Capabilities(shared=True)
+    shared = True
 
     def __init__(self, url: str, pools: Pools, seat_settings: SeatSettings, server: str) -> None:
         self._url = url
         self._pools = pools
         self._seat_settings = seat_settings
         self._server = server
-        self._rng = random.Random()
+        self._clock, self._rng = SystemClock(), random.Random()
         self._preparing = asyncio.Lock()
         self._prepared = asyncio.Event()
 
@@ -109,7 +109,8 @@ class PostgresWork:
     async def join(self, name: str) -> PostgresSeat:
         with translated():
             await self._prepare()
-            return await PostgresSeat.join(self._url, self._pools, name, self._seat_settings, self._rng)
+            seat = (self._url, self._pools, self._seat_settings, self._clock, self._rng)
+            return await PostgresSeat.join(name, *seat)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         return [Entry.stored(row.items()) for row in await self._fetch("find", *_conditions(query), limit)]

@@ -18,9 +18,9 @@ import asyncpg
 
 from holdfast import telemetry
 from holdfast.bounds import positive
-from holdfast.clock import Clock, SystemClock, wait_at_most
+from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.work.contract import Claimed, JobGone, LeaseLost, Report, Rewound, Roster, Want
+from holdfast.work.contract import INBOX_SECONDS, Claimed, JobGone, LeaseLost, Report, Rewound, Roster, Want
 from holdfast.work.heartbeat import Beat, Heartbeat
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
 from holdfast.work.outbox import arguments
@@ -42,17 +42,13 @@ _LOST = "this worker was declared dead; its jobs belong to others now"
 
 @dataclass(frozen=True, slots=True)
 class SeatSettings:
-    """A seat without a beat for ``dead_after`` is taken over; without one for ``no_start_after`` it starts nothing.
-
-    ``inbox_seconds`` is how long the inbox remembers an id.
-    """
+    """A seat without a beat for ``dead_after`` is taken over; without one for ``no_start_after`` it starts nothing."""
 
     beat_seconds: float = 5.0
     dead_after_seconds: float = 20.0
     no_start_after_seconds: float = 15.0
     stuck_after_seconds: float = 30.0
     call_timeout_seconds: float = 10.0
-    inbox_seconds: float = 7 * 86400.0
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
@@ -79,11 +75,11 @@ class Pools:
 class PostgresSeat:
     """See ``contract.Seat``."""
 
-    def __init__(self, instance: int, pools: Pools, url: str, name: str, settings: SeatSettings) -> None:
-        self.instance = instance
-        self._name, self._url, self._pools, self._settings = name, url, pools, settings
-        self._clock: Clock = SystemClock()
-        self._rng = random.Random()
+    def __init__(
+        self, who: tuple[int, str], url: str, pools: Pools, settings: SeatSettings, clock: Clock, rng: random.Random
+    ) -> None:
+        self.instance, self._name = who
+        self._url, self._pools, self._settings, self._clock, self._rng = url, pools, settings, clock, rng
         self._sweep, self._doze = Sweep(), Doze()
         self._partitions: dict[int, int] = {}
         self._stack = AsyncExitStack()
@@ -93,27 +89,26 @@ class PostgresSeat:
         self._woken = asyncio.Event()
         self._heartbeat = Heartbeat(
             self._beat_connection,
-            self._clock,
+            clock,
             interval_seconds=settings.beat_seconds,
             stuck_after_seconds=settings.stuck_after_seconds,
         )
 
     @classmethod
-    async def join(cls, url: str, pools: Pools, name: str, settings: SeatSettings, rng: random.Random) -> PostgresSeat:
+    async def join(
+        cls, name: str, url: str, pools: Pools, settings: SeatSettings, clock: Clock, rng: random.Random
+    ) -> PostgresSeat:
         instance = await pools.calls.fetchval(_SEAT["join"], name)
-        seat = cls(instance, pools, url, name, settings)
-        seat._rng = rng
+        seat = cls((instance, name), url, pools, settings, clock, rng)
         await seat._stack.enter_async_context(seat._heartbeat.beating())
         return seat
 
     @property
     def may_start(self) -> bool:
-        """Whether the lease is certain enough to start a job."""
         fresh = self._heartbeat.confirmed_age() < self._settings.no_start_after_seconds
         return fresh and not self._heartbeat.lost
 
     def fence(self, job: Job) -> int:
-        """Rises with every new owner of the job's stream; a resource that remembers it can refuse a zombie."""
         return self._partitions.get(job.partition, 0)
 
     async def process(self, report: Report, want: Want) -> Claimed:
@@ -181,7 +176,7 @@ class PostgresSeat:
             bury = "SELECT holdfast_work.bury_dead($1, $2)"
             await connection.execute(bury, self._settings.dead_after_seconds, CRASHES_MAX)
             for _ in range(_SEEN_BATCHES_MAX):
-                forget = (_PEOPLE["forget_seen"], self._settings.inbox_seconds, _SEEN_BATCH)
+                forget = (_PEOPLE["forget_seen"], INBOX_SECONDS, _SEEN_BATCH)
                 if await connection.execute(*forget) != f"DELETE {_SEEN_BATCH}":
                     break
             alive = [row["id"] for row in await connection.fetch(_SEAT["alive"])]
@@ -312,7 +307,7 @@ def _check(row: Any) -> None:
     if not row["owned"]:
         raise LeaseLost(_LOST)
     if not row["found"]:
-        raise JobGone("the job is gone: an operator acted on it, or it has ended")
+        raise JobGone
 
 
 def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
