@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -576,18 +577,22 @@ def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_
 
 def test_the_numbers_people_look_at(opened: Opener) -> None:
     async def body(o: Opened) -> None:
-        m1, m2, m3, _ = await o.store.enqueue([draft(), draft(), draft(None), draft(None)])
+        begun = time.monotonic()
+        m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft(None)])
+        await o.pass_time(3600)
+        await o.store.enqueue([draft(None)])
         hand = await Hand.sit(o.store, policies=Policies())
         await hand.turn()
         failures = [hand.failure(m1, Reason.THROTTLED), hand.failure(m3, Reason.VALIDATION_FAILURE)]
         await hand.turn(failed=failures, held=[m2])
         stats = await o.store.stats()
+        oldest = 3600 + (time.monotonic() - begun)
         assert stats.by_state == {State.READY: 1, State.RETRY: 1, State.HELD: 1}
         assert stats.by_reason == {Reason.THROTTLED: 1}
         assert stats.by_attempt == {1: 1}
         assert (stats.dead, stats.scheduled, stats.blocked_streams, stats.poison_candidates) == (1, 1, 1, 0)
         assert stats.next_due_at is not None and stats.next_due_at == stats.last_due_at
-        assert stats.oldest_age_seconds >= 0
+        assert 3600 - 0.001 <= stats.oldest_age_seconds <= oldest + 0.001
 
     check(opened, body)
 

@@ -96,12 +96,12 @@ def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
             assert (await o.store.enqueue([shop]))[0] > 0
             hand = await Hand.sit(o.store)
             await o.pass_time(6 * 86400)
-            await hand.seat.roster()
+            await hand.seat.owners()
             assert await o.store.enqueue([shop]) == [0]
             many = [Draft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)]
             await o.store.enqueue(many)
             await o.pass_time(8 * 86400)
-            await hand.seat.roster()
+            await hand.seat.owners()
             assert (await o.store.enqueue([shop]))[0] > 0
             assert 0 not in await o.store.enqueue(many), "more than one batch is forgotten at once"
 
@@ -350,7 +350,7 @@ def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Serve
             owner = await Hand.sit(o.store, "owner")
             (seq,) = await o.store.enqueue([draft()])
             other = await o.store.join("other")
-            await other.roster()
+            await other.owners()
             assert await other.take(range(PARTITIONS)) == {}
             assert await owner.turn() == [seq]
             await owner.seat.give([owner.jobs[seq].partition])

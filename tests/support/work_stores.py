@@ -64,7 +64,11 @@ async def postgres_work(url: str):  # type: ignore[no-untyped-def]
     store.join = remembered  # type: ignore[method-assign]
 
     async def pass_time(seconds: float) -> None:
-        await connection.execute("UPDATE holdfast_work.job SET due_at = due_at - $1 * interval '1 second'", seconds)
+        await connection.execute(
+            "UPDATE holdfast_work.job SET due_at = due_at - $1 * interval '1 second',"
+            " created_at = created_at - $1 * interval '1 second'",
+            seconds,
+        )
         await connection.execute("UPDATE holdfast_work.seen SET seen_at = seen_at - $1 * interval '1 second'", seconds)
         await connection.execute(
             "UPDATE holdfast_work.breaker SET open_until = open_until - $1 * interval '1 second'", seconds
@@ -125,7 +129,7 @@ class Hand:
     @classmethod
     async def sit(cls, store: WorkStore, name: str = "hand", policies: Policies | None = None) -> Hand:
         hand = cls(await store.join(name), policies or Policies.preset("seed"))
-        await hand.seat.roster()
+        await hand.seat.owners()
         await hand.seat.take(range(PARTITIONS))
         await hand.rewind()
         return hand

@@ -134,11 +134,11 @@ class Rewound:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
-    """Who is alive and who owns which partition (None: free)."""
+class Owners:
+    """Who is alive, and who owns which partition (None: it is free)."""
 
     alive: Sequence[int]
-    owners: Mapping[int, int | None]
+    by_partition: Mapping[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,21 +324,21 @@ class Seat(Protocol):
         """Publish own breakers (seconds they stay open); returns every open type with its seconds left."""
         ...
 
-    async def roster(self) -> Roster:
+    async def owners(self) -> Owners:
         """Bury the dead (counting a crash for what they ran), then tell who is alive and who owns what."""
         ...
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        """Lease partitions that are free, or this seat's in the roster; returns those owned now with their fence.
+        """Lease partitions that are free, or this seat's by ``owners``; returns those owned now with their fence.
 
-        Call ``rewind`` after. When the answer is lost, the roster tells which are this seat's: take them again.
+        Call ``rewind`` after. When the answer is lost, ``owners`` tells which are this seat's: take them again.
         """
         ...
 
     async def give(self, partitions: Sequence[int]) -> None:
         """Give up partitions of which nothing runs and everything is reported.
 
-        They are given up even if the call fails; what the roster still shows as this seat's is taken or given again.
+        They are given up even if the call fails; what ``owners`` still shows as this seat's is taken or given again.
         """
         ...
 

@@ -222,10 +222,10 @@ class _Shift:
 
     async def _share_out(self) -> None:
         """What the store says is ours decides: an answer to ``take`` or ``give`` may have been lost."""
-        roster = await self._seat.roster()
-        share = share_of(self._seat.instance, roster.alive) if self._shared else set(range(PARTITIONS))
-        ours = {partition for partition, owner in roster.owners.items() if owner == self._seat.instance}
-        free = {partition for partition, owner in roster.owners.items() if owner is None}
+        owners = await self._seat.owners()
+        share = share_of(self._seat.instance, owners.alive) if self._shared else set(range(PARTITIONS))
+        ours = {partition for partition, owner in owners.by_partition.items() if owner == self._seat.instance}
+        free = {partition for partition, owner in owners.by_partition.items() if owner is None}
         if self._closing & share:
             self._streams.reopen(self._closing & share)
             self._closing -= share
@@ -238,7 +238,7 @@ class _Shift:
             self._unsure = True
 
     async def _give_idle(self) -> None:
-        """From here on they are not ours, whatever becomes of the call; the next roster tells."""
+        """From here on they are not ours, whatever becomes of the call; the next look at the owners tells."""
         idle = self._closing - self._streams.in_use()
         if idle:
             self._owned -= idle

@@ -23,10 +23,10 @@ from holdfast.work.contract import (
     Group,
     Mark,
     OpenBreaker,
+    Owners,
     Query,
     Report,
     Rewound,
-    Roster,
     Stats,
     Want,
 )
@@ -36,7 +36,7 @@ T = TypeVar("T")
 SQL = embedded.SQL
 _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 _FORGOTTEN_AT_ONCE_MAX = 20_000
-"""At each look at the roster: 4,000 ids a second, more than an inbox takes in for long."""
+"""At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
 
 
 class Transact(Protocol):
@@ -232,7 +232,7 @@ class EmbeddedSeat:
 
         return await self._transact(work)
 
-    async def roster(self) -> Roster:
+    async def owners(self) -> Owners:
         before = self._clock.now() - INBOX_SECONDS
 
         def work(db: apsw.Connection) -> None:
@@ -240,7 +240,7 @@ class EmbeddedSeat:
             db.execute(SQL["forget_seen"], (before, _FORGOTTEN_AT_ONCE_MAX))
 
         await self._transact(work)
-        return Roster([self.instance], dict.fromkeys(range(PARTITIONS)))
+        return Owners([self.instance], dict.fromkeys(range(PARTITIONS)))
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
         return dict.fromkeys(partitions, self.instance)

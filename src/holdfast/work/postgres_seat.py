@@ -20,7 +20,7 @@ from holdfast import telemetry
 from holdfast.bounds import positive
 from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.work.contract import INBOX_SECONDS, Claimed, JobGone, LeaseLost, Report, Rewound, Roster, Want
+from holdfast.work.contract import INBOX_SECONDS, Claimed, JobGone, LeaseLost, Owners, Report, Rewound, Want
 from holdfast.work.heartbeat import Beat, Heartbeat
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
 from holdfast.work.outbox import arguments
@@ -35,7 +35,7 @@ _CASTS = {33: "::text::pg_snapshot", 34: "::text::xid8", 35: "::text[]::xid8[]"}
 _PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 42))})"
 _SEEN_BATCH = 1000
 _SEEN_BATCHES_MAX = 20
-"""At each look at the roster: 4,000 ids a second, more than an inbox takes in for long."""
+"""At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
 _BACKLOG = 1
 _LOST = "this worker was declared dead; its jobs belong to others now"
 
@@ -171,7 +171,7 @@ class PostgresSeat:
             rows = await connection.fetch(_PEOPLE["open_breakers"])
             return {row["type"]: row["seconds"] for row in rows}
 
-    async def roster(self) -> Roster:
+    async def owners(self) -> Owners:
         async with self._call() as connection:
             bury = "SELECT holdfast_work.bury_dead($1, $2)"
             await connection.execute(bury, self._settings.dead_after_seconds, CRASHES_MAX)
@@ -180,10 +180,10 @@ class PostgresSeat:
                 if await connection.execute(*forget) != f"DELETE {_SEEN_BATCH}":
                     break
             alive = [row["id"] for row in await connection.fetch(_SEAT["alive"])]
-            owners = {row["id"]: row["owner"] for row in await connection.fetch(_SEAT["owners"])}
+            by_partition = {row["id"]: row["owner"] for row in await connection.fetch(_SEAT["owners"])}
         if self.instance not in alive:
             raise LeaseLost(_LOST)
-        return Roster(alive, owners)
+        return Owners(alive, by_partition)
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
         async with self._call() as connection:

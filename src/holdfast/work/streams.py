@@ -51,10 +51,6 @@ class Streams:
         self._unreported: dict[int, Block] = {}
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def started(self) -> dict[int, Job]:
         return self._started
 
