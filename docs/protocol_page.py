@@ -148,6 +148,9 @@ Keep within `rate_limit_per_second` and its burst, and all other frames within `
 `connection_closing` is the last frame: everything before it is answered, nothing after it is read. Wait for the close a few seconds,
 then close yourself. `sync_from_sequence` is a hint; your cursors decide.
 
+A refused handshake is an HTTP answer with the error as its body; 429 has it in a problem document, with `RateLimit-Policy` and
+`RateLimit`, as [over REST](rest.md).
+
 | how it ended | come back |
 |---|---|
 | close code 4500–4999, or `reconnect_allowed: false` | no; say why. Only a person, or a new start, tries again |

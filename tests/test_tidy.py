@@ -81,9 +81,16 @@ PURE = [
     "limits/rules.py",
     "limits/lockout.py",
     "limits/algorithms.py",
+    "limits/answers.py",
+    "limits/changes.py",
+    "limits/counters/table.py",
+    "limits/form.py",
     "limits/hearsay.py",
+    "limits/leases.py",
     "limits/membership.py",
     "limits/plans.py",
+    "limits/share.py",
+    "limits/shortcuts.py",
 ]
 IMPURE_IMPORTS = {
     "asyncio", "socket", "threading", "time", "os", "subprocess", "pathlib", "apsw", "sqlite3",

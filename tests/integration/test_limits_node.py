@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -148,11 +149,27 @@ def test_handshakes_ask(with_node: Callable[[Scenario], None]) -> None:
                 async with websockets.connect(url, additional_headers=headers, subprotocols=["holdfast.v1"]):  # type: ignore[list-item]
                     return False
             except websockets.InvalidStatus as answer:
-                assert answer.response.status_code == 429
-                assert answer.response.headers["Retry-After"]
+                told.append(answer.response)
                 return True
 
+        told: list[websockets.Response] = []
         assert await refused(node, connect, 6) in (2, 3)
+        [answer] = told
+        assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
+        assert answer.headers["RateLimit-Policy"] == '"*/connect:user";q=2;w=3600'
+        assert answer.headers["RateLimit"].startswith('"*/connect:user";r=0;t=')
+        await set_limit(client, node, "rest:user", 1)
+        for _ in range(50):
+            rest = await client.get("/v1/chats", headers=headers)
+            if rest.status_code == 429:
+                break
+        assert answer.headers["Content-Type"] == rest.headers["Content-Type"] == "application/problem+json"
+        ours, theirs = json.loads(answer.body or b""), rest.json()
+        assert ours["violated-policies"] == ["*/connect:user"]
+        assert {**ours, "error": 0, "detail": 0, "violated-policies": 0} == {
+            **theirs, "error": 0, "detail": 0, "violated-policies": 0,
+        }, "one shape at every door"  # fmt: skip
+        assert ours["error"].keys() == theirs["error"].keys()
 
     with_node(scenario)
 

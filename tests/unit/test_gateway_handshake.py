@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from http import HTTPStatus
 from ipaddress import ip_network
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from multidict import CIMultiDict
+from picows import WSUpgradeResponse
 
 from holdfast.access import ConnectionCounts, ConnectionLimits, HandshakeLimiter, Principal
 from holdfast.access.principal import USER_SCOPES
+from holdfast.clock import SystemClock
 from holdfast.errors import Unauthorized, Unavailable
+from holdfast.gateway.entrance import Entrance
 from holdfast.gateway.handshake import Admitted, Handshake, Refusal
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.entrances import Entrances
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.rules import Rule, RuleSet
+from holdfast.session.limits import Inbound
 
 ALICE = Principal("default", "alice", USER_SCOPES, "user", None)
 
@@ -30,6 +40,8 @@ def handshake(
     draining: Callable[[], bool] = lambda: False,
     per_minute: int = 600,
     limits: ConnectionLimits | None = None,
+    rules: Entrances | None = None,
+    legacy: bool = False,
 ) -> Handshake:
     return Handshake(
         verify=verify,
@@ -38,6 +50,8 @@ def handshake(
         origins={"http://127.0.0.1:8080"},
         proxies=[ip_network("10.0.0.0/8")],
         draining=draining,
+        rules=rules,
+        legacy_rate_limit_headers=legacy,
     )
 
 
@@ -115,6 +129,31 @@ def test_too_many_handshakes_of_an_address_are_429_with_retry_after() -> None:
     assert isinstance(answer, Refusal)
     assert answer.status is HTTPStatus.TOO_MANY_REQUESTS
     assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    body = msgspec.json.decode(answer.body)
+    assert (body["status"], body["detail"]) == (429, "too many connections from this address")
+    assert body.keys() == {"error", "type", "title", "status", "detail"}, "no rule was asked"
+    assert "RateLimit" not in answer.headers
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_rule_that_refuses_is_told_in_headers_and_in_a_problem_document(legacy: bool) -> None:
+    rule = Rule("*", "connect:user", "fixed_window", 1, 3600.0)
+    rules = Entrances(Limiter(MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule])))
+    door = handshake(rules=rules, legacy=legacy)
+    assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
+    answer = decide(door, Authorization="Bearer good")
+    assert isinstance(answer, Refusal)
+    assert answer.status is HTTPStatus.TOO_MANY_REQUESTS
+    wait = answer.headers["Retry-After"]
+    assert answer.headers["RateLimit-Policy"] == '"*/connect:user";q=1;w=3600'
+    assert answer.headers["RateLimit"] == f'"*/connect:user";r=0;t={wait}'
+    assert answer.headers.get("X-RateLimit-Limit") == ("1" if legacy else None)
+    body = msgspec.json.decode(answer.body)
+    assert body["violated-policies"] == ["*/connect:user"] and body["type"].endswith("#quota-exceeded")
+    assert body["error"]["code"] == "RATE_LIMITED" and body["detail"] == body["error"]["message"]
+    others = decide(door, Authorization="Bearer bad")
+    assert isinstance(others, Refusal) and others.headers["Content-Type"] == "application/json"
 
 
 def test_a_draining_node_is_503_with_retry_after() -> None:
@@ -164,3 +203,27 @@ def test_who_says_only_in_the_first_frame_who_it_is_counts_for_its_tenant_from_t
     by_frame.seat.leave()
     assert door.counts.total == 0
     assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
+
+
+def test_a_defect_in_a_handshake_is_500_and_keeps_its_words_to_itself() -> None:
+    def broken(token: str) -> Principal:
+        raise RuntimeError("the words of a library")
+
+    door = dataclasses.replace(handshake(), verify=broken)
+    request: Any = SimpleNamespace(
+        path=b"/v1/ws",
+        headers=CIMultiDict(
+            {
+                "Sec-WebSocket-Version": "13",
+                "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+                "Authorization": "Bearer good",
+            }
+        ),
+    )
+    transport: Any = SimpleNamespace(get_extra_info=lambda name: ("192.0.2.1", 4711))
+    gateway: Any = SimpleNamespace(now=lambda: 0.0)
+    answer = Entrance(door, gateway, Inbound())(request, transport)
+    assert isinstance(answer, WSUpgradeResponse)
+    head, _, body = answer.to_bytes().partition(b"\r\n\r\n")
+    assert b"500" in head.splitlines()[0] and b"application/json" in head
+    assert msgspec.json.decode(body) == {"error": {"code": "INTERNAL_ERROR", "message": "internal error"}}

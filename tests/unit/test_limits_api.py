@@ -20,7 +20,8 @@ from holdfast.api.routes import ENDPOINTS
 from holdfast.cli.operate import alarms
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, Unauthorized, Unavailable
-from holdfast.limits.asgi import RateLimited, rate_limit_headers, retry_after
+from holdfast.limits.answers import rate_limit_headers, retry_after
+from holdfast.limits.asgi import RateLimited
 from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import DEFAULT_RULES, Entrances

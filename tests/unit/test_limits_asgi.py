@@ -10,7 +10,8 @@ import pytest
 import virtual
 from limitworld import Shared
 
-from holdfast.limits.asgi import Message, RateLimited, Receive, Scope, Send, rate_limit_headers
+from holdfast.limits.answers import rate_limit_headers
+from holdfast.limits.asgi import Message, RateLimited, Receive, Scope, Send
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Rule, RuleSet

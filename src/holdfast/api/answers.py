@@ -11,7 +11,7 @@ from starlette.responses import Response
 from holdfast.api.bodies import ErrorBody, ErrorDetail, TooManyRequests
 from holdfast.api.call import Answer
 from holdfast.errors import HoldfastError, OperatorError, RateLimited
-from holdfast.limits.asgi import PROBLEM, PROBLEM_TITLE
+from holdfast.limits.answers import PROBLEM, PROBLEM_TITLE, PROBLEM_TYPE
 
 STATUS = {
     "INVALID_MESSAGE": 400,
@@ -35,8 +35,6 @@ STATUS = {
 
 RETRY_AFTER_SECONDS = {"RATE_LIMITED": 1, "SERVER_BUSY": 1, "SERVICE_UNAVAILABLE": 1, "CHAT_HALTED": 30}
 """Where the error itself does not say when to come back."""
-
-PROBLEM_TYPE = "application/problem+json"
 
 _encoder = msgspec.json.Encoder()
 

@@ -11,7 +11,7 @@ from holdfast.access import Principal
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Deps
 from holdfast.api.receive import address_of
-from holdfast.limits.asgi import rate_limit_headers
+from holdfast.limits.answers import rate_limit_headers
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from holdfast import __version__
-from holdfast.api.answers import PROBLEM_TYPE, STATUS
+from holdfast.api.answers import STATUS
 from holdfast.api.bodies import ErrorBody, TooManyRequests
 from holdfast.api.call import Endpoint
+from holdfast.limits.answers import PROBLEM_TYPE
 
 _REF = "#/components/schemas/{name}"
 _BINDING = re.compile(r"\{(\w+)(?::path)?\}")

@@ -22,7 +22,6 @@ from holdfast.api.problems import invalid_body, invalid_query
 from holdfast.clock import Clock
 from holdfast.errors import (
     Forbidden,
-    HoldfastError,
     InvalidContentType,
     InvalidMessage,
     MessageTooLarge,
@@ -31,7 +30,8 @@ from holdfast.errors import (
     Refused,
     Unauthorized,
 )
-from holdfast.limits.entrances import Entrance, questions, refusal
+from holdfast.limits.answers import refusal, refusing
+from holdfast.limits.entrances import Entrance, questions
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
 
@@ -159,13 +159,12 @@ async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principa
         raise refused
 
 
-def violated(request: Request, error: HoldfastError) -> list[str]:
+def violated(request: Request, error: RateLimited) -> list[str]:
     """The rules that refused a request; one that was asked further in, as for a send, comes into the headers too."""
     decisions: list[Decision] = [*request.scope.get("holdfast.decisions", ())]
-    if (rule := error.details.get("rule")) and rule not in (decision.rule for decision in decisions):
-        wait = error.retry_after_seconds or 0.0
-        decisions.append(Decision(False, error.details["limit"], 0, wait, wait, rule, exceeded=True))
-        request.scope["holdfast.decisions"] = decisions
+    known = {decision.rule for decision in decisions}
+    decisions += [decision for decision in refusing(error) if decision.rule not in known]
+    request.scope["holdfast.decisions"] = decisions
     return [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
 
 

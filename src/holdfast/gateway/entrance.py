@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Transport
-from collections.abc import Mapping
+from http import HTTPStatus
 
 from picows import WSUpgradeRequest, WSUpgradeResponse
 
@@ -14,8 +14,10 @@ from holdfast.gateway.listener import Listener
 from holdfast.session.limits import Inbound
 from holdfast.wire.assembler import Assembler
 
-_DEFECT = WSUpgradeResponse.create_error_response(
-    500, b'{"error":{"code":"INTERNAL_ERROR","message":"internal error"}}'
+_DEFECT = Refusal(
+    HTTPStatus.INTERNAL_SERVER_ERROR,
+    {"Content-Type": "application/json"},
+    b'{"error":{"code":"INTERNAL_ERROR","message":"internal error"}}',
 )
 
 
@@ -32,7 +34,7 @@ class Entrance:
             return self._decide(request, transport)
         except Exception as error:  # the library would put its text into the answer
             telemetry.defect("gateway", error)
-            return _answer(500, _DEFECT, {})
+            return _answer(_DEFECT)
 
     def _decide(self, request: WSUpgradeRequest, transport: Transport) -> Listener | WSUpgradeResponse:
         peer = transport.get_extra_info("peername")
@@ -41,7 +43,7 @@ class Entrance:
         )
         if isinstance(decision, Refusal):
             telemetry.handshake_refused(decision.status)
-            return _answer(decision.status, decision.body, decision.headers)
+            return _answer(decision)
         seat = decision.seat
         return Listener(
             lambda socket: self._gateway.accept(socket, decision.principal, decision.device_id, seat.identify),
@@ -51,7 +53,6 @@ class Entrance:
         )
 
 
-def _answer(status: int, body: bytes, headers: Mapping[str, str]) -> WSUpgradeResponse:
-    headers = {"Content-Type": "application/json", **headers}
-    answer: WSUpgradeResponse = WSUpgradeResponse.create_error_response(status, body, headers)
+def _answer(refusal: Refusal) -> WSUpgradeResponse:
+    answer: WSUpgradeResponse = WSUpgradeResponse.create_error_response(refusal.status, refusal.body, refusal.headers)
     return answer

@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,6 +29,7 @@ from holdfast.errors import (
     Unauthorized,
     Unavailable,
 )
+from holdfast.limits.answers import PROBLEM_TYPE, problem, rate_limit_headers, refusing
 from holdfast.limits.entrances import Entrances
 from holdfast.message import User, check_id
 from holdfast.wire.codec import error_payload
@@ -113,12 +114,14 @@ class Handshake:
     proxies: Collection[Network]
     draining: Callable[[], bool]
     rules: Entrances | None = None
+    legacy_rate_limit_headers: bool = False
+    """The same as over REST."""
 
     def decide(self, path: str, headers: Headers, peer: str, now: float) -> Admitted | Refusal:
         try:
             return self._admit(path, headers, peer, now)
         except HoldfastError as error:
-            return _refusal(error)
+            return _refusal(error, self.legacy_rate_limit_headers)
 
     def _admit(self, path: str, headers: Headers, peer: str, now: float) -> Admitted:
         route, _, query = path.partition("?")
@@ -167,13 +170,18 @@ def _token_among(offered: Sequence[str]) -> str | None:
     return next((p.removeprefix(BEARER_SUBPROTOCOL) for p in offered if p.startswith(BEARER_SUBPROTOCOL)), None)
 
 
-def _refusal(error: HoldfastError) -> Refusal:
+def _refusal(error: HoldfastError, legacy: bool) -> Refusal:
     status = next((s for kind, s in STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
-    headers: dict[str, str] = {}
+    headers = {"Content-Type": "application/json"}
+    body: dict[str, Any] = {"error": error_payload(error)}
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))
     if status is HTTPStatus.UPGRADE_REQUIRED:
         headers["Sec-WebSocket-Version"] = "13"
     if status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return Refusal(status, headers, msgspec.json.encode({"error": error_payload(error)}))
+    if isinstance(error, RateLimited):
+        decisions = refusing(error)
+        headers |= {"Content-Type": PROBLEM_TYPE, **dict(rate_limit_headers(decisions, legacy=legacy))}
+        body |= {**problem(decisions), "detail": error.message}
+    return Refusal(status, headers, msgspec.json.encode(body))

@@ -9,13 +9,13 @@ ended.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.errors import InvalidCheck
+from holdfast.limits.answers import PROBLEM_TYPE, problem, rate_limit_headers, retry_after
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Decision
 
@@ -24,56 +24,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[str, str]]
 Encoded = list[tuple[bytes, bytes]]
-
-_INTEGER_MAX = 999_999_999_999_999
-"""The largest integer of a structured field (RFC 9651)."""
-
-PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
-PROBLEM_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
-
-
-def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -> Headers:
-    """What the decisions say, one policy per rule; nothing where no rule was asked."""
-    ruled = [decision for decision in decisions if decision.rule]
-    if not ruled:
-        return []
-    policies = ", ".join(f"{_name(d)};q={d.limit}{_window(d)}" for d in ruled)
-    state = ", ".join(f"{_name(d)};r={d.remaining};t={_seconds(_more_after(d))}" for d in ruled)
-    headers = [("RateLimit-Policy", policies), ("RateLimit", state)]
-    if legacy:
-        tightest = min(ruled, key=lambda d: d.remaining)
-        headers += [
-            ("X-RateLimit-Limit", str(tightest.limit)),
-            ("X-RateLimit-Remaining", str(tightest.remaining)),
-            ("X-RateLimit-Reset", str(_seconds(tightest.reset_after))),
-        ]
-    return headers
-
-
-def retry_after(decisions: Sequence[Decision]) -> int:
-    """Whole seconds until the slowest of the refusing rules has room."""
-    return max(1, *(_seconds(d.retry_after) for d in decisions if not d.allowed))
-
-
-def _window(decision: Decision) -> str:
-    """Optional in the draft, and in whole seconds."""
-    return f";w={math.ceil(decision.window_seconds)}" if decision.window_seconds else ""
-
-
-def _more_after(decision: Decision) -> float:
-    """When there is more to have: where the rule refused, the moment to try again, which ``Retry-After`` names too."""
-    return decision.retry_after if decision.exceeded and not decision.allowed else decision.reset_after
-
-
-def _seconds(duration: float) -> int:
-    return min(math.ceil(duration), _INTEGER_MAX)
-
-
-def _name(decision: Decision) -> str:
-    """A structured-field string: quotes and backslashes escaped."""
-    return '"' + decision.rule.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 class RateLimited:
@@ -119,21 +70,15 @@ class RateLimited:
 
 
 async def _refuse(send: Send, decisions: Sequence[Decision], added: Encoded) -> None:
-    problem = {
-        "type": PROBLEM,
-        "title": PROBLEM_TITLE,
-        "status": 429,
-        "violated-policies": [d.rule for d in decisions if d.exceeded],
-    }
-    await _tell(send, problem, [*added, (b"retry-after", str(retry_after(decisions)).encode())])
+    await _tell(send, problem(decisions), [*added, (b"retry-after", str(retry_after(decisions)).encode())])
 
 
-async def _tell(send: Send, problem: dict[str, Any], added: Encoded) -> None:
-    body = msgspec.json.encode(problem)
+async def _tell(send: Send, told: Mapping[str, Any], added: Encoded) -> None:
+    body = msgspec.json.encode(told)
     headers = [
         *added,
-        (b"content-type", b"application/problem+json"),
+        (b"content-type", PROBLEM_TYPE.encode()),
         (b"content-length", str(len(body)).encode()),
     ]
-    await send({"type": "http.response.start", "status": problem["status"], "headers": headers})
+    await send({"type": "http.response.start", "status": told["status"], "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 from holdfast import telemetry
 from holdfast.access.door import address_group
 from holdfast.errors import InvalidCheck, RateLimited
+from holdfast.limits.answers import refusal
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
 from holdfast.limits.rules import ANY, Check, Decision, Rule
@@ -122,20 +123,6 @@ class Entrances:
             return self._limiter.check_soon(check.tenant, check.resource, check.subject, 1, count).allowed
         except InvalidCheck:  # more than the rule ever grants at once, or one that counts holders one by one
             return False
-
-
-def refusal(decisions: list[Decision]) -> RateLimited | None:
-    """The answer to give if any refused: the longest wait, and the rule that said so."""
-    refused = [decision for decision in decisions if not decision.allowed]
-    if not refused:
-        return None
-    worst = max(refused, key=lambda decision: decision.retry_after)
-    return RateLimited(
-        f"too many requests: the limit of {worst.rule} is reached",
-        retry_after_seconds=round(max(worst.retry_after, 0.001), 3),
-        rule=worst.rule,
-        limit=worst.limit,
-    )
 
 
 class Sends(Protocol):

@@ -146,6 +146,7 @@ class Node:
             proxies=self._proxies,
             draining=lambda: self.gateway.draining,
             rules=self.limits.entrances,
+            legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )
         entrance = Entrance(handshake, self.gateway, backpressure.inbound)
         return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)

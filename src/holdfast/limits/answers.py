@@ -1,0 +1,96 @@
+"""How decisions look in HTTP, at every door: headers, and the problem document of a refusal. (Pure.)
+
+The headers are ``RateLimit-Policy`` and ``RateLimit`` of draft-ietf-httpapi-ratelimit-headers; the problem is that of
+the same draft, in the form of RFC 9457.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.errors import RateLimited
+from holdfast.limits.rules import Decision
+
+Headers = list[tuple[str, str]]
+
+_INTEGER_MAX = 999_999_999_999_999
+"""The largest integer of a structured field (RFC 9651)."""
+
+PROBLEM_TYPE = "application/problem+json"
+PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+PROBLEM_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
+
+
+def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -> Headers:
+    """What the decisions say, one policy per rule; nothing where no rule was asked."""
+    ruled = [decision for decision in decisions if decision.rule]
+    if not ruled:
+        return []
+    policies = ", ".join(f"{_name(d)};q={d.limit}{_window(d)}" for d in ruled)
+    state = ", ".join(f"{_name(d)};r={d.remaining};t={_seconds(_more_after(d))}" for d in ruled)
+    headers = [("RateLimit-Policy", policies), ("RateLimit", state)]
+    if legacy:
+        tightest = min(ruled, key=lambda d: d.remaining)
+        headers += [
+            ("X-RateLimit-Limit", str(tightest.limit)),
+            ("X-RateLimit-Remaining", str(tightest.remaining)),
+            ("X-RateLimit-Reset", str(_seconds(tightest.reset_after))),
+        ]
+    return headers
+
+
+def retry_after(decisions: Sequence[Decision]) -> int:
+    """Whole seconds until the slowest of the refusing rules has room."""
+    return max(1, *(_seconds(d.retry_after) for d in decisions if not d.allowed))
+
+
+def problem(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """The members of the document; the rules that refused are named as in the headers."""
+    told: dict[str, Any] = {"type": PROBLEM, "title": PROBLEM_TITLE, "status": 429}
+    violated = [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
+    return {**told, "violated-policies": violated} if violated else told
+
+
+def refusal(decisions: Sequence[Decision]) -> RateLimited | None:
+    """The error to give if any refused: the longest wait, and the rule that said so."""
+    refused = [decision for decision in decisions if not decision.allowed]
+    if not refused:
+        return None
+    worst = max(refused, key=lambda decision: decision.retry_after)
+    return RateLimited(
+        f"too many requests: the limit of {worst.rule} is reached",
+        retry_after_seconds=round(max(worst.retry_after, 0.001), 3),
+        rule=worst.rule,
+        limit=worst.limit,
+        window_seconds=worst.window_seconds,
+    )
+
+
+def refusing(error: RateLimited) -> list[Decision]:
+    """The decision that ``refusal`` told; none where it was not a rule that refused."""
+    rule, wait = error.details.get("rule"), error.retry_after_seconds or 0.0
+    if rule is None:
+        return []
+    limit, window = error.details["limit"], error.details["window_seconds"]
+    return [Decision(False, limit, 0, wait, wait, rule, exceeded=True, window_seconds=window)]
+
+
+def _window(decision: Decision) -> str:
+    """Optional in the draft, and in whole seconds."""
+    return f";w={math.ceil(decision.window_seconds)}" if decision.window_seconds else ""
+
+
+def _more_after(decision: Decision) -> float:
+    """When there is more to have: where the rule refused, the moment to try again, which ``Retry-After`` names too."""
+    return decision.retry_after if decision.exceeded and not decision.allowed else decision.reset_after
+
+
+def _seconds(duration: float) -> int:
+    return min(math.ceil(duration), _INTEGER_MAX)
+
+
+def _name(decision: Decision) -> str:
+    """A structured-field string: quotes and backslashes escaped."""
+    return '"' + decision.rule.replace("\\", "\\\\").replace('"', '\\"') + '"'
