@@ -10,6 +10,8 @@ import pytest
 import virtual
 from limitworld import Log
 from msgspec import structs
+from redis.asyncio.client import PubSub
+from redis.exceptions import TimeoutError as RedisTimeout
 from structlog.testing import capture_logs
 
 from holdfast import telemetry
@@ -20,6 +22,7 @@ from holdfast.limits.feed import Feed, FeedSettings
 from holdfast.limits.rules import RuleSet, Snapshot
 from holdfast.limits.rulestore.contract import Head, Ring
 from holdfast.limits.rulestore.reading import heard_ring, ring_of
+from holdfast.limits.rulestore.redis import RedisBell
 
 
 def feed_of(log: Log, file: Path | None = None) -> tuple[Feed, list[RuleSet]]:
@@ -659,5 +662,34 @@ def test_what_is_read_of_the_log_together_is_put_in_place_at_once() -> None:
                 log.put("r1", limit + 1, ring=False)
             await feed.sync()
             assert (len(applied), limit_of(feed, "r1")) == (3, 150), "a hundred at a time"
+
+    virtual.run(main())
+
+
+def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failed closing once took the place of the cancellation: the feed listened on, and the node never ended."""
+
+    async def connects(*_: object) -> None:
+        pass
+
+    async def hears(*_: object, **__: object) -> None:
+        await asyncio.sleep(3600)
+
+    failures = [RedisTimeout("Timed out closing connection")]  # one: with more a feed that is wrong would never end
+
+    async def fails(*_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    for method, replaced in (("subscribe", connects), ("get_message", hears), ("aclose", fails)):
+        monkeypatch.setattr(PubSub, method, replaced)
+
+    async def main() -> None:
+        log = Log()
+        async with (
+            asyncio.timeout(600),
+            Feed(log, [RedisBell("redis://127.0.0.1:1")], lambda _: None, virtual.LoopClock()),
+        ):
+            pass
 
     virtual.run(main())

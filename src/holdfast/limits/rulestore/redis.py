@@ -7,8 +7,10 @@ PUBLISH to a replica succeeds with 0 receivers, so a count of receivers proves n
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -60,7 +62,13 @@ class RedisBell:
         except (RedisError, OSError) as error:
             raise Unavailable("the doorbell cannot be heard") from error
         finally:
-            await subscription.aclose()  # type: ignore[no-untyped-call]
+            await _close(subscription)
 
     async def aclose(self) -> None:
-        await self._redis.aclose()
+        await _close(self._redis)
+
+
+async def _close(what: PubSub | Redis) -> None:
+    """A closing that fails has closed, too; its error would take the place of the cancellation that led here."""
+    with suppress(RedisError, OSError):
+        await what.aclose()
