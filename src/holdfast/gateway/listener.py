@@ -6,7 +6,15 @@ from asyncio import BufferedProtocol, Transport
 from collections.abc import Callable
 from typing import Any
 
-from picows import WSFrame, WSListener, WSMsgType, WSTransport, WSUpgradeResponse, WSUpgradeResponseWithListener
+from picows import (
+    WSCloseCode,
+    WSFrame,
+    WSListener,
+    WSMsgType,
+    WSTransport,
+    WSUpgradeResponse,
+    WSUpgradeResponseWithListener,
+)
 
 from holdfast.gateway.connection import Connection, Socket
 from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
@@ -110,8 +118,20 @@ class Listener(WSListener):
 
     def on_bad_frame(self, why: str) -> None:
         """picows can make nothing of what came. What stands behind a close does not count."""
-        if not self._broken and not self._ended:
+        if self._broken or self._ended:
+            return
+        closes = self._transport.close_handshake
+        received: Any = closes and closes.recv  # its code is an int at run time
+        if received is None:
             self._break(why)
+            return
+        # It looks at the next frame before it hands one over: the close that came first is yet to be told.
+        reason = (received.reason or "").encode()
+        payload = b"" if received.code == WSCloseCode.NO_INFO else received.code.to_bytes(2, "big") + reason
+        try:
+            self._control(self._transport, CLOSE, control(CLOSE, True, False, payload))
+        except BrokenProtocol as broken:
+            self._break(str(broken))
 
     def _break(self, message: str) -> None:
         self._broken = True

@@ -33,11 +33,16 @@ Upgrade = Callable[[WSUpgradeRequest, Transport], Listener | WSUpgradeResponse]
 """Decides an upgrade: a listener takes the connection, a response refuses it."""
 
 
+class _Heard(Exception):
+    """Takes over from picows where it would close by itself."""
+
+
 class _Ear:
     """What picows takes for its logger: the only way in which it tells of a frame it can make nothing of.
 
-    It goes on to close with a code of its own, and has a line for whatever more such a client sends, at every read.
-    Told before, we answer what is open and close as we close; the lines are worth nothing to an operator.
+    It would go on to close with a code of its own, ten milliseconds later the socket as well, and have a line for
+    whatever more such a client sends, at every read. Told before, we answer what is open and close as we close; the
+    lines are worth nothing to an operator.
     """
 
     __slots__ = ("listener", "protocol")
@@ -50,8 +55,8 @@ class _Ear:
     def error(self, message: str, *args: Any) -> None:
         if message.startswith(BAD_FRAME) and self.listener is not None:
             self.listener.on_bad_frame(args[0][1])
-        else:
-            _logger.error(message, *args)
+            raise _Heard
+        _logger.error(message, *args)
 
     def isEnabledFor(self, level: int) -> bool:  # a logger's name for it
         return _logger.isEnabledFor(level)
@@ -101,12 +106,14 @@ class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stu
 
     def buffer_updated(self, size: int) -> None:
         listener = self.listener
-        if listener is None:
+        if listener is not None:
+            listener.coming(size)
+        try:
             super().buffer_updated(size)
+        except _Heard:
             return
-        listener.coming(size)
-        super().buffer_updated(size)
-        listener.parsed(self.unread_max)
+        if listener is not None:
+            listener.parsed(self.unread_max)
 
     def data_received(self, data: bytes) -> None:
         view = memoryview(data)
