@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -125,6 +127,21 @@ def test_a_reset_is_felt_as_one_and_the_next_connection_works() -> None:
             reader, writer = await connect()
             writer.write(b"y")
             assert await reader.read(1) == b"y"
+
+    within(story)
+
+
+def test_a_connection_that_its_client_resets_is_at_its_end() -> None:
+    async def story() -> None:
+        async with proxied() as (proxy, connect):
+            reader, writer = await connect()
+            writer.write(b"x")
+            await reader.read(1)
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            while proxy.open:  # noqa: ASYNC110 - nobody is told of it
+                await asyncio.sleep(0.001)
 
     within(story)
 

@@ -200,6 +200,6 @@ def _directions(near: Streams, far: Streams) -> Iterator[tuple[Direction, asynci
 def _abort(writer: asyncio.StreamWriter) -> None:
     """Close with an RST: linger for no time at all."""
     sock: socket.socket | None = writer.get_extra_info("socket")
-    if sock is not None:
+    if sock is not None and sock.fileno() != -1:  # unless it is closed already
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
