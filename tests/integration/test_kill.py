@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
+import resource
+import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -23,8 +28,27 @@ KILLS = int(os.environ.get("HOLDFAST_KILLS", "100"))
 LANES = 2
 SEED = 20_000
 SERVING_SECONDS_MAX = 2.0
+"""On a machine such as ``MEASURE`` was taken on; on a slower one as much more."""
+MEASURE = "import argparse, asyncio, decimal, http.server, json, logging.config, sqlite3, ssl, tarfile, unittest.mock"
+MEASURE_CPU_SECONDS = 0.14
+"""What a new interpreter computes for it there."""
 BUSY_LOAD_PER_CORE = 2.0
 """Above it the wall clock tells of the other programs: this test alone keeps each core busy once or twice."""
+
+
+def slowness() -> float:
+    """How many times longer than there this machine computes now; not less than 1."""
+
+    def spent() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return children.ru_utime + children.ru_stime
+
+    took = []
+    for _ in range(5):
+        before = spent()
+        subprocess.run([sys.executable, "-c", MEASURE], check=True)
+        took.append(spent() - before)
+    return max(1.0, statistics.median(took) / MEASURE_CPU_SECONDS)
 
 
 @pytest.mark.seed("000 confirmation: kill gateway, verify client reconnects and syncs")
@@ -102,8 +126,8 @@ def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None
             how="the real server, forked or a new interpreter, real clients; at named points of a commit or any moment",
             runs=sum(lane.kills for lane in lanes),
             failures=failed,
-            requirement="all checkers green; serves again within 2 s of its own CPU time, forked p99 also by the "
-            "wall clock unless other programs keep the machine busy",
+            requirement="all checkers green; serves again within 2 s of its own CPU time (a slower machine: longer), "
+            "99 of 100 forked ones also by the wall clock unless other programs keep the machine busy",
             seed=f"{SEED}..{SEED + LANES - 1}",
             seconds=time.perf_counter() - began,
             figures={
@@ -118,9 +142,10 @@ def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None
         sum((lane.marks for lane in lanes), Counter()),
         whole=KILLS >= 100,
     )
-    assert max(each.cpu_seconds for each in again) <= SERVING_SECONDS_MAX
+    seconds_max = SERVING_SECONDS_MAX * slowness()
+    assert max(each.cpu_seconds for each in again) <= seconds_max
     busy = os.getloadavg()[0] > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1)
-    assert busy or percentile(forked, 0.99) <= SERVING_SECONDS_MAX
+    assert busy or sum(each > seconds_max for each in forked) <= math.ceil(len(forked) / 100)
 
 
 def test_the_history_of_the_kills_shows_every_checker_something(tmp_path: Path) -> None:

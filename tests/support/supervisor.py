@@ -174,10 +174,10 @@ class Supervisor:
                 if self.died():
                     return False
                 await asyncio.sleep(0.01)
-        (self.directory / ARMED).touch()
         now = time.monotonic()
         assert self._life is not None
         self.serving_again.append(Again(now - self._dead_since, _cpu_seconds(self._life.pid), self._executed))
+        (self.directory / ARMED).touch()  # from here on it may kill itself, and leave nothing to look at
         self.record.note(Fault(at=self._down_since, until=now, plane="process", name="no server"))
         return True
 
