@@ -17,9 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
-
-from msgspec import structs
+from typing import Any, NamedTuple
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
@@ -28,10 +26,11 @@ from holdfast.limits.accounts import Accounts
 from holdfast.limits.algorithms import Reading
 from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
+from holdfast.limits.decisions import FREE, Decisions
 from holdfast.limits.leases import Leases
 from holdfast.limits.nodes import Nodes
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
-from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
+from holdfast.limits.rules import Check, Decision, RuleSet
 from holdfast.limits.share import LocalShare
 from holdfast.limits.shortcuts import Bounded, Denial, Known
 from holdfast.limits.upkeep import Upkeep
@@ -99,9 +98,9 @@ class Limiter:
         self._ids = Ids(clock)
         self._on_behind = on_behind
         self.place = place or Place()
-        self._region = self.place.region
         self._rules = rules or RuleSet()
         self._plans: dict[tuple[str, str], Plan | None] = {}
+        self._decisions = Decisions(self.place.region, clock.monotonic)
         self._known: Bounded[Known] = Bounded(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
         self._share = LocalShare(self.settings.keys_max)
@@ -109,7 +108,6 @@ class Limiter:
         nodes = Nodes(counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file)
         self._upkeep = Upkeep(nodes, self._share, self._accounts, self.settings.heartbeat_seconds, self._report)
         self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._upkeep.recovered)
-        self._tally: dict[str, list[int]] = {by: [0, 0] for by in get_args(DecidedBy)}
         self._counted_later = 0
 
     @property
@@ -166,14 +164,14 @@ class Limiter:
         if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
             validate(plan, subject, cost)
         if plan is None:
-            self._tally["no_rule"][True] += 1
-            return _FREE
+            self._decisions.tally["no_rule"][True] += 1
+            return FREE
         if self._immediate:
             hold = self._ids.new("hld_") if plan.holds else ""
             reading = self._take_now((plan.prefix, subject), plan.terms, cost, hold)
-            return self._decision(plan, reading, reading.admitted > 0, "counters", hold)
+            return self._decisions.of(plan, reading, reading.admitted > 0, "counters", hold)
         known = self._known.get((plan.prefix, subject))
-        return self._from_memory(plan, known, cost) if known is not None and not plan.holds else None
+        return self._decisions.from_memory(plan, known, cost) if known is not None and not plan.holds else None
 
     def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1, times: int = 1) -> Decision:
         """``check`` for who cannot wait: ``try_check``, or allowed and counted a moment later.
@@ -197,7 +195,7 @@ class Limiter:
                 self._counted_later += times
                 limit, stamp = plan.rule.limit, plan.terms.stamp
                 reading = Reading(1, limit, 0.0, 0.0, 0, limit, stamp)
-                return self._decision(plan, reading, True, "counted_later", ask.hold)
+                return self._decisions.of(plan, reading, True, "counted_later", ask.hold)
         elif self._batcher.idle or (healthy and exhausted):
             self._batcher.ask(plan, Ask(key, plan.terms, cost, 0))  # takes nothing, but somebody may answer again
         return self._local(plan, self._question(plan, subject, cost * times))
@@ -212,12 +210,14 @@ class Limiter:
             return count, None
         if self._immediate:
             reading = self._counters.look_now((plan.prefix, check.subject), plan.terms, count)
-            return (reading.admitted, self._decision(plan, reading, False, "counters")) if reading else (count, None)
+            if reading is None:
+                return count, None
+            return reading.admitted, self._decisions.of(plan, reading, False, "counters")
         known, now = self._known.get((plan.prefix, check.subject)), self._monotonic()
         denial = known.denial if known is not None else None
-        if denial is None or denial.cost > 1 or now >= denial.until or denial.reading.stamp < plan.terms.stamp:
+        if denial is None or not denial.stands(1, plan.terms.stamp, now):
             return count, None
-        return 0, self._denied(plan, denial, now)
+        return 0, self._decisions.denied(plan, denial, now)
 
     async def check_many(self, checks: Sequence[Check]) -> list[Decision]:
         """Several checks at once: all are admitted and counted, or none; each refusing rule says so itself.
@@ -227,22 +227,22 @@ class Limiter:
         if len(checks) > KEYS_PER_CALL_MAX:
             raise InvalidCheck(f"at most {KEYS_PER_CALL_MAX} checks at once", field="checks")
         plans = [self._plan(check.tenant, check.resource) for check in checks]
-        merged: dict[Key, tuple[Plan, int]] = {}
+        group: dict[Key, tuple[Plan, int]] = {}
         for plan, check in zip(plans, checks, strict=True):
             validate(plan, check.subject, check.cost)
             if plan is not None and not plan.shadow:
-                cost = check.cost + merged.get((plan.prefix, check.subject), (plan, 0))[1]
+                cost = check.cost + group.get((plan.prefix, check.subject), (plan, 0))[1]
                 validate(plan, check.subject, cost)
-                merged[plan.prefix, check.subject] = (plan, cost)
+                group[plan.prefix, check.subject] = (plan, cost)
         alone = {
             at: self.begin_check(*check)
             for at, (plan, check) in enumerate(zip(plans, checks, strict=True))
             if plan is None or plan.shadow
         }
-        group = await self._check_group(merged)
+        together = await self._check_group(group)
         decisions = []
         for at, (plan, check) in enumerate(zip(plans, checks, strict=True)):
-            begun = group[plan.prefix, check.subject] if plan is not None and not plan.shadow else alone[at]
+            begun = together[plan.prefix, check.subject] if plan is not None and not plan.shadow else alone[at]
             decisions.append(begun if isinstance(begun, Decision) else await begun)
         return decisions
 
@@ -275,29 +275,6 @@ class Limiter:
         self._plans[tenant, resource] = plan
         return plan
 
-    def _from_memory(self, plan: Plan, known: Known, cost: int) -> Decision | None:
-        denial, lease, terms = known.denial, known.lease, plan.terms
-        now = self._monotonic()
-        if denial is not None and cost >= denial.cost and denial.reading.stamp >= terms.stamp:
-            if now < denial.until:
-                return self._denied(plan, denial, now)
-            known.denial = None
-        if lease is None or lease.tokens < cost or now >= lease.until:
-            return None
-        if lease.terms is not terms and lease.terms != terms:
-            return None
-        lease.tokens = left = lease.tokens - cost
-        self._tally["lease"][True] += 1
-        reset = lease.reset_at - now
-        return Decision(
-            True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0, plan.label,
-            terms.stamp.version, "lease", False, False, plan.rule.window_seconds, self._region,
-        )  # fmt: skip
-
-    def _denied(self, plan: Plan, denial: Denial, now: float) -> Decision:
-        reading = structs.replace(denial.reading, wait_ms=(denial.until - now) * 1000)
-        return self._decision(plan, reading, False, "denial_cache")
-
     def _question(self, plan: Plan, subject: str, cost: int) -> Ask:
         key = (plan.prefix, subject)
         want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
@@ -322,7 +299,7 @@ class Limiter:
         elif len(entry.asks) > 1:
             for plan, ask, reading in zip(entry.plans, entry.asks, answer.readings, strict=True):
                 self._learn(plan, ask, reading, answer.sent_at)
-            decisions = self._group_decisions(entry.plans, entry.asks, answer.readings, "counters")
+            decisions = self._decisions.of_group(entry.plans, entry.asks, answer.readings, "counters")
             for waiter in entry.waiters:
                 if not waiter.done():
                     waiter.set_result(decisions)
@@ -339,7 +316,7 @@ class Limiter:
         self._counted_later -= place
         for waiter in waiters:
             if not waiter.done():
-                waiter.set_result(self._decision(plan, reading, place < reading.admitted, "counters", ask.hold))
+                waiter.set_result(self._decisions.of(plan, reading, place < reading.admitted, "counters", ask.hold))
             place += 1
 
     def _told_nothing(self, entry: Entry) -> None:
@@ -366,61 +343,35 @@ class Limiter:
             self._on_behind()
         return known
 
-    async def _check_group(self, merged: dict[Key, tuple[Plan, int]]) -> dict[Key, Decision]:
-        if not merged:
+    async def _check_group(self, group: dict[Key, tuple[Plan, int]]) -> dict[Key, Decision]:
+        """What ``check_many`` asks together: the plan and the cost of each key."""
+        if not group:
             return {}
-        plans = tuple(plan for plan, _ in merged.values())
+        plans = tuple(plan for plan, _ in group.values())
         asks = tuple(
             Ask(key, plan.terms, cost, 1, 0, self._ids.new("hld_") if plan.holds else "")
-            for key, (plan, cost) in merged.items()
+            for key, (plan, cost) in group.items()
         )
-        return dict(zip(merged, await self._decisions(plans, asks), strict=True))
-
-    async def _decisions(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
         if self._immediate:
             taken = await self._counters.take([asks])
-            return self._group_decisions(plans, asks, taken.readings[0], "counters")
+            return dict(zip(group, self._decisions.of_group(plans, asks, taken.readings[0], "counters"), strict=True))
         entry = self._batcher.ask_all(plans, asks) if len(asks) > 1 else self._batcher.ask(plans[0], asks[0])
         if entry is None:
-            return self._local_group(plans, asks)
+            return dict(zip(group, self._local_group(plans, asks), strict=True))
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         decided = await waiter
-        return [decided] if isinstance(decided, Decision) else decided
+        return dict(zip(group, [decided] if isinstance(decided, Decision) else decided, strict=True))
 
     def _local(self, plan: Plan, ask: Ask) -> Decision:
         """Decide by this node's share; the counters did not answer or are not to be asked."""
         reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
-        return self._decision(plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold)
+        return self._decisions.of(plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold)
 
     def _local_group(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
         known = [self._known.get(ask.key) for ask in asks]
         readings = self._share.decide([plan.rule for plan in plans], asks, known, self._monotonic() * 1000)
-        return self._group_decisions(plans, asks, readings, None)
-
-    def _group_decisions(
-        self, plans: Sequence[Plan], asks: Sequence[Ask], readings: Sequence[Reading], by: DecidedBy | None
-    ) -> list[Decision]:
-        allowed = all(reading.admitted for reading in readings)
-        return [
-            self._decision(plan, reading, allowed, by or plan.rule.on_store_failure, ask.hold)
-            for plan, ask, reading in zip(plans, asks, readings, strict=True)
-        ]
-
-    def _decision(self, plan: Plan, reading: Reading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
-        """``hold`` is what was asked for, and given only with a yes."""
-        self._tally[by][allowed] += 1
-        reset, version, window = reading.reset_ms / 1000, reading.stamp.version, plan.rule.window_seconds
-        if allowed:
-            return Decision(
-                True, reading.limit, reading.remaining, reset, 0.0, plan.label, version,
-                by, by in _DEGRADED, False, window, self._region, hold,
-            )  # fmt: skip
-        wait = reading.wait_ms / 1000
-        return Decision(
-            plan.shadow, reading.limit, reading.remaining, reset, wait, plan.label, version,
-            by, by in _DEGRADED, wait > 0, window, self._region,
-        )  # fmt: skip
+        return self._decisions.of_group(plans, asks, readings, None)
 
     async def __aenter__(self) -> Limiter:
         await self._upkeep.begin()
@@ -434,11 +385,5 @@ class Limiter:
 
     def _report(self, alive: bool) -> None:
         telemetry.dependency_up("counters", alive)
-        telemetry.limits_checked(self._tally)
-        for counts in self._tally.values():
-            counts[:] = (0, 0)
         telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes)
-
-
-_FREE = Decision(True)
-_DEGRADED = frozenset(("local_share", "open", "closed"))
+        self._decisions.report()

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.counters.contract import Key
+from holdfast.limits.rules import Stamp
 
 T = TypeVar("T")
 
@@ -69,6 +70,10 @@ class Denial(Struct, frozen=True, gc=False):
     cost: int
     until: float
     reading: Reading
+
+    def stands(self, cost: int, stamp: Stamp, now: float) -> bool:
+        """Whether it answers for this cost, under the rule of this stamp or an older one."""
+        return cost >= self.cost and now < self.until and self.reading.stamp >= stamp
 
 
 class Lease(Struct, gc=False):
