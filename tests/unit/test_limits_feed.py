@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from holdfast import telemetry
 from holdfast.errors import Unavailable
 from holdfast.limits.changes import RuleChange
-from holdfast.limits.disk import load
+from holdfast.limits.disk import RulesFile
 from holdfast.limits.feed import Feed, FeedSettings
 from holdfast.limits.rules import RuleSet, Snapshot
 from holdfast.limits.rulestore.contract import Head, Ring
@@ -232,7 +232,7 @@ def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
         good = file.read_bytes()
         for bad in (b"", good[:-10], good.replace(b'"limit":5', b'"limit":9'), b"\xff\xfe"):
             file.write_bytes(bad)
-            assert load(file) is None
+            assert RulesFile(file).load() is None
         log.away = True
         nothing, _ = feed_of(log, file)
         async with nothing:
@@ -585,7 +585,7 @@ def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_cha
             assert file.stat().st_ino == written, "the rules are not written again for it"
             file.unlink()
             await asyncio.sleep(8.1)
-            assert load(file) is not None, "but are if somebody took them away"
+            assert RulesFile(file).load() is not None, "but are if somebody took them away"
         log.away = log.deaf = True
         await asyncio.sleep(60)
         again, _ = feed_of(log, file)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from holdfast import telemetry
+from holdfast.limits.hearsay import Place
 from holdfast.limits.rules import RuleSet, Snapshot
 
 T = TypeVar("T")
@@ -22,63 +23,68 @@ T = TypeVar("T")
 class Saved(Struct, frozen=True):
     """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole.
 
-    ``heard_epoch`` and ``heard`` are the place in the log from which doorbells had brought rules that are in it;
-    ``store`` says whose log that is.
+    ``heard`` is the last place in the log from which doorbells had brought rules that are in it; ``store`` says whose
+    log that is.
     """
 
     known_at: float
     digest: str
     snapshot: Snapshot
-    heard: int = 0
-    heard_epoch: int = 0
-    store: str = ""
+    heard: Place
+    store: str
 
 
 class _SavedNodes(Struct, frozen=True):
     nodes: Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
-def save(file: Path, saved: Saved) -> bool:
-    """Replace the file in one step; False (and a line in the log) if the disk refuses."""
-    return _replace(file, saved, saved.known_at)
+class RulesFile:
+    """The last good rules on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._there: tuple[str, str, int] | None = None
+
+    def load(self) -> Saved | None:
+        """What was saved; None if there is nothing, or nothing that can be trusted."""
+        found = _read(self._path, Saved)
+        if found is None:
+            return None
+        saved, modified_at = found
+        if RuleSet.of(saved.snapshot.rules).digest != saved.digest:
+            telemetry.log.error("limits.file_unreadable", file=self._path.name, error="its digest does not match")
+            return None
+        self._there = _what(saved)
+        return structs.replace(saved, known_at=max(saved.known_at, modified_at))
+
+    def save(self, saved: Saved) -> None:
+        """All of it if others are there, else only when they were known to be complete.
+
+        That alone is not forced to the disk: at worst the rules look older than they are.
+        """
+        if self._there == _what(saved) and _touch(self._path, saved.known_at):
+            return
+        if _replace(self._path, saved, saved.known_at):
+            self._there = _what(saved)
 
 
-def save_nodes(file: Path, nodes: int) -> bool:
-    """As ``save``."""
-    return _replace(file, _SavedNodes(nodes))
-
-
-def known_complete(file: Path, known_at: float) -> bool:
-    """What is in the file was everything at this moment too; False if the file is gone.
-
-    Not forced to the disk: at worst the rules look older than they are.
-    """
-    try:
-        os.utime(file, (known_at, known_at))
-        return True
-    except OSError:
-        return False
-
-
-def load(file: Path) -> Saved | None:
-    """What was saved; None if there is nothing, or nothing that can be trusted."""
-    found = _read(file, Saved)
-    if found is None:
-        return None
-    saved, modified_at = found
-    if RuleSet.of(saved.snapshot.rules).digest != saved.digest:
-        telemetry.log.error("limits.snapshot_unreadable", file=file.name, error="its digest does not match")
-        return None
-    return structs.replace(saved, known_at=max(saved.known_at, modified_at))
+def _what(saved: Saved) -> tuple[str, str, int]:
+    return saved.digest, saved.store, saved.snapshot.epoch
 
 
 def load_nodes(file: Path) -> int | None:
-    """As ``load``."""
+    """What was saved; None if there is nothing, or nothing that can be trusted."""
     found = _read(file, _SavedNodes)
     return found[0].nodes if found is not None else None
 
 
+def save_nodes(file: Path, nodes: int) -> bool:
+    """False if the disk refuses."""
+    return _replace(file, _SavedNodes(nodes))
+
+
 def _replace(file: Path, saved: Struct, modified_at: float | None = None) -> bool:
+    """Replace the file in one step; False (and a line in the log) if the disk refuses."""
     fresh = file.with_suffix(".new")
     try:
         with fresh.open("wb") as out:
@@ -90,7 +96,16 @@ def _replace(file: Path, saved: Struct, modified_at: float | None = None) -> boo
         fresh.replace(file)
         return True
     except OSError as error:
-        telemetry.log.warning("limits.snapshot_not_saved", file=file.name, error=str(error))
+        telemetry.log.warning("limits.file_not_saved", file=file.name, error=str(error))
+        return False
+
+
+def _touch(file: Path, modified_at: float) -> bool:
+    """False if it is gone."""
+    try:
+        os.utime(file, (modified_at, modified_at))
+        return True
+    except OSError:
         return False
 
 
@@ -101,5 +116,5 @@ def _read(file: Path, kind: type[T]) -> tuple[T, float] | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        telemetry.log.error("limits.snapshot_unreadable", file=file.name, error=str(error))
+        telemetry.log.error("limits.file_unreadable", file=file.name, error=str(error))
         return None

@@ -33,7 +33,7 @@ from msgspec import structs
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
-from holdfast.limits.disk import Saved, known_complete, load, save
+from holdfast.limits.disk import RulesFile, Saved
 from holdfast.limits.hearsay import Hearsay
 from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
@@ -81,7 +81,7 @@ class Feed:
         self._doorbells = doorbells
         self._apply = apply
         self._clock = clock
-        self._file = file
+        self._file = RulesFile(file) if file is not None else None
         self._settings = settings or FeedSettings()
         self._starts_with = RuleSet.of(structs.replace(rule, epoch=0, version=0) for rule in starts_with)
         self.rules = RuleSet()
@@ -93,7 +93,6 @@ class Feed:
         self._believes = True
         self._known_at = -math.inf
         self._nudged = asyncio.Event()
-        self._saved: tuple[str, str, int] | None = None
         self._missed = 0
         self._alarmed = False
         self._work: list[asyncio.Task[None]] = []
@@ -294,28 +293,19 @@ class Feed:
 
     async def _load(self) -> None:
         """What this node knew when it was stopped."""
-        saved = await asyncio.to_thread(load, self._file) if self._file is not None else None
+        saved = await asyncio.to_thread(self._file.load) if self._file is not None else None
         if saved is None:
             return
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
-        heard = (saved.heard_epoch or saved.snapshot.epoch, saved.heard)
-        self._hearsay.heard(heard, self.cursor, self._clock.monotonic())
+        self._hearsay.heard(saved.heard, self.cursor, self._clock.monotonic())
         self._store = saved.store
         self.from_disk = True
-        self._saved = (saved.digest, saved.store, saved.snapshot.epoch)
         self._known_at = self._clock.monotonic() - max(0.0, self._clock.now() - saved.known_at)
 
     async def _save(self) -> None:
-        """Keep the last good rules on disk: all of them if others are there, else only when they were known."""
-        if self._file is None:
-            return
-        digest = self.rules.digest
-        known_at = self._clock.now() - self.staleness_seconds
-        what = (digest, self._store, self.cursor[0])
-        if what == self._saved and await asyncio.to_thread(known_complete, self._file, known_at):
-            return
-        snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
-        epoch, seq = self._hearsay.last
-        if await asyncio.to_thread(save, self._file, Saved(known_at, digest, snapshot, seq, epoch, self._store)):
-            self._saved = what
+        if self._file is not None:
+            known_at = self._clock.now() - self.staleness_seconds
+            snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
+            saved = Saved(known_at, self.rules.digest, snapshot, self._hearsay.last, self._store)
+            await asyncio.to_thread(self._file.save, saved)
