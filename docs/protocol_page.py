@@ -73,14 +73,14 @@ and its unsent messages, each with its `client_message_id`.
    one is answered. Leave out chats without a cursor; with none at all send `{{"cursors": {{}}}}`. **Without it no message is
    pushed**: every chat begins *behind*, and is *live* once a page has reached its end.
 3. `resumed` names what differs, and only that. `chats`: each a page, handled as below. `joined`: chats you are in and sent no
-   cursor of; begin them at 0 (their page is among `chats`, unless they are empty). `gone`: you are not in them any more; drop the cursor.
-   All other chats have not moved and are live.
+   cursor of; one that has no page among `chats` is pulled with cursor `[0, 0]`, for only a page tells the epoch. `gone`: you are not
+   in them any more; drop the cursor. All other chats have not moved and are live.
 
 A retryable `error` instead: send the whole resume again on the same connection, after `retry_after_seconds`.
 
 ## Receiving
 
-A push carries no epoch: it is of the epoch of the chat's last page.
+A push carries no epoch: it is of the epoch of the chat's last page. Before its first page a chat's pushes are dropped.
 
 | what comes | what to do |
 |---|---|
