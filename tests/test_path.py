@@ -34,10 +34,10 @@ ALICE, BOB = User("default", "alice"), User("default", "bob")
 def session_of(user: User, chat_id: str) -> Session:
     """A client that is connected, has resumed, and had everything there was: nothing."""
     session = Session(SessionLimits(), f"conn_{user.user_id}", user, "phone", now=0)
-    session.established({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z", now=0)
+    session.established({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
     (fetch,) = session.receive(Resume(request_id="r", payload=ResumeBody({chat_id: (1, 0)})), now=0)
     assert isinstance(fetch, FetchResume)
-    session.resume_read(fetch.token, ResumeRead([], [], [], {chat_id: Cursor(1, 0)}), now=0)
+    session.pulled(fetch.token, ResumeRead([], [], [], {chat_id: Cursor(1, 0)}), now=0)
     assert [frame["type"] for frame in written(session)] == ["connection_established", "resumed"]
     return session
 

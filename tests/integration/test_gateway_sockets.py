@@ -20,7 +20,7 @@ import pytest
 from plane import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
-from holdfast.gateway.connection import Plane
+from holdfast.gateway.contract import Plane
 from holdfast.node import http
 from holdfast.node.node import Node
 from holdfast.session.session import Session

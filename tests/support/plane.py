@@ -15,7 +15,8 @@ from holdfast.access import Principal
 from holdfast.access.principal import USER_SCOPES
 from holdfast.clock import Ids, timestamp
 from holdfast.errors import Unauthorized
-from holdfast.gateway.connection import Connection, Plane
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.contract import Plane
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.durability import GuardedStore

@@ -92,7 +92,7 @@ class Talk:
         self.effects: list[Effect] = []
         self.session = Session(self.limits, "conn_1", ANN, "phone", self.now, expires_at, rng)
         if established:
-            self.do(self.session.established({"chat_1": Cursor(1, 0)} if chats is None else chats, AT, self.now))
+            self.do(self.session.established({"chat_1": Cursor(1, 0)} if chats is None else chats, AT))
             self.read()
 
     def do(self, effects: Effects) -> list[Effect]:
@@ -150,7 +150,7 @@ class Talk:
     def pull(self, after: int, answer: Page) -> list[object]:
         """Ask for a page, have it read, take it."""
         self.receive(sync(after, chat_id=answer.chat_id, epoch=answer.epoch))
-        self.do(self.session.page_read(self.last(Fetch).token, answer, self.now))
+        self.do(self.session.pulled(self.last(Fetch).token, answer, self.now))
         return self.read()
 
     def live(self, through: int = 0, chat_id: str = "chat_1") -> Talk:
@@ -160,7 +160,7 @@ class Talk:
 
     def resume(self, cursors: Mapping[str, tuple[int, int]], read: ResumeRead) -> list[object]:
         self.receive(Resume(request_id="r-resume", payload=ResumeBody(dict(cursors))))
-        self.do(self.session.resume_read(self.last(FetchResume).token, read, self.now))
+        self.do(self.session.pulled(self.last(FetchResume).token, read, self.now))
         return self.read()
 
 

@@ -258,7 +258,7 @@ class Protocol(RuleBasedStateMachine):
         self.reading = True
         self.warned_at = None
         memberships = {chat_id: self.store.cursor(chat_id) for chat_id in self.store.members}
-        self.carry_out(self.session.established(memberships, AT, self.now))
+        self.carry_out(self.session.established(memberships, AT))
         self.say(self.client.reconnected())
 
     def carry_out(self, effects: Effects) -> None:
@@ -372,10 +372,10 @@ class Protocol(RuleBasedStateMachine):
         effect, result = self.read.pop(0)
         if isinstance(effect, Fetch):
             assert not isinstance(result, ResumeRead)
-            self.carry_out(self.session.page_read(effect.token, result, self.now))
+            self.carry_out(self.session.pulled(effect.token, result, self.now))
         else:
             assert not isinstance(result, Page)
-            self.carry_out(self.session.resume_read(effect.token, result, self.now))
+            self.carry_out(self.session.pulled(effect.token, result, self.now))
 
     @rule()
     def everything_flows(self) -> None:
@@ -413,11 +413,11 @@ class Protocol(RuleBasedStateMachine):
             event = self.store.leave(chat_id)
             if heard:
                 self.carry_out(self.session.deliveries.deliver(event, self.now))
-            self.carry_out(self.session.membership(chat_id, None, self.now, heard=heard))
+            self.carry_out(self.session.membership(chat_id, None, heard=heard))
         else:
             self.store.members.add(chat_id)
             epoch = self.rng.choice([0, self.store.epoch[chat_id]])
-            self.carry_out(self.session.membership(chat_id, Cursor(epoch, self.store.head[chat_id]), self.now))
+            self.carry_out(self.session.membership(chat_id, Cursor(epoch, self.store.head[chat_id])))
 
     @rule(chat_id=st.sampled_from(CHATS))
     def epoch_is_raised(self, chat_id: str) -> None:

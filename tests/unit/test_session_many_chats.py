@@ -25,7 +25,7 @@ def take_resumed(talk: Talk, read: ResumeRead, cursors: Mapping[str, tuple[int, 
     for at in range(0, max(len(names), 1), 500):
         body = ResumeBody({name: cursors[name] for name in names[at : at + 500]}, more=at + 500 < len(names))
         talk.receive(Resume(request_id="r", payload=body))
-    talk.do(talk.session.resume_read(talk.last(FetchResume).token, read, talk.now))
+    talk.do(talk.session.pulled(talk.last(FetchResume).token, read, talk.now))
     answer, *resyncs = bounded(talk.session.take(1 << 30))
     assert isinstance(answer, Resumed)
     return answer, [chat.chat_id for frame in resyncs if isinstance(frame, Resync) for chat in frame.chats]

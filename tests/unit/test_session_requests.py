@@ -39,7 +39,7 @@ BAD_IDS = ["", "x" * 65, "with space", "é", "new\nline"]
 
 def test_hello_names_the_connection_and_its_limits() -> None:
     talk = Talk(established=False)
-    talk.do(talk.session.established({}, "2026-01-01T00:00:00.000Z", talk.now))
+    talk.do(talk.session.established({}, "2026-01-01T00:00:00.000Z"))
     (hello,) = talk.read()
     assert isinstance(hello, ConnectionEstablished)
     assert (hello.connection_id, hello.user_id, hello.device_id) == ("conn_1", "ann", "phone")
@@ -229,12 +229,12 @@ def test_pulls_are_done_one_at_a_time_in_order() -> None:
     talk.receive(sync(0, chat_id="chat_2"))
     talk.receive(Resume(payload=ResumeBody({})))
     assert talk.count(Fetch) == 1
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 2), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 2), talk.now))
     assert talk.count(Fetch) == 1, "a page counts until it is taken"
     assert isinstance(talk.read()[0], Page)
     assert talk.last(Fetch).chat_id == "chat_2"
     assert talk.count(FetchResume) == 0
-    talk.do(talk.session.page_read(talk.last(Fetch).token, ServerBusy("no"), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, ServerBusy("no"), talk.now))
     assert talk.count(FetchResume) == 1, "an error occupies no page lane"
 
 
@@ -249,7 +249,7 @@ def test_a_pull_waits_two_seconds_at_most() -> None:
     (frame,) = talk.take()
     assert isinstance(frame.payload, Error)
     assert (frame.payload.code, frame.request_id) == ("SERVER_BUSY", "r-chat_1-1")
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 0), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 0), talk.now))
     assert len(talk.read()) == 1, "the one under way is not touched"
     assert talk.session.open_requests == 0
 
@@ -257,7 +257,7 @@ def test_a_pull_waits_two_seconds_at_most() -> None:
 def test_a_page_nobody_takes_holds_back_only_pulls() -> None:
     talk = Talk()
     talk.receive(sync(0))
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 0), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 0), talk.now))
     talk.receive(sync(0))
     talk.receive(send())
     assert talk.count(Submit) == 1
@@ -268,7 +268,7 @@ def test_a_sync_asks_for_100_messages_unless_it_says_otherwise() -> None:
     talk = Talk()
     talk.receive(SyncRequest(payload=SyncBody("chat_1", 1, 7)))
     assert (talk.last(Fetch).limit, talk.last(Fetch).cursor) == (100, Cursor(1, 7))
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(7, 7), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(7, 7), talk.now))
     talk.read()
     talk.receive(sync(7, limit=500))
     assert talk.last(Fetch).limit == 500
@@ -367,7 +367,7 @@ def test_no_silent_message_loss() -> None:
     outcomes = [acked(1), ChatHalted("halted"), OutcomeUnknown("who knows")]
     for token, outcome in zip(tokens[:9], outcomes * 3, strict=True):
         talk.do(talk.session.sent(token, outcome, talk.now))
-    talk.do(talk.session.close(Closing.SERVER_SHUTDOWN, talk.now, 700))
+    talk.do(talk.session.close(Closing.SERVER_SHUTDOWN, 700))
     frames = talk.take()
     assert isinstance(frames[-1].payload, ConnectionClosing)
     answered = [frame.request_id for frame in frames[:-1]]
@@ -389,18 +389,18 @@ def test_before_a_close_pulls_and_refreshes_are_answered_too() -> None:
     talk.receive(sync(1))
     talk.receive(Authenticate(request_id="r-auth", payload=AuthenticateBody("t")))
     fetch, verify = talk.last(Fetch), talk.last(Verify)
-    talk.do(talk.session.close(Closing.ROTATION, talk.now))
+    talk.do(talk.session.close(Closing.ROTATION))
     frames = talk.take()
     assert [frame.request_id for frame in frames] == ["r-chat_1-0", "r-chat_1-1", "r-auth", None]
     assert {f.payload.code for f in frames[:-1] if isinstance(f.payload, Error)} == {"SERVICE_UNAVAILABLE"}
     late: list[Effect] = [
-        *talk.do(talk.session.page_read(fetch.token, page(0, 3), talk.now)),
-        *talk.do(talk.session.resume_read(fetch.token, ResumeRead([], [], [], {}), talk.now)),
+        *talk.do(talk.session.pulled(fetch.token, page(0, 3), talk.now)),
+        *talk.do(talk.session.pulled(fetch.token, ResumeRead([], [], [], {}), talk.now)),
         *talk.do(talk.session.authenticated(verify.token, 5.0, talk.now)),
         *talk.receive(send()),
         *talk.do(talk.session.invalid(InvalidMessage("x"), None, talk.now)),
-        *talk.do(talk.session.membership("chat_2", Cursor(1, 1), talk.now)),
-        *talk.do(talk.session.ephemeral("key", b"x", talk.now)),
+        *talk.do(talk.session.membership("chat_2", Cursor(1, 1))),
+        *talk.do(talk.session.ephemeral("key", b"x")),
         *talk.deliver(run(1)),
     ]
     assert late == []
@@ -409,10 +409,8 @@ def test_before_a_close_pulls_and_refreshes_are_answered_too() -> None:
 
 def test_a_second_close_does_nothing() -> None:
     talk = Talk()
-    assert talk.do(talk.session.close(Closing.SERVER_SHUTDOWN, talk.now, 100, "bye"))[-1] == Close(
-        Closing.SERVER_SHUTDOWN
-    )
-    assert talk.do(talk.session.close(Closing.ROTATION, talk.now)) == []
+    assert talk.do(talk.session.close(Closing.SERVER_SHUTDOWN, 100, "bye"))[-1] == Close(Closing.SERVER_SHUTDOWN)
+    assert talk.do(talk.session.close(Closing.ROTATION)) == []
     (words,) = talk.read()
     assert words == ConnectionClosing("server_shutdown", "bye", True, 100, {})
 

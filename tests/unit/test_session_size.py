@@ -23,11 +23,11 @@ def idle_session(number: int, rng: random.Random) -> Session:
     """Established, live in three chats, a few heartbeats old: what most connections are most of the time."""
     now = float(number)
     session = Session(LIMITS, f"conn_{number:026d}", ANN, "phone", now, now + 3600.5, rng)
-    session.established({chat_id: Cursor(1, 1000 + number) for chat_id in CHATS}, AT, now)
+    session.established({chat_id: Cursor(1, 1000 + number) for chat_id in CHATS}, AT)
     for chat_id in CHATS:
         (fetch,) = session.receive(sync(1000 + number, chat_id=chat_id), now)
         assert isinstance(fetch, Fetch)
-        session.page_read(fetch.token, page(1000 + number, 1000 + number, chat_id=chat_id), now)
+        session.pulled(fetch.token, page(1000 + number, 1000 + number, chat_id=chat_id), now)
         session.take(1 << 20)
         session.taken(now)
     for beat in range(1, 4):

@@ -192,15 +192,15 @@ def test_a_run_that_does_not_fit_into_a_buffer_that_is_not_full_is_left_to_sync_
 def test_pages_and_control_frames_never_make_a_client_slow() -> None:
     talk = filled(900)
     talk.receive(sync(0))
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 500, head=900), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 500, head=900), talk.now))
     assert Observed(Sign.SLOW_CONSUMER_WARNED) not in talk.effects
 
 
 def test_ephemeral_frames_keep_the_newest_of_their_key() -> None:
     talk = Talk().live(0)
     for frame in (b"\x81\x01a", b"\x81\x01b"):
-        talk.do(talk.session.ephemeral(("typing", "chat_1"), frame, talk.now))
-    talk.do(talk.session.ephemeral(("typing", "chat_2"), b"\x81\x01c", talk.now))
+        talk.do(talk.session.ephemeral(("typing", "chat_1"), frame))
+    talk.do(talk.session.ephemeral(("typing", "chat_2"), b"\x81\x01c"))
     talk.deliver(run(1))
     frames = talk.session.take(1 << 20)
     assert frames[1:] == [b"\x81\x01b", b"\x81\x01c"], "after the deliveries"
@@ -210,21 +210,21 @@ def test_ephemeral_frames_keep_the_newest_of_their_key() -> None:
 def test_ephemeral_frames_are_dropped_above_half_and_never_make_slow() -> None:
     talk = filled(500)
     for number in range(1000):
-        talk.do(talk.session.ephemeral(("typing", str(number)), b"\x81\x01x", talk.now))
+        talk.do(talk.session.ephemeral(("typing", str(number)), b"\x81\x01x"))
     assert talk.count(Observed) == 0
     assert len(talk.session._deliveries.lanes.ephemeral or ()) == 256, "the bound of their lane"
     before = talk.session.waiting_bytes
     talk.deliver(run(501))
-    talk.do(talk.session.ephemeral(("typing", "more"), b"\x81\x01x", talk.now))
+    talk.do(talk.session.ephemeral(("typing", "more"), b"\x81\x01x"))
     assert talk.session.waiting_bytes == before + run(501).size
 
 
 def test_the_order_on_the_wire_is_control_page_deliveries_ephemeral() -> None:
     talk = Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 1)}).live(0)
-    talk.do(talk.session.ephemeral(("typing",), b'\x81\x24{"type":"ephemeral","payload":{"a":1}}', talk.now))
+    talk.do(talk.session.ephemeral(("typing",), b'\x81\x24{"type":"ephemeral","payload":{"a":1}}'))
     talk.deliver(run(1))
     talk.receive(sync(0, chat_id="chat_2"))
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 1, chat_id="chat_2"), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 1, chat_id="chat_2"), talk.now))
     talk.receive(send(content=""))
     kinds = [chunk.split(b'"type":"')[1].split(b'"')[0] for chunk in talk.session.take(1 << 20)]
     assert kinds == [b"error", b"sync_response", b"message", b"ephemeral"]
@@ -258,7 +258,7 @@ def test_a_run_passes_the_lanes_only_where_nothing_waits_in_them_and_it_comes_ne
     talk.read()
     talk.deliver(run(5))
     assert [p.sequence for p in talk.read() if isinstance(p, Message)] == [5]
-    talk.do(talk.session.close(Closing.ROTATION, talk.now))
+    talk.do(talk.session.close(Closing.ROTATION))
     assert not outbound.pass_through(run(6))
 
 
@@ -281,12 +281,12 @@ def test_take_run_gives_the_one_run_that_waits_and_nothing_where_there_is_more_t
     assert talk.session.take_run() is None, "a resync waits"
     talk.read()
     talk.receive(sync(0, chat_id="chat_2"))
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(0, 0, chat_id="chat_2"), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 0, chat_id="chat_2"), talk.now))
     talk.deliver(run(1, chat_id="chat_2"))
     assert talk.session.take_run() is None, "a page waits"
     talk.read()
     talk.deliver(run(2, chat_id="chat_2"))
-    talk.do(talk.session.ephemeral("key", b"\x81\x00", talk.now))
+    talk.do(talk.session.ephemeral("key", b"\x81\x00"))
     assert talk.session.take_run() is None, "an ephemeral frame waits"
 
 
@@ -348,7 +348,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 def test_nothing_waits_after_a_close_but_the_last_words() -> None:
     talk = filled(500)
-    talk.do(talk.session.close(Closing.MEMORY_PRESSURE, talk.now, 1500))
+    talk.do(talk.session.close(Closing.MEMORY_PRESSURE, 1500))
     assert talk.deliver(run(501)) == []
     (words,) = talk.read()
     assert isinstance(words, ConnectionClosing)

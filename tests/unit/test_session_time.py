@@ -220,7 +220,7 @@ def test_a_client_that_acks_after_the_resync_stays() -> None:
     stay(talk, 100)
     assert talk.count(Observed) == 1
     talk.receive(sync(3))
-    talk.do(talk.session.page_read(talk.last(Fetch).token, page(3, 3), talk.now))
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(3, 3), talk.now))
     stay(talk, 300)
     assert talk.closing is None
     talk.deliver(run(4))
@@ -256,6 +256,6 @@ def test_calling_tick_early_is_harmless(early: float) -> None:
 
 def test_a_closed_session_needs_no_tick() -> None:
     talk = Talk()
-    talk.do(talk.session.close(Closing.ROTATION, talk.now))
+    talk.do(talk.session.close(Closing.ROTATION))
     assert talk.session.next_tick == float("inf")
     assert talk.tick(1000) == []

@@ -9,28 +9,22 @@ simulation drives the same code that serves real sockets.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol, assert_never
+from typing import assert_never
 
 from holdfast import telemetry
 from holdfast.access import Principal
-from holdfast.clock import Clock, Ids, timestamp
+from holdfast.clock import timestamp
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized, Unavailable
-from holdfast.gateway.limits import GatewayLimits
-from holdfast.ingest.watermarks import Watermarks
-from holdfast.limits.entrances import Sends
-from holdfast.message import Cursor, Outcome, User
+from holdfast.gateway.contract import Host, Plane, Socket
+from holdfast.message import Outcome, Page, ResumeRead, User
 from holdfast.session import effects
 from holdfast.session.deliveries import Deliveries
 from holdfast.session.effects import Effects, Sign
-from holdfast.session.limits import SessionLimits
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
 from holdfast.session.words import farewell
-from holdfast.store.history import History
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, request_id_of
 from holdfast.wire.frames import Authenticate
@@ -44,89 +38,6 @@ EARLY_BYTES_MAX = 256 * 1024
 """What may come before ``connection_established``, kept until the memberships are read."""
 LOGGED = {Sign.BUFFER_ABOVE_WARNING, Sign.SLOW_CONSUMER_WARNED, Sign.SLOW_CONSUMER_RECOVERED}
 """The signs of a client in trouble, which are rare; the others are only counted."""
-
-
-class Socket(Protocol):
-    """The far side of a connection's bytes."""
-
-    @property
-    def write(self) -> Callable[[bytes], None]:
-        """Writes whole frames; may call ``Connection.writing_paused`` before it returns."""
-        ...
-
-    def close(self, code: int, reason: str) -> None:
-        """Send a close frame behind what was written, then close; nothing is written after it."""
-        ...
-
-    def abort(self) -> None:
-        """Close at once, whatever waits."""
-        ...
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that were written and have not left the process."""
-        ...
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-
-class Host(Protocol):
-    """The gateway a connection lives in."""
-
-    def opened(self, connection: Connection, now: float) -> None:
-        """The session exists: put it on the roster, before its memberships are read."""
-        ...
-
-    def established(self, connection: Connection) -> None:
-        """The session knows its chats."""
-        ...
-
-    def lost(self, connection: Connection) -> None:
-        """The connection is over."""
-        ...
-
-    def wake(self, connection: Connection) -> None:
-        """Flush it before this turn of the loop ends."""
-        ...
-
-    def typing(self, user: User, chat_id: str, active: bool) -> None: ...
-
-    def log(self, connection: Connection, event: str, **facts: str) -> None:
-        """A line about this connection, for operators."""
-        ...
-
-    def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that reads for this connection; the gateway ends it when it stops. A defect in it ends the
-        connection, for nobody else would answer the request."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Plane:
-    """What connections need of the rest of the node."""
-
-    limits: GatewayLimits
-    clock: Clock
-    ids: Ids
-    intake: Sends
-    history: History
-    watermarks: Watermarks
-    verify: Callable[[str], Principal]
-    rng: random.Random
-    """Spreads the heartbeats, rotations and returns of those who came together."""
-    sends_failing_seconds: Callable[[], float] = lambda: 0.0
-    """For how long every send has been refused because the store is away."""
-    session_limits: SessionLimits = field(init=False)
-    """Those of every session: one value for all."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "session_limits", self.limits.session)
-
-    def spread_ms(self) -> int:
-        """When a client that is sent away with many others should come back."""
-        return int(self.rng.random() * self.limits.reconnect_spread_seconds * 1000)
 
 
 class Connection:
@@ -283,7 +194,7 @@ class Connection:
             return
         self._answer_early(Unavailable(f"the connection closes: {closing.reason}"))
         if self.session is not None:
-            self.do(self.session.close(closing, self._plane.clock.monotonic(), delay_ms, message))
+            self.do(self.session.close(closing, delay_ms, message))
             return
         self.write(encode_frame(farewell(closing, message, delay_ms, {})))
         self._close_socket(closing)
@@ -342,21 +253,16 @@ class Connection:
 
     async def _read(self, effect: effects.Fetch | effects.FetchResume) -> None:
         """Read a page for the session; one at a time, so a slow reader holds back only itself."""
-        session = self.session
-        assert session is not None
-        history, clock = self._plane.history, self._plane.clock
+        session, history = self.owed, self._plane.history
+        result: Page | ResumeRead | HoldfastError
         try:
             if isinstance(effect, effects.Fetch):
-                page = await history.sync(session.user, effect.chat_id, effect.cursor, effect.limit, effect.asked_at)
-                steps = session.page_read(effect.token, page, clock.monotonic())
+                result = await history.sync(session.user, effect.chat_id, effect.cursor, effect.limit, effect.asked_at)
             else:
-                moved = await history.resume(session.user, effect.cursors, effect.asked_at)
-                steps = session.resume_read(effect.token, moved, clock.monotonic())
+                result = await history.resume(session.user, effect.cursors, effect.asked_at)
         except HoldfastError as error:
-            if isinstance(effect, effects.Fetch):
-                steps = session.page_read(effect.token, error, clock.monotonic())
-            else:
-                steps = session.resume_read(effect.token, error, clock.monotonic())
+            result = error
+        steps = session.pulled(effect.token, result, self._plane.clock.monotonic())
         if self.closing is None:
             self.do(steps)
 
@@ -439,16 +345,15 @@ class Connection:
 
     async def _establish(self, session: Session) -> None:
         try:
-            memberships: dict[str, Cursor] = dict(await self._plane.history.memberships(session.user))
+            memberships = await self._plane.history.memberships(session.user)
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
             self._answer_early(error)
             self.close(Closing.UPSTREAM_FAILURE, delay_ms=self._plane.spread_ms())
             return
         if self.closing is None:
-            clock = self._plane.clock
             self.established = True
-            self.do(session.established(memberships, timestamp(clock.now()), clock.monotonic()))
+            self.do(session.established(memberships, timestamp(self._plane.clock.now())))
             self._host.established(self)
             early, self._early = self._early, ()
             for data in early:

@@ -18,7 +18,8 @@ from holdfast import telemetry
 from holdfast.access import Principal
 from holdfast.errors import HoldfastError
 from holdfast.fanout.contract import Envelope, Stretch
-from holdfast.gateway.connection import Connection, Plane, Socket
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.contract import Plane, Socket
 from holdfast.message import Cursor, Message, User
 from holdfast.session.deliveries import WAKE
 from holdfast.session.roster import Roster
@@ -128,12 +129,12 @@ class Gateway:
         delivered = 0
         one_stretch = len(envelope.stretches) == 1
         for stretch in envelope.stretches:
-            self._meet(stretch, now)
+            self._meet(stretch)
             parts = _cut_behind_events(stretch.messages)
             for messages in parts:
                 delivered += self._deliver_run(Run(messages), now, alone=one_stretch and len(parts) == 1)
                 if messages[-1].kind == "event":
-                    self._apply_event(stretch.tenant, messages[-1], now)
+                    self._apply_event(stretch.tenant, messages[-1])
         telemetry.delivered(delivered)
 
     def _deliver_run(self, run: Run, now: float, *, alone: bool) -> int:
@@ -165,34 +166,34 @@ class Gateway:
                 _give_up(next(connection for connection in connections if connection.write is write), error)
         return len(connections) * run.count
 
-    def _meet(self, stretch: Stretch, now: float) -> None:
+    def _meet(self, stretch: Stretch) -> None:
         """Members of whom the roster does not know it: the chat was created after they connected."""
         first = stretch.messages[0]
         for user in self._roster.missing(first.chat_id, stretch.users):
-            self._join(user, first.chat_id, first.sequence - 1, now)
+            self._join(user, first.chat_id, first.sequence - 1)
 
-    def _apply_event(self, tenant: str, message: Message, now: float) -> None:
+    def _apply_event(self, tenant: str, message: Message) -> None:
         event = membership_event(message)
         if event is None or event.user_id is None:
             return
         user = User(tenant, event.user_id)
         if event.event == "member_added":
-            self._join(user, message.chat_id, message.sequence, now)
+            self._join(user, message.chat_id, message.sequence)
         elif event.event == "member_removed":
             self._note_move(user)
             self._roster.left(user, message.chat_id)
             for connection in self._roster.of_user(user):
-                connection.do(connection.owed.membership(message.chat_id, None, now))
+                connection.do(connection.owed.membership(message.chat_id, None))
 
     def _note_move(self, user: User) -> None:
         if self._moved is not None:
             self._moved.add(user)
 
-    def _join(self, user: User, chat_id: str, head: int, now: float) -> None:
+    def _join(self, user: User, chat_id: str, head: int) -> None:
         self._note_move(user)
         self._roster.joined(user, chat_id)
         for connection in self._roster.of_user(user):
-            connection.do(connection.owed.membership(chat_id, Cursor(EPOCH_UNKNOWN, head), now))
+            connection.do(connection.owed.membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
 
     def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
         """Queue an ephemeral frame to the sessions of a chat; the newest of a key wins."""
@@ -203,9 +204,8 @@ class Gateway:
         self._push(self._roster.of_user(user), key, frame)
 
     def _push(self, connections: Sequence[Connection], key: tuple[str, ...], frame: bytes) -> None:
-        now = self._plane.clock.monotonic()
         for connection in connections:
-            connection.do(connection.owed.ephemeral(key, frame, now))
+            connection.do(connection.owed.ephemeral(key, frame))
 
     # --- what connections call (Host) -------------------------------------------------------------------
 
@@ -315,14 +315,13 @@ class Gateway:
     def _correct(self, user: User, here: Sequence[Connection], memberships: Mapping[str, Cursor]) -> None:
         if all(connection.chats == memberships.keys() for connection in here):
             return
-        now = self._plane.clock.monotonic()
         for chat_id, head in memberships.items():
             if any(chat_id not in connection.chats for connection in here):
-                self._join(user, chat_id, head.sequence, now)
+                self._join(user, chat_id, head.sequence)
         for chat_id in {chat_id for connection in here for chat_id in connection.chats} - memberships.keys():
             self._roster.left(user, chat_id)
             for connection in here:
-                connection.do(connection.owed.membership(chat_id, None, now, heard=False))
+                connection.do(connection.owed.membership(chat_id, None, heard=False))
 
     def heard(self, chat_id: str, head: Cursor) -> None:
         """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""

@@ -16,7 +16,8 @@ from picows import (
     WSUpgradeResponseWithListener,
 )
 
-from holdfast.gateway.connection import Connection, Socket
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.contract import Socket
 from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
 from holdfast.wire.frames import SUBPROTOCOL
 

@@ -23,7 +23,7 @@ from holdfast.fanout.fanout import Fanout, Surroundings
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.gateway.connection import Plane
+from holdfast.gateway.contract import Plane
 from holdfast.gateway.entrance import Entrance
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake

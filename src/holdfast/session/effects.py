@@ -1,9 +1,9 @@
 """What a session asks its connection to do: a small closed union. (Pure.)
 
 The connection carries effects out in order, in a ``match`` that ends in ``assert_never``. Answers come back
-through the session's methods: ``sent`` for Submit, ``page_read`` for Fetch, ``resume_read`` for FetchResume,
-``authenticated`` for Verify; answers that come after the close are ignored. Frames to the client are not
-effects: they wait in the session's lanes, and ``Wake`` says that there is something to take.
+through the session's methods: ``sent`` for Submit, ``pulled`` for Fetch and FetchResume, ``authenticated`` for
+Verify; answers that come after the close are ignored. Frames to the client are not effects: they wait in the session's
+lanes, and ``Wake`` says that there is something to take.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Submit(Struct, frozen=True, gc=False):
 
 
 class Fetch(Struct, frozen=True, gc=False):
-    """Read a sync page; answer with ``Session.page_read(token, page or error)``. One at a time.
+    """Read a sync page; answer with ``Session.pulled(token, page or error)``. One at a time.
 
     ``asked_at``: when the client asked; it may have waited for its turn since, and its time runs from there.
     """
@@ -43,7 +43,7 @@ class Fetch(Struct, frozen=True, gc=False):
 
 
 class FetchResume(Struct, frozen=True, gc=False):
-    """Read what moved past these cursors; answer with ``Session.resume_read``. One at a time, with Fetch."""
+    """Read what moved past these cursors; answer with ``Session.pulled``. One at a time, with Fetch."""
 
     token: int
     cursors: Mapping[str, Cursor]
@@ -55,7 +55,6 @@ class Verify(Struct, frozen=True, gc=False):
 
     token: int
     credential: str
-    device_id: str | None
 
 
 class Delivered(Struct, frozen=True, gc=False):

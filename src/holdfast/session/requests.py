@@ -1,19 +1,12 @@
 """What a client has asked for and not been answered, and how much more it may ask. (Pure.)
 
-Sends go to ingest as they come. Pulls (``sync_request``, ``resume``) are done one at a time: the others wait
-in order, each at most ``max_queue_age_seconds``, then SERVER_BUSY. All of them together, and token refreshes,
-are at most ``max_queue_depth``; one more is SERVER_BUSY. Every request that is opened here is answered exactly
-once: by its outcome, by its age, or by the close.
+Sends, pulls and token refreshes together are at most ``max_queue_depth``; one more is SERVER_BUSY. Every request that
+is opened here is answered exactly once: by its outcome, by its age, or by the close.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from msgspec import Struct
-
 from holdfast.errors import Deferred, RateLimited, ServerBusy
-from holdfast.message import Cursor
 from holdfast.resilience import Bucket
 from holdfast.session.limits import Inbound, Timeouts
 from holdfast.wire.frames import Authenticate, Resume, SendMessage, SyncRequest
@@ -22,20 +15,10 @@ Request = SendMessage | SyncRequest | Resume | Authenticate
 """A frame that is answered."""
 
 
-class Pull(Struct, frozen=True):
-    """A page to be read: of one chat (``sync_request``), or of all that moved past ``cursors`` (``resume``)."""
-
-    token: int
-    at: float
-    cursors: Mapping[str, Cursor]
-    chat_id: str | None = None
-    limit: int = 0
-
-
 class Requests:
-    """The inbound queue and rates of one connection."""
+    """The open requests and rates of one connection."""
 
-    __slots__ = ("_inbound", "_invalid_at", "_others", "_sends", "_token", "open", "pulling", "waiting")
+    __slots__ = ("_inbound", "_invalid_at", "_others", "_sends", "_token", "open")
 
     def __init__(self, inbound: Inbound) -> None:
         self._inbound = inbound
@@ -44,8 +27,6 @@ class Requests:
         self._invalid_at: list[float] | None = None
         self._token = 0
         self.open: dict[int, Request] | None = None
-        self.waiting: list[Pull] | None = None
-        self.pulling: Pull | None = None
 
     def rate_send(self, now: float) -> Deferred | None:
         """Take from the send rate, or say how long to wait."""
@@ -87,38 +68,6 @@ class Requests:
         if not self.open:
             self.open = None
         return request
-
-    def wait(self, pull: Pull) -> None:
-        if self.waiting is None:
-            self.waiting = []
-        self.waiting.append(pull)
-
-    @property
-    def ready(self) -> bool:
-        """Whether a pull waits and none is under way."""
-        return bool(self.waiting) and self.pulling is None
-
-    def next_pull(self) -> Pull | None:
-        """Start the oldest waiting pull, if none is under way."""
-        if not self.waiting or not self.ready:
-            return None
-        self.pulling = self.waiting.pop(0)
-        if not self.waiting:
-            self.waiting = None
-        return self.pulling
-
-    def too_old(self, now: float) -> list[Pull]:
-        """The waiting pulls whose time is over; they wait no longer."""
-        if not self.waiting:
-            return []
-        oldest = now - self._inbound.max_queue_age_seconds
-        late = [pull for pull in self.waiting if pull.at <= oldest]
-        self.waiting = self.waiting[len(late) :] or None
-        return late
-
-    @property
-    def next_too_old(self) -> float | None:
-        return self.waiting[0].at + self._inbound.max_queue_age_seconds if self.waiting else None
 
     def count_invalid(self, now: float) -> bool:
         """Count one invalid frame; whether it was one too many."""

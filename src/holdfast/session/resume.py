@@ -1,4 +1,4 @@
-"""Coming back: many cursors in, the chats that moved out. (Pure.)"""
+"""The answer to a resume: the chats that moved, joined and gone. (Pure.)"""
 
 from __future__ import annotations
 
@@ -6,47 +6,10 @@ from collections.abc import Mapping
 
 from msgspec.json import encode
 
-from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.places import Place
 from holdfast.store.paging import ENVELOPE_BYTES, size_of
-from holdfast.wire.frames import ResumeBody, Resumed, ResumedChat
-
-
-class Gathering:
-    """The cursors of one resume, over all its frames.
-
-    Answered from a part of them, it would call chats joined that the client has. So after a refused frame the rest
-    of the resume is refused too, and the client begins again.
-    """
-
-    __slots__ = ("_chats_max", "_cursors", "_spoilt")
-
-    def __init__(self, chats_max: int) -> None:
-        self._chats_max = chats_max
-        self._cursors: dict[str, Cursor] | None = None
-        self._spoilt = False
-
-    def add(self, body: ResumeBody) -> HoldfastError | None:
-        """Take the cursors of one frame, or say why not."""
-        if self._spoilt:
-            return Unavailable("an earlier frame of this resume was refused: begin again")
-        cursors = self._cursors or {}
-        cursors.update((chat_id, Cursor(*cursor)) for chat_id, cursor in body.cursors.items())
-        self._cursors = cursors
-        if len(cursors) <= self._chats_max:
-            return None
-        return InvalidMessage(f"a resume has at most {self._chats_max} cursors", field="cursors", limit=self._chats_max)
-
-    def spoil(self, body: ResumeBody) -> None:
-        """One of its frames was refused."""
-        self._cursors = None
-        self._spoilt = body.more
-
-    def whole(self) -> dict[str, Cursor]:
-        """All of them; the next resume begins."""
-        cursors, self._cursors = self._cursors or {}, None
-        return cursors
+from holdfast.wire.frames import Resumed, ResumedChat
 
 
 def resumed(

@@ -13,15 +13,13 @@ import random
 from collections.abc import Collection, Hashable, Mapping
 from typing import assert_never
 
-from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.errors import HoldfastError, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Cursor, Outcome, Page, ResumeRead, User, check_id
 from holdfast.session.deliveries import NOTHING, Deliveries
 from holdfast.session.effects import (
     Close,
     Effect,
     Effects,
-    Fetch,
-    FetchResume,
     Observed,
     Sign,
     Submit,
@@ -30,8 +28,9 @@ from holdfast.session.effects import (
 from holdfast.session.heartbeat import Heartbeat, StaleAcks
 from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note, reads_that_waited
-from holdfast.session.requests import Overload, Pull, Request, Requests
-from holdfast.session.resume import Gathering, brought_up_to_date, resumed
+from holdfast.session.pulls import Pull, Pulls
+from holdfast.session.requests import Overload, Request, Requests
+from holdfast.session.resume import resumed
 from holdfast.session.validation import refusal_of, refusal_of_send
 from holdfast.session.words import acknowledgement, farewell, hello
 from holdfast.wire.closing import Closing
@@ -66,11 +65,10 @@ class Session:
     __slots__ = (
         "_deliveries",
         "_expires_at",
-        "_gathering",
         "_heartbeat",
         "_limits",
-        "_moved",
         "_overload",
+        "_pulls",
         "_rate_told_at",
         "_requests",
         "_rotates_at",
@@ -106,8 +104,7 @@ class Session:
         self._overload = Overload()
         self._heartbeat = Heartbeat(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
         self._stale_acks = StaleAcks(timeouts)
-        self._gathering = Gathering(limits.pages.resume_chats_max)
-        self._moved: dict[str, bool] | None = None
+        self._pulls = Pulls(limits)
         self._rate_told_at = now - _RATE_ERROR_SECONDS
 
     @property
@@ -135,7 +132,7 @@ class Session:
         """Bytes that wait to be taken, in all lanes."""
         return self._deliveries.lanes.waiting_bytes
 
-    def established(self, memberships: Mapping[str, Cursor], server_time: str, now: float) -> Effects:
+    def established(self, memberships: Mapping[str, Cursor], server_time: str) -> Effects:
         """The user's chats are known: say hello. Call it once, before ``receive``; deliveries may come before it."""
         if self.closed:
             return NOTHING
@@ -165,10 +162,10 @@ class Session:
         if refusal is not None:
             self._refuse(frame, refusal, effects)
             if isinstance(refusal, InvalidMessage) and self._requests.count_invalid(now):
-                effects += self.close(Closing.PROTOCOL_ERROR, now)
+                effects += self.close(Closing.PROTOCOL_ERROR)
         inbound, outbound = self._limits.backpressure.inbound, self._limits.backpressure.outbound
         if len(self._deliveries.lanes.control) > 2 * outbound.max_control_frames + inbound.max_queue_depth:
-            effects += self.close(Closing.OVERLOADED, now)
+            effects += self.close(Closing.OVERLOADED)
         return effects
 
     def _refusal_of_send(self, body: SendBody, now: float) -> HoldfastError | None:
@@ -184,7 +181,7 @@ class Session:
         effects: list[Effect] = []
         self._deliveries.say(error_payload(error), request_id, effects)
         if self._requests.count_invalid(now):
-            effects += self.close(Closing.PROTOCOL_ERROR, now)
+            effects += self.close(Closing.PROTOCOL_ERROR)
         return effects
 
     def ping(self, now: float) -> bool:
@@ -223,15 +220,10 @@ class Session:
             return
         match frame:
             case SyncRequest(payload=body):
-                limit = body.limit or self._limits.pages.default_messages
-                cursors = {body.chat_id: Cursor(body.epoch, body.after_sequence)}
-                token = self._requests.begin(frame)
-                self._requests.wait(Pull(token, now, cursors, body.chat_id, limit))
+                self._pulls.sync(self._requests.begin(frame), body, now)
                 self._pull_next(effects)
             case Resume():
-                cursors = self._gathering.whole()
-                token = self._requests.begin(frame)
-                self._requests.wait(Pull(token, now, cursors))
+                self._pulls.resume(self._requests.begin(frame), now)
                 self._pull_next(effects)
             case Authenticate(payload=body):
                 self._refresh(frame, body, effects)
@@ -241,11 +233,11 @@ class Session:
             refusal = InvalidMessage("a connection's device cannot change: open a new connection", field="device_id")
             self._refuse(frame, refusal, effects)
             return
-        effects.append(Verify(self._requests.begin(frame), body.token, body.device_id))
+        effects.append(Verify(self._requests.begin(frame), body.token))
 
     def _gather(self, frame: Resume, effects: list[Effect]) -> bool:
         """Whether this was the last frame of a resume."""
-        if (refusal := self._gathering.add(frame.payload)) is not None:
+        if (refusal := self._pulls.gather(frame.payload)) is not None:
             self._refuse(frame, refusal, effects)
             return False
         return not frame.payload.more
@@ -260,7 +252,7 @@ class Session:
             self._fail(frame, refusal, effects)
             return
         if isinstance(frame, Resume):
-            self._gathering.spoil(frame.payload)
+            self._pulls.spoil(frame.payload)
         self._deliveries.say(error_payload(refusal), frame.request_id, effects)
 
     def _tell_rate(self, refusal: HoldfastError, effects: list[Effect], now: float) -> None:
@@ -285,44 +277,42 @@ class Session:
         self._deliveries.say(ack, request.request_id, effects)
         return effects
 
-    def page_read(self, token: int, result: Page | HoldfastError, now: float) -> Effects:
-        """The page of a ``sync_request`` was read. Settling it and queueing it are one step."""
+    def pulled(self, token: int, result: Page | ResumeRead | HoldfastError, now: float) -> Effects:
+        """What a ``sync_request`` or a ``resume`` asked for was read. Settling a page and queueing it are one step."""
         effects: list[Effect] = []
-        if (request := self._requests.end(token)) is None:
+        pull = self._pulls.under_way
+        if (request := self._requests.end(token)) is None or pull is None:
             return effects
-        self._requests.pulling = None
-        if isinstance(result, Page) and self._moved and not self._moved.get(result.chat_id, True):
-            result = NotAMember("not a member of this chat", chat_id=result.chat_id)
+        self._pulls.under_way = None
+        if not isinstance(result, HoldfastError):
+            result = self._pulls.end(pull, result)
         self._overload.count(busy=isinstance(result, ServerBusy), now=now)
-        if isinstance(result, HoldfastError):
-            self._fail(request, result, effects)
-        else:
-            place = self._deliveries.places.get(result.chat_id)
-            page = result if place is None else place.settle(result)
-            self._deliveries.show(encode_frame(page, request.request_id), effects)
-            effects += reads_that_waited(self._deliveries.places, (page.chat_id,))
+        match result:
+            case HoldfastError():
+                self._fail(request, result, effects)
+            case Page():
+                self._show_page(result, request, effects)
+            case ResumeRead():
+                self._show_resumed(result, pull, request, effects)
+            case _:
+                assert_never(result)
         self._pull_next(effects)
         return effects
 
-    def resume_read(self, token: int, result: ResumeRead | HoldfastError, now: float) -> Effects:
-        """What moved was read: ``resumed`` is a page."""
-        effects: list[Effect] = []
-        pull = self._requests.pulling
-        if (request := self._requests.end(token)) is None or pull is None:
-            return effects
-        self._requests.pulling = None
-        self._overload.count(busy=isinstance(result, ServerBusy), now=now)
-        if isinstance(result, HoldfastError):
-            self._fail(request, result, effects)
-        else:
-            read = result if self._moved is None else brought_up_to_date(result, pull.cursors, self._moved)
-            answer, late = resumed(self._deliveries.places, pull.cursors, read, self._limits.pages.max_bytes)
-            self._deliveries.show(encode_frame(answer, request.request_id), effects)
-            effects += reads_that_waited(self._deliveries.places, (*(page.chat_id for page in read.pages), *read.heads))
-            for chat_id, place in late.items():
-                self._deliveries.owe(chat_id, place, effects)
-        self._pull_next(effects)
-        return effects
+    def _show_page(self, page: Page, request: Request, effects: list[Effect]) -> None:
+        place = self._deliveries.places.get(page.chat_id)
+        shown = page if place is None else place.settle(page)
+        self._deliveries.show(encode_frame(shown, request.request_id), effects)
+        effects += reads_that_waited(self._deliveries.places, (page.chat_id,))
+
+    def _show_resumed(self, read: ResumeRead, pull: Pull, request: Request, effects: list[Effect]) -> None:
+        """``resumed`` is a page, of many chats."""
+        places = self._deliveries.places
+        answer, late = resumed(places, pull.cursors, read, self._limits.pages.max_bytes)
+        self._deliveries.show(encode_frame(answer, request.request_id), effects)
+        effects += reads_that_waited(places, (*(page.chat_id for page in read.pages), *read.heads))
+        for chat_id, place in late.items():
+            self._deliveries.owe(chat_id, place, effects)
 
     def authenticated(self, token: int, result: float | HoldfastError | None, now: float) -> Effects:
         """A refreshed token was checked: its expiry (None: it has none), or why it is refused.
@@ -347,35 +337,27 @@ class Session:
 
     def _pull_next(self, effects: list[Effect]) -> None:
         """Start the next pull, if the last page has been taken."""
-        if self._deliveries.lanes.page is not None or (pull := self._requests.next_pull()) is None:
+        if self._deliveries.lanes.page is not None or (pull := self._pulls.begin()) is None:
             return
-        self._moved = None
         for chat_id, cursor in pull.cursors.items():
             if (place := self._deliveries.places.get(chat_id)) is not None:
                 place.pull(cursor)
-        if pull.chat_id is None:
-            effects.append(FetchResume(pull.token, pull.cursors, pull.at))
-        else:
-            effects.append(Fetch(pull.token, pull.chat_id, pull.cursors[pull.chat_id], pull.limit, pull.at))
+        effects.append(pull.effect())
 
     # What the client is owed.
 
-    def membership(self, chat_id: str, head: Cursor | None, now: float, *, heard: bool = True) -> Effects:
+    def membership(self, chat_id: str, head: Cursor | None, *, heard: bool = True) -> Effects:
         """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None), ``heard`` of or not."""
         effects: list[Effect] = []
         if self.closed:
             return effects
-        place, pull = self._deliveries.places.get(chat_id), self._requests.pulling
-        told = heard and place is not None and place.live
-        if pull is not None and pull.chat_id in (None, chat_id):
-            self._moved = self._moved or {}
-            self._moved[chat_id] = head is not None
-            told = True  # by the answer
+        place = self._deliveries.places.get(chat_id)
+        told = self._pulls.concerns(chat_id, head is not None) or (heard and place is not None and place.live)
         self._deliveries.membership(chat_id, head, effects, told)
         effects += reads_that_waited(self._deliveries.places, (chat_id,))
         return effects
 
-    def ephemeral(self, key: Hashable, frame: bytes, now: float) -> Effects:
+    def ephemeral(self, key: Hashable, frame: bytes) -> Effects:
         """Typing, presence, receipts: the newest of its key, dropped when there is better use for the buffer."""
         effects: list[Effect] = []
         if not self.closed:
@@ -410,7 +392,7 @@ class Session:
 
     def taken(self, now: float) -> Effects:
         """What ``take`` gave has been written: the next page may be read, and the socket if it was stopped."""
-        if self.closed or (self._deliveries.calm and self._requests.waiting is None):
+        if self.closed or (self._deliveries.calm and not self._pulls.waits):
             return NOTHING
         effects: list[Effect] = []
         self._deliveries.taken(effects, now)
@@ -424,9 +406,9 @@ class Session:
         if self.closed:
             return NOTHING
         if (closing := self._overdue(now, unsent)) is not None:
-            return self.close(closing, now)
+            return self.close(closing)
         effects: list[Effect] = []
-        for pull in self._requests.too_old(now):
+        for pull in self._pulls.too_old(now):
             if (request := self._requests.end(pull.token)) is not None:
                 self._overload.count(busy=True, now=now)
                 self._fail(request, ServerBusy("the request waited too long", retry_after_seconds=1), effects)
@@ -452,7 +434,7 @@ class Session:
         if not self._deliveries.lanes.runs and not unsent:
             stale, diverged = self._stale_acks.check(places, now)
             if diverged:
-                effects += self.close(Closing.STATE_DIVERGED, now)
+                effects += self.close(Closing.STATE_DIVERGED)
                 return
             for chat_id in stale:
                 effects.append(Observed(Sign.ACKS_STALE))
@@ -466,7 +448,7 @@ class Session:
         """When ``tick`` has something to do; other calls may bring it forward."""
         if self.closed:
             return math.inf
-        if self._deliveries.overdue or (self._requests.ready and self._deliveries.lanes.page is None):
+        if self._deliveries.overdue or (self._pulls.ready and self._deliveries.lanes.page is None):
             return -math.inf
         times = (
             self._rotates_at,
@@ -474,12 +456,12 @@ class Session:
             self._expires_at,
             self._heartbeat.deadline,
             self._deliveries.grace_ends,
-            self._requests.next_too_old,
+            self._pulls.next_too_old,
             self._overload.due(self._limits.timeouts),
         )
         return min(time for time in times if time is not None)
 
-    def close(self, closing: Closing, now: float, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
+    def close(self, closing: Closing, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
         """Answer every open request, say why and from where to sync, and close. A second close does nothing."""
         if self.closed:
             return NOTHING
@@ -489,7 +471,7 @@ class Session:
                 sent = isinstance(request, SendMessage)
                 text = f"the connection closes: {closing.reason}"
                 self._fail(request, OutcomeUnknown(text) if sent else Unavailable(text), effects)
-        self._requests.waiting = self._requests.pulling = None
+        self._pulls.close()
         last_words = farewell(closing, message, reconnect_delay_ms, self._deliveries.close())
         self._deliveries.say(last_words, None, effects)
         self.closed = True

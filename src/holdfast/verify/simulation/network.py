@@ -1,6 +1,6 @@
 """A network of one machine's memory: sockets with latency, bounded buffers, cuts and holes, on virtual time.
 
-A ``Wire`` is one connection. The server's side is a ``gateway.connection.Socket``; bytes it writes are taken apart
+A ``Wire`` is one connection. The server's side is a ``gateway.contract.Socket``; bytes it writes are taken apart
 into frames at once, so that what the server said is known also if it never arrives. Order is kept per direction.
 What is written and not yet read by the device counts against the kernel's buffers: above ``HIGH_BYTES`` the server
 is told to pause, as a real transport does.
@@ -63,7 +63,7 @@ class Wire:
         self._connection = connection
         self._far = far
 
-    # The server's side: gateway.connection.Socket
+    # The server's side: gateway.contract.Socket
 
     def write(self, data: bytes) -> None:
         if self.over:

@@ -21,7 +21,8 @@ from holdfast.fanout.fanout import Fanout, Surroundings
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.gateway.connection import Connection, Plane
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.contract import Plane
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.repair import EpochRaiser

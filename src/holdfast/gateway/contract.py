@@ -1,0 +1,103 @@
+"""What a connection needs: of the socket below it, the gateway around it and the node behind it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.access import Principal
+from holdfast.clock import Clock, Ids
+from holdfast.gateway.limits import GatewayLimits
+from holdfast.ingest.watermarks import Watermarks
+from holdfast.limits.entrances import Sends
+from holdfast.message import User
+from holdfast.session.limits import SessionLimits
+from holdfast.store.history import History
+
+if TYPE_CHECKING:
+    from holdfast.gateway.connection import Connection
+
+
+class Socket(Protocol):
+    """The far side of a connection's bytes."""
+
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Writes whole frames; may call ``Connection.writing_paused`` before it returns."""
+        ...
+
+    def close(self, code: int, reason: str) -> None:
+        """Send a close frame behind what was written, then close; nothing is written after it."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once, whatever waits."""
+        ...
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and have not left the process."""
+        ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Host(Protocol):
+    """The gateway a connection lives in."""
+
+    def opened(self, connection: Connection, now: float) -> None:
+        """The session exists: put it on the roster, before its memberships are read."""
+        ...
+
+    def established(self, connection: Connection) -> None:
+        """The session knows its chats."""
+        ...
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is over."""
+        ...
+
+    def wake(self, connection: Connection) -> None:
+        """Flush it before this turn of the loop ends."""
+        ...
+
+    def typing(self, user: User, chat_id: str, active: bool) -> None: ...
+
+    def log(self, connection: Connection, event: str, **facts: str) -> None:
+        """A line about this connection, for operators."""
+        ...
+
+    def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that reads for this connection; the gateway ends it when it stops. A defect in it ends the
+        connection, for nobody else would answer the request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """What connections need of the rest of the node."""
+
+    limits: GatewayLimits
+    clock: Clock
+    ids: Ids
+    intake: Sends
+    history: History
+    watermarks: Watermarks
+    verify: Callable[[str], Principal]
+    rng: random.Random
+    """Spreads the heartbeats, rotations and returns of those who came together."""
+    sends_failing_seconds: Callable[[], float] = lambda: 0.0
+    """For how long every send has been refused because the store is away."""
+    session_limits: SessionLimits = field(init=False)
+    """Those of every session: one value for all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "session_limits", self.limits.session)
+
+    def spread_ms(self) -> int:
+        """When a client that is sent away with many others should come back."""
+        return int(self.rng.random() * self.limits.reconnect_spread_seconds * 1000)

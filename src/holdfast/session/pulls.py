@@ -1,0 +1,134 @@
+"""Pages that a client asks for, done one at a time: ``sync_request`` and ``resume``. (Pure.)
+
+The others wait in order, each at most ``max_queue_age_seconds``. Who joins or leaves a chat while a page of it is being
+read is remembered, for what was read may be older than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, Unavailable
+from holdfast.message import Cursor, Page, ResumeRead
+from holdfast.session.effects import Fetch, FetchResume
+from holdfast.session.limits import SessionLimits
+from holdfast.session.resume import brought_up_to_date
+from holdfast.wire.frames import ResumeBody, SyncBody
+
+
+class Pull(Struct, frozen=True):
+    """A page to be read: of one chat (``sync_request``), or of all that moved past ``cursors`` (``resume``)."""
+
+    token: int
+    at: float
+    cursors: Mapping[str, Cursor]
+    chat_id: str | None = None
+    limit: int = 0
+
+    def effect(self) -> Fetch | FetchResume:
+        if self.chat_id is None:
+            return FetchResume(self.token, self.cursors, self.at)
+        return Fetch(self.token, self.chat_id, self.cursors[self.chat_id], self.limit, self.at)
+
+
+class Pulls:
+    """The pulls of one connection. ``under_way``: the one that is being read."""
+
+    __slots__ = ("_cursors", "_limits", "_moved", "_spoilt", "_waiting", "under_way")
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._cursors: dict[str, Cursor] | None = None
+        """Of a resume that is not whole yet."""
+        self._spoilt = False
+        self._waiting: list[Pull] | None = None
+        self._moved: dict[str, bool] | None = None
+        """The chats joined (True) or left (False) since the one under way began."""
+        self.under_way: Pull | None = None
+
+    def gather(self, body: ResumeBody) -> HoldfastError | None:
+        """Take the cursors of one frame of a resume, or say why not.
+
+        Answered from a part of them, it would call chats joined that the client has. So after a refused frame the rest
+        of the resume is refused too, and the client begins again.
+        """
+        if self._spoilt:
+            return Unavailable("an earlier frame of this resume was refused: begin again")
+        cursors = self._cursors = self._cursors or {}
+        cursors.update((chat_id, Cursor(*cursor)) for chat_id, cursor in body.cursors.items())
+        limit = self._limits.pages.resume_chats_max
+        if len(cursors) <= limit:
+            return None
+        return InvalidMessage(f"a resume has at most {limit} cursors", field="cursors", limit=limit)
+
+    def spoil(self, body: ResumeBody) -> None:
+        """A frame of a resume was refused."""
+        self._cursors = None
+        self._spoilt = body.more
+
+    def resume(self, token: int, now: float) -> None:
+        """What was gathered waits for its turn."""
+        cursors, self._cursors = self._cursors or {}, None
+        self._wait(Pull(token, now, cursors))
+
+    def sync(self, token: int, body: SyncBody, now: float) -> None:
+        limit = body.limit or self._limits.pages.default_messages
+        self._wait(Pull(token, now, {body.chat_id: Cursor(body.epoch, body.after_sequence)}, body.chat_id, limit))
+
+    def _wait(self, pull: Pull) -> None:
+        if self._waiting is None:
+            self._waiting = []
+        self._waiting.append(pull)
+
+    @property
+    def waits(self) -> bool:
+        return self._waiting is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a pull waits and none is under way."""
+        return self._waiting is not None and self.under_way is None
+
+    def begin(self) -> Pull | None:
+        """Start the one that waits longest, if none is under way."""
+        if self._waiting is None or self.under_way is not None:
+            return None
+        self._moved = None
+        self.under_way = self._waiting.pop(0)
+        self._waiting = self._waiting or None
+        return self.under_way
+
+    def end(self, pull: Pull, read: Page | ResumeRead) -> Page | ResumeRead | HoldfastError:
+        """What was read, with what happened meanwhile."""
+        moved = self._moved or {}
+        if isinstance(read, ResumeRead):
+            return brought_up_to_date(read, pull.cursors, moved) if moved else read
+        return read if moved.get(read.chat_id, True) else NotAMember("not a member of this chat", chat_id=read.chat_id)
+
+    def concerns(self, chat_id: str, joined: bool) -> bool:
+        """The user joined or left: whether the answer to the pull under way will tell of it."""
+        if self.under_way is None or self.under_way.chat_id not in (None, chat_id):
+            return False
+        self._moved = self._moved or {}
+        self._moved[chat_id] = joined
+        return True
+
+    def too_old(self, now: float) -> list[Pull]:
+        """The waiting pulls whose time is over; they wait no longer."""
+        if self._waiting is None:
+            return []
+        oldest = now - self._limits.backpressure.inbound.max_queue_age_seconds
+        late = [pull for pull in self._waiting if pull.at <= oldest]
+        self._waiting = self._waiting[len(late) :] or None
+        return late
+
+    @property
+    def next_too_old(self) -> float | None:
+        if self._waiting is None:
+            return None
+        return self._waiting[0].at + self._limits.backpressure.inbound.max_queue_age_seconds
+
+    def close(self) -> None:
+        self._waiting = self.under_way = None
