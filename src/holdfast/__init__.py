@@ -11,11 +11,18 @@ The life of a message, one step a folder, in the order in which it happens:
 7. ``fanout``    from the log to the sessions here and elsewhere, best effort
 8. and out again through ``session``, ``gateway`` and ``wire`` to the client
 
-Beside the path: ``api`` (REST over the same parts), ``client`` (the Python client), ``verify`` (the
-promises as checkers), ``cli`` (the command line) and ``node`` (settings in, a running server out).
+Beside the path:
 
-Everything speaks the values of ``message``, fails with the errors of ``errors``, and gets its time,
-randomness and ids from ``clock``.
+- ``limits``    who may do how much: rules changed live, asked at every entrance
+- ``work``      jobs that survive failure, in order, once: outbox, inbox, leases, dead letters
+- ``webhooks``  signed side effects: a reader of the event log that makes jobs
+- ``api``       REST over the same parts; ``access`` says who is asking and what they may do
+- ``client``    the Python client; ``cli`` the command line
+- ``verify``    the promises as checkers, faults and drills
+- ``node``      ``settings`` in, a running server out; the only part that chooses adapters
+
+Everything speaks the values of ``message``, fails with the errors of ``errors``, gets its time, randomness and ids
+from ``clock``, tells what it does through ``telemetry``, and keeps its files through ``sqlite``.
 """
 
 __version__ = "0.1.0"

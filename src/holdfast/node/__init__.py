@@ -4,6 +4,6 @@
 
     the port → state directory → store → event log → ingest → fanout → gateway → HTTP
 
-``node`` puts the message path together, ``limits`` and ``work`` theirs; ``http`` is the port, ``posture`` the words
-for whoever starts it, ``backup`` copies of its state.
+``node`` puts the message path together, ``work`` the jobs and webhooks; ``roles`` keeps what runs beside the sockets
+running; ``http`` is the port, ``posture`` the words for whoever starts it, ``backup`` copies of its state.
 """
