@@ -220,7 +220,8 @@ async def _said(place: Place, texts: list[str]) -> bool:
     ],
 )
 def test_each_answer_of_the_server_has_its_reason(status: int, code: str, reason: Reason) -> None:
-    failure = judged(status, f'{{"error": {{"code": "{code}", "message": "no", "more": 1}}}}'.encode(), "7")
+    answer = f'{{"error": {{"code": "{code}", "message": "no", "retryable": false, "more": 1}}}}'
+    failure = judged(status, answer.encode(), "7")
     assert failure is not None and failure.reason is reason and code in str(failure)
     assert failure.retry_after_seconds == (0.0 if reason is Reason.VALIDATION_FAILURE else 7.0)
 

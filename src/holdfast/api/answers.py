@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import msgspec
 from starlette.responses import Response
 
-from holdfast.api.bodies import ErrorBody, ErrorDetail, TooManyRequests
+from holdfast.api.bodies import TooManyRequests
 from holdfast.api.call import Answer
 from holdfast.errors import HoldfastError, OperatorError, RateLimited
 from holdfast.limits.answers import PROBLEM, PROBLEM_TITLE, PROBLEM_TYPE
+from holdfast.wire.frames import Error, ErrorBody
 
 STATUS = {
     "INVALID_MESSAGE": 400,
@@ -60,7 +61,7 @@ def respond_error(
     ``violated``: the rules that refused, where it is too many requests.
     """
     error = error if to_operator and isinstance(error, OperatorError) else error.told
-    detail = ErrorDetail(
+    detail = Error(
         code=error.code,
         message=error.message,
         retryable=error.retryable,

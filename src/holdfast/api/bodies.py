@@ -7,13 +7,14 @@ the setting decides, where the request is carried out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
 from holdfast.access import KeyKind, Scope
 from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Chat, ChatKind, Member, Message, Role
 from holdfast.store.contract import AuditRecord, ChatSummary
+from holdfast.wire.frames import Error
 
 Id = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern="^[!-~]+$")]
 Name = Annotated[str, Meta(description="At most durability.chats.name_characters_max characters.")]
@@ -208,28 +209,13 @@ class Health(Struct, frozen=True, omit_defaults=True):
     dependencies: Mapping[str, str] | None = None
 
 
-class ErrorDetail(Struct, frozen=True, omit_defaults=True):
-    """What went wrong. ``outcome`` of a write: rejected (it did not happen) or unknown (retry with the same key)."""
-
-    code: str
-    message: str
-    retryable: bool
-    outcome: Literal["rejected", "unknown"] | None = None
-    retry_after_seconds: float | None = None
-    details: Mapping[str, Any] | None = None
-
-
-class ErrorBody(Struct, frozen=True):
-    error: ErrorDetail
-
-
 class TooManyRequests(Struct, frozen=True, omit_defaults=True):
     """429: the error, and the same as a problem (RFC 9457, with the type of the IETF's draft on RateLimit headers).
 
     ``violated-policies`` are the rules that refused, as ``RateLimit-Policy`` names them; none where no rule did.
     """
 
-    error: ErrorDetail
+    error: Error
     type: str
     title: str
     status: int

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from holdfast.api.bodies import Body, ErrorDetail
+from holdfast.api.bodies import Body
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
@@ -29,6 +29,7 @@ from holdfast.limits.plane import LimitsPlane
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX
 from holdfast.limits.rules import Check, Decision, RuleName
 from holdfast.message import ID_BYTES_MAX
+from holdfast.wire.frames import Error
 
 _VERSION = {"type": "integer", "minimum": 1, "maximum": VERSION_MAX}
 _RULE = {
@@ -198,7 +199,7 @@ async def _changed(deps: Deps, call: Call, doing: Awaitable[Changed], status: in
 
 def _conflict(error: VersionConflict) -> Answer:
     """The seed's shape beside ours: the current version and the current rule at the top."""
-    detail = ErrorDetail(error.code, error.message, retryable=False, outcome="rejected", details=error.details)
+    detail = Error(error.code, error.message, retryable=False, outcome="rejected", details=error.details)
     body = {"error": detail, "currentVersion": error.details["currentVersion"], "rule": error.details["rule"]}
     return Answer(body, 409)
 

@@ -10,9 +10,10 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.api.answers import STATUS
-from holdfast.api.bodies import ErrorBody, TooManyRequests
+from holdfast.api.bodies import TooManyRequests
 from holdfast.api.call import Endpoint
 from holdfast.limits.answers import PROBLEM_TYPE
+from holdfast.wire.frames import ErrorBody
 
 _REF = "#/components/schemas/{name}"
 _BINDING = re.compile(r"\{(\w+)(?::path)?\}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from holdfast.api.bodies import ErrorBody, ErrorDetail, Health
+from holdfast.api.bodies import Health
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.errors import Unavailable
 from holdfast.telemetry import REGISTRY
+from holdfast.wire.frames import Error, ErrorBody
 
 METRICS_TYPE = CONTENT_TYPE_LATEST
 
@@ -39,5 +40,5 @@ async def get_metrics(deps: Deps, call: Call) -> Answer:
 
 async def upgrade_needed(deps: Deps, call: Call) -> Answer:
     """A plain request for the socket's address."""
-    detail = ErrorDetail("INVALID_MESSAGE", "this address speaks WebSocket (holdfast.v1): ask for an upgrade", False)
+    detail = Error("INVALID_MESSAGE", "this address speaks WebSocket (holdfast.v1): ask for an upgrade", False)
     return Answer(ErrorBody(detail), 426, {"Upgrade": "websocket"})

@@ -15,7 +15,6 @@ from holdfast.api.bodies import (
     ChatsQuery,
     DeliveryStatus,
     ErasePerson,
-    ErrorBody,
     Health,
     IssuedKey,
     KeyList,
@@ -40,7 +39,7 @@ from holdfast.api.deps import Backup, BackupRun, PresenceView
 from holdfast.ingest.erasure import Erasure
 from holdfast.limits.rules import Decision
 from holdfast.store.contract import UNREAD_LOOKED_AT, Inspection
-from holdfast.wire.frames import MessageAck
+from holdfast.wire.frames import ErrorBody, MessageAck
 
 CHAT = "/v1/chats/{chat_id}"
 MEMBER = CHAT + "/members/{user_id:path}"

@@ -11,20 +11,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from holdfast.errors import BadSetting, HoldfastError, InvalidMessage, OutcomeUnknown, Unavailable, error_of
+from holdfast.wire.frames import ErrorBody
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
-
-
-class _ErrorDetail(msgspec.Struct):
-    code: str
-    message: str
-    outcome: str | None = None
-    retry_after_seconds: float | None = None
-    details: dict[str, Any] | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorDetail
 
 
 class Rest:
@@ -93,7 +82,7 @@ class Rest:
             except msgspec.DecodeError:
                 raise self._no_server() from None
         try:
-            detail = msgspec.json.decode(data, type=_ErrorBody).error
+            detail = msgspec.json.decode(data, type=ErrorBody).error
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise self._no_server(status) from None
         raise error_of(

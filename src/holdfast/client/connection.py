@@ -12,6 +12,7 @@ from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, 
 
 from holdfast.errors import BadSetting
 from holdfast.resilience import retry_after_seconds
+from holdfast.wire.frames import ErrorBody
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """A page is at most 256 KiB of content; whatever is larger than this is not from our server. At the bound: cut."""
@@ -186,15 +187,6 @@ async def connect(
     return sockets[-1]
 
 
-class _ErrorBody(msgspec.Struct):
-    code: str
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    error: _ErrorBody
-
-
 def _refusal(error: WSHandshakeError) -> Exception:
     response = error.response
     if response is None:
@@ -202,7 +194,7 @@ def _refusal(error: WSHandshakeError) -> Exception:
     status = int(response.status)
     message = response.headers.get("Location", "") if 300 <= status < 400 else ""
     try:
-        body = msgspec.json.decode(error.raw_body or b"", type=_Refusal)
+        body = msgspec.json.decode(error.raw_body or b"", type=ErrorBody)
         message = f"{body.error.code}: {body.error.message}"
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass

@@ -5,19 +5,23 @@ from __future__ import annotations
 from asyncio import Transport
 from http import HTTPStatus
 
+import msgspec
 from picows import WSUpgradeRequest, WSUpgradeResponse
 
 from holdfast import telemetry
+from holdfast.errors import InternalError
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake, Refusal
 from holdfast.gateway.listener import Listener
 from holdfast.session.limits import Inbound
 from holdfast.wire.assembler import Assembler
+from holdfast.wire.codec import error_payload
+from holdfast.wire.frames import ErrorBody
 
 _DEFECT = Refusal(
     HTTPStatus.INTERNAL_SERVER_ERROR,
     {"Content-Type": "application/json"},
-    b'{"error":{"code":"INTERNAL_ERROR","message":"internal error"}}',
+    msgspec.json.encode(ErrorBody(error_payload(InternalError()))),
 )
 
 

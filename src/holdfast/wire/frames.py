@@ -248,7 +248,7 @@ class Receipt(Payload, frozen=True):
 
 
 class Error(Payload, frozen=True):
-    """A request failed, or a warning. ``outcome`` of a send: rejected, or unknown: it may be stored."""
+    """A request failed, or a warning. ``outcome`` of a write: rejected, or unknown: it may be stored."""
 
     type = "error"
     code: str
@@ -258,6 +258,12 @@ class Error(Payload, frozen=True):
     retry_after_seconds: float | None = None
     grace_period_seconds: float | None = None
     details: Mapping[str, Any] | None = None
+
+
+class ErrorBody(Struct, frozen=True):
+    """What HTTP answers where it refuses: the payload of an error frame."""
+
+    error: Error
 
 
 class ConnectionClosing(Payload, frozen=True):

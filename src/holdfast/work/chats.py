@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.errors import BadSetting
 from holdfast.resilience import retry_after_seconds
+from holdfast.wire.frames import Error, ErrorBody
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context
 from holdfast.work.job import Reason
@@ -32,15 +33,6 @@ _encode = msgspec.json.Encoder().encode
 class _Send(msgspec.Struct, frozen=True):
     content: str
     content_type: str
-
-
-class _Error(msgspec.Struct, frozen=True):
-    code: str = ""
-    message: str = ""
-
-
-class _Refused(msgspec.Struct, frozen=True):
-    error: _Error
 
 
 class Chats:
@@ -123,9 +115,9 @@ def judged(status: int, text: bytes, retry_after: str) -> JobFailed | None:
     return JobFailed(Reason.VALIDATION_FAILURE, told)
 
 
-def _error(text: bytes) -> _Error:
+def _error(text: bytes) -> Error:
     """Empty if it is none of ours: a proxy answered, or it is another server."""
     try:
-        return msgspec.json.decode(text, type=_Refused).error
+        return msgspec.json.decode(text, type=ErrorBody).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _Error(message=text[:200].decode("utf-8", "replace"))
+        return Error("", text[:200].decode("utf-8", "replace"), retryable=False)
