@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
+from limitworld import Log
 
 from holdfast.access import KeyRing, Scope, Tokens, TokenSettings, shared_secret
 from holdfast.api import ApiSettings, Backup, Deps, PresenceView, Readiness, make_app
-from holdfast.clock import Ids, ManualClock
+from holdfast.clock import Clock, Ids, ManualClock
+from holdfast.errors import Unavailable
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.intake import Intake
+from holdfast.limits.control import Control
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.entrances import Entrances
+from holdfast.limits.feed import Feed
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
 from holdfast.message import User
 from holdfast.sqlite.copies import Copied
 from holdfast.store.history import History, HistorySettings
 from holdfast.store.memory import MemoryStore
+from holdfast.webhooks.plane import WebhookPlane, WorkPlane
+from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.wire.frames import Presence
+from holdfast.work.memory import MemoryWork
 
 AT = "2026-01-01T00:00:00.000Z"
 SECRET = b"a secret of at least thirty-two bytes"
@@ -91,11 +103,40 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, body["error"]["code"]
 
 
+class Away:
+    """A file that cannot be opened: its part is there, and none of its verbs is answered."""
+
+    def __getattr__(self, verb: str) -> Any:
+        async def away(*given: Any, **named: Any) -> None:
+            raise Unavailable(f"{verb}: this test has no folder")
+
+        return away
+
+
+def limits_without_rules(clock: Clock) -> LimitsPlane:
+    limiter, away = Limiter(MemoryCounters(clock), clock), Away()
+    return LimitsPlane(limiter, Control(away, clock, "none"), Feed(Log(), [], limiter.use, clock), Entrances(limiter))
+
+
+@asynccontextmanager
+async def beside(folder: Path | None, clock: Clock) -> AsyncIterator[tuple[LimitsPlane, WorkPlane]]:
+    """Limits and work. Without a folder, which costs time, no rule and no webhook can be made."""
+    if folder is None:
+        yield limits_without_rules(clock), WorkPlane(MemoryWork(), WebhookPlane(Away()), lambda: True)
+        return
+    async with AsyncExitStack() as stack:
+        limits = await stack.enter_async_context(opened(LimitsSettings(), folder, clock=clock))
+        endpoints = await SqliteEndpoints.open(folder / "webhooks.db")
+        stack.push_async_callback(endpoints.close)
+        yield limits, WorkPlane(MemoryWork(), WebhookPlane(endpoints), lambda: True)
+
+
 @asynccontextmanager
 async def serving(
     settings: ApiSettings | None = None,
     store: MemoryStore | None = None,
     reads: HistorySettings | None = None,
+    folder: Path | None = None,
     **changed: Any,
 ) -> AsyncIterator[Rest]:
     """A server for one test; ``changed`` replaces fields of its Deps."""
@@ -122,33 +163,35 @@ async def serving(
     async def backup() -> Backup:
         return Backup("backups/one", 1, AT, [Copied("chats.db", 1, "00", 1, {"chats": 1})])
 
-    deps = Deps(
-        durability=durability,
-        sends=intake,
-        history=History(store, no_rollback, clock, reads),
-        audit_log=store,
-        answers=store,
-        erasing=Eraser(store, durability, clock),
-        tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock),
-        keys=KeyRing(),
-        presence=presence,
-        status=status,
-        readiness=readiness,
-        backup=backup,
-        backup_step=lambda: None,
-        clock=clock,
-        ids=ids,
-        settings=settings or ApiSettings(),
-    )
-    deps = replace(deps, **changed)
-    running = asyncio.create_task(intake.run())
-    transport = httpx.ASGITransport(make_app(deps))
-    async with httpx.AsyncClient(transport=transport, base_url="http://holdfast.test") as client:
-        try:
-            yield Rest(client, deps, store, clock, online, ready)
-        finally:
-            intake.stop()
-            await running
+    async with beside(folder, clock) as (limits, work):
+        deps = Deps(
+            durability=durability,
+            sends=intake,
+            history=History(store, no_rollback, clock, reads),
+            store=store,
+            eraser=Eraser(store, durability, clock),
+            limits=limits,
+            work=work,
+            tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock),
+            keys=KeyRing(),
+            presence=presence,
+            status=status,
+            readiness=readiness,
+            backup=backup,
+            backup_step=lambda: None,
+            clock=clock,
+            ids=ids,
+            settings=settings or ApiSettings(),
+        )
+        deps = replace(deps, **changed)
+        running = asyncio.create_task(intake.run())
+        transport = httpx.ASGITransport(make_app(deps))
+        async with httpx.AsyncClient(transport=transport, base_url="http://holdfast.test") as client:
+            try:
+                yield Rest(client, deps, store, clock, online, ready)
+            finally:
+                intake.stop()
+                await running
 
 
 def with_rest(scenario: Callable[[Rest], Awaitable[None]], settings: ApiSettings | None = None, **server: Any) -> None:

@@ -13,9 +13,7 @@ from work_stores import Hand, draft
 from holdfast.api import ApiSettings
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.webhooks.contract import Endpoint
-from holdfast.webhooks.plane import WebhookPlane
 from holdfast.webhooks.reader import Reader
-from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
 from holdfast.work.job import Policies, Reason
 from holdfast.work.memory import MemoryWork
@@ -25,10 +23,9 @@ def served(
     tmp_path: Path, scenario: Callable[[Rest, MemoryWork], Awaitable[None]], settings: ApiSettings | None = None
 ) -> None:
     async def main() -> None:
-        endpoints, jobs = await SqliteEndpoints.open(tmp_path / "webhooks.db"), MemoryWork()
-        async with serving(settings, work=jobs, webhooks=WebhookPlane(endpoints)) as rest:
-            await scenario(rest, jobs)
-        await endpoints.close()
+        async with serving(settings, folder=tmp_path) as rest:
+            assert isinstance(rest.deps.work.jobs, MemoryWork)
+            await scenario(rest, rest.deps.work.jobs)
 
     asyncio.run(main())
 
@@ -129,8 +126,7 @@ def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
     async def scenario(rest: Rest, jobs: MemoryWork) -> None:
         log, key = MemoryEventLog(), rest.admin_key("jobs:read")
         rest.store.on_commit(log.committed)
-        assert rest.deps.webhooks is not None
-        endpoints = rest.deps.webhooks.endpoints
+        endpoints = rest.deps.work.webhooks.endpoints
         long_ago = "2020-01-01T00:00:00.000Z"
         await endpoints.add(Endpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", long_ago))
         chat = await rest.chat()
@@ -182,8 +178,7 @@ def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) 
     """Whatever it is that does not answer: the jobs, the endpoints of webhooks."""
 
     async def scenario(rest: Rest, jobs: MemoryWork) -> None:
-        assert rest.deps.webhooks is not None
-        endpoints, key = rest.deps.webhooks.endpoints, rest.admin_key()
+        endpoints, key = rest.deps.work.webhooks.endpoints, rest.admin_key()
         await endpoints.add(Endpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", "2020"))
 
         async def never(*_: object, **__: object) -> None:

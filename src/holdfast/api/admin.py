@@ -50,7 +50,7 @@ async def record(
     """Into the audit log, before it is done: there is no act without its record."""
     act = _act(deps, call, reason, tenant)
     try:
-        await call.done_in_time(deps.audit_log.record(act, action, target, details))
+        await call.done_in_time(deps.store.record(act, action, target, details))
     except OutcomeUnknown as error:
         raise Unavailable(f"nothing was done, for want of a record: {error.message}") from None
 
@@ -104,7 +104,7 @@ async def erase_user(deps: Deps, call: Call) -> Answer:
     if not body.after:
         await record(deps, call, "user.erase", f"{user.tenant}/{user.user_id}", body.reason, body.tenant)
     until = _halfway(deps, call)
-    return Answer(await deps.erasing.erase(user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until))
+    return Answer(await deps.eraser.erase(user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until))
 
 
 async def read_audit(deps: Deps, call: Call) -> Answer:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -14,16 +14,16 @@ from holdfast.access import KeyRing, Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
 from holdfast.ingest.contract import Durability
-from holdfast.ingest.erasure import Erasure
+from holdfast.ingest.erasure import Eraser
+from holdfast.limits.entrances import Sends
 from holdfast.limits.plane import LimitsPlane
-from holdfast.message import Outcome, User
+from holdfast.message import User
 from holdfast.session.limits import Pages
 from holdfast.sqlite.copies import Copied
-from holdfast.store.changes import Act
+from holdfast.store.contract import Store
 from holdfast.store.history import History
-from holdfast.webhooks.plane import WebhookPlane
-from holdfast.wire.frames import Presence, SendBody
-from holdfast.work.contract import WorkStore
+from holdfast.webhooks.plane import WorkPlane
+from holdfast.wire.frames import Presence
 
 T = TypeVar("T")
 
@@ -65,32 +65,6 @@ class Backup(Struct, frozen=True):
     files: Sequence[Copied]
 
 
-class Sends(Protocol):
-    """Where sends go in, to be grouped with those of the sockets: ``holdfast.ingest.intake.Intake``."""
-
-    def submit(
-        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
-    ) -> None:
-        """Take a valid send and answer it exactly once, by ``deadline`` (monotonic)."""
-        ...
-
-
-class Erasing(Protocol):
-    """Where a person is erased: ``holdfast.ingest.erasure.Eraser``."""
-
-    async def erase(self, user: User, act: Callable[[], Act], after: int, until: float) -> Erasure:
-        """As far as it comes by ``until`` (monotonic)."""
-        ...
-
-
-class AuditLog(Protocol):
-    """Where acts that change no chat are recorded: the store."""
-
-    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
-        """On stable storage when it returns."""
-        ...
-
-
 class Recent(Generic[T]):
     """What a source said within the last ``seconds``: however many ask, it is asked one question at a time."""
 
@@ -104,18 +78,6 @@ class Recent(Generic[T]):
         if asked is None or (asked[0].done() and now - asked[1] >= self._seconds):
             asked = self._asked = (asyncio.create_task(source()), now)
         return await asyncio.shield(asked[0])
-
-
-class Answers(Protocol):
-    """Where the answers to keyed requests are kept: the store."""
-
-    async def begin(self, act: Act) -> str | None:
-        """None if the key of ``act`` is new, else the answer that is kept, or "" while there is none."""
-        ...
-
-    async def keep(self, act: Act, answer: str | None) -> None:
-        """Keep the answer; None gives the key back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +116,11 @@ class Deps:
     durability: Durability
     sends: Sends
     history: History
-    audit_log: AuditLog
-    answers: Answers
-    erasing: Erasing
+    store: Store
+    """For records of what changes no chat, and for the answers to keyed requests; the rest goes through the others."""
+    eraser: Eraser
+    limits: LimitsPlane
+    work: WorkPlane
     tokens: Tokens
     keys: KeyRing
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
@@ -175,12 +139,6 @@ class Deps:
     """Pages of other origins that may call the API; exact, no patterns."""
     proxies: tuple[IPv4Network | IPv6Network, ...] = ()
     """Whose X-Forwarded-For is believed."""
-    limits: LimitsPlane | None = None
-    """Rules and checks; None: every door but the connection's own bucket is open."""
-    work: WorkStore | None = None
-    """The jobs of this node; None: it runs without."""
-    webhooks: WebhookPlane | None = None
-    """Where webhooks go; None: this node sends none."""
     admin_health: Recent[dict[str, str]] = field(default_factory=Recent)
     """What the rules' primary said last: strangers ask for it."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)

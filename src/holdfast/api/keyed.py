@@ -44,7 +44,7 @@ class Keyed:
         now = timestamp(self._deps.clock.now())
         act = Act(call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint)
         self._running.add(place)
-        begun = asyncio.ensure_future(self._deps.answers.begin(act))
+        begun = asyncio.ensure_future(self._deps.store.begin(act))
         try:
             earlier = await call.in_time(asyncio.shield(begun))
         except BaseException:
@@ -64,7 +64,7 @@ class Keyed:
         """Nothing runs under a key whose request gave up: if it is taken after all, it shall be new again."""
         try:
             if await begun is None:
-                await self._deps.answers.keep(act, None)
+                await self._deps.store.keep(act, None)
         except HoldfastError as error:
             log.warning("a key that was taken too late may not be given back", key=act.key, error=error.message)
         finally:
@@ -84,7 +84,7 @@ class Keyed:
         """What was done is done, whether or not its answer can be kept: then a repetition is told that nobody knows."""
         try:
             async with asyncio.timeout(KEEP_SECONDS):
-                await self._deps.answers.keep(act, answer)
+                await self._deps.store.keep(act, answer)
         except (HoldfastError, TimeoutError) as error:
             log.warning("the answer to a keyed request could not be kept", key=act.key, error=repr(error))
 

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from holdfast.api.bodies import Body
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
-from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
+from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, Refused, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX
 from holdfast.limits.form import (
@@ -25,7 +25,6 @@ from holdfast.limits.form import (
     refuse,
     render,
 )
-from holdfast.limits.plane import LimitsPlane
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX
 from holdfast.limits.rules import Check, Decision, RuleName
 from holdfast.message import ID_BYTES_MAX
@@ -181,12 +180,6 @@ def invalid_rule(wrong: InvalidMessage) -> Refused:
     return InvalidRule(wrong.message, fields={field: wrong.message.removeprefix(f"{field} ")}) if field else wrong
 
 
-def plane(deps: Deps) -> LimitsPlane:
-    if deps.limits is None:
-        raise NotFound("this node runs without limits")
-    return deps.limits
-
-
 async def _changed(deps: Deps, call: Call, doing: Awaitable[Changed], status: int = 200) -> Answer:
     """The rule after a change; what is not answered in time is unknown, and the same call with the same key tells."""
     try:
@@ -205,26 +198,26 @@ def _conflict(error: VersionConflict) -> Answer:
 
 
 async def create_rule(deps: Deps, call: Call) -> Answer:
-    return await _changed(deps, call, plane(deps).control.create(call.body, call.principal.user_id, call.key), 201)
+    return await _changed(deps, call, deps.limits.control.create(call.body, call.principal.user_id, call.key), 201)
 
 
 async def update_rule(deps: Deps, call: Call) -> Answer:
-    return await _changed(deps, call, plane(deps).control.update(call.body, call.principal.user_id, call.key))
+    return await _changed(deps, call, deps.limits.control.update(call.body, call.principal.user_id, call.key))
 
 
 async def delete_rule(deps: Deps, call: Call) -> Answer:
     query: DeleteQuery = call.query
     body = {name: getattr(query, name) for name in query.__struct_fields__}
-    return await _changed(deps, call, plane(deps).control.delete(body, call.principal.user_id, call.key))
+    return await _changed(deps, call, deps.limits.control.delete(body, call.principal.user_id, call.key))
 
 
 async def roll_back_rule(deps: Deps, call: Call) -> Answer:
-    return await _changed(deps, call, plane(deps).control.roll_back(call.body, call.principal.user_id, call.key))
+    return await _changed(deps, call, deps.limits.control.roll_back(call.body, call.principal.user_id, call.key))
 
 
 async def read_rules(deps: Deps, call: Call) -> Answer:
     query: RulesQuery = call.query
-    control = plane(deps).control
+    control = deps.limits.control
     if query.resource is not None:
         if query.after is not None:
             refuse({"after": "has no meaning where one rule is asked for"})
@@ -255,7 +248,7 @@ def _place(after: str | None) -> RuleName | None:
 async def read_rule_history(deps: Deps, call: Call) -> Answer:
     query: HistoryQuery = call.query
     name = name_of({"tenantID": query.tenantID, "resource": query.resource})
-    changes = await call.in_time(plane(deps).control.history(name, query.before, query.limit))
+    changes = await call.in_time(deps.limits.control.history(name, query.before, query.limit))
     return Answer(HistoryPage([_entry(change) for change in changes]))
 
 
@@ -266,36 +259,36 @@ def _entry(change: RuleChange) -> HistoryEntry:
 
 async def read_rule_changes(deps: Deps, call: Call) -> Answer:
     query: ChangesQuery = call.query
-    head, changes = await call.in_time(plane(deps).control.changes(query.after, query.limit))
+    head, changes = await call.in_time(deps.limits.control.changes(query.after, query.limit))
     return Answer(ChangesPage([_entry(change) for change in changes], head))
 
 
 async def get_admin_health(deps: Deps, call: Call) -> Answer:
     """However often it is asked, the primary is asked once a second; details are for operators."""
-    health = await deps.admin_health.ask(plane(deps).health, deps.clock.monotonic())
+    health = await deps.admin_health.ask(deps.limits.health, deps.clock.monotonic())
     shown = health if "status:read" in call.principal.scopes else {"status": health["status"]}
     return Answer(shown, 200 if health["status"] == "healthy" else 503)
 
 
 async def get_limits_status(deps: Deps, call: Call) -> Answer:
-    return Answer(plane(deps).status())
+    return Answer(deps.limits.status())
 
 
 async def check_limit(deps: Deps, call: Call) -> Answer:
     """Always 200: the decision is the answer, not an error of the question."""
     body: CheckBody = call.body
     tenant = call.principal.tenant
-    return Answer(await plane(deps).limiter.check(tenant, body.resource, body.subject, body.cost))
+    return Answer(await deps.limits.limiter.check(tenant, body.resource, body.subject, body.cost))
 
 
 async def check_limits(deps: Deps, call: Call) -> Answer:
     body: CheckManyBody = call.body
     checks = [Check(call.principal.tenant, c.resource, c.subject, c.cost) for c in body.checks]
-    decisions = await plane(deps).limiter.check_many(checks)
+    decisions = await deps.limits.limiter.check_many(checks)
     return Answer(Decisions(all(decision.allowed for decision in decisions), decisions))
 
 
 async def release_limit(deps: Deps, call: Call) -> Answer:
     body: ReleaseBody = call.body
     check = Check(call.principal.tenant, body.resource, body.subject)
-    return Answer(Released(await call.in_time(plane(deps).limiter.release(check, body.hold))))
+    return Answer(Released(await call.in_time(deps.limits.limiter.release(check, body.hold))))

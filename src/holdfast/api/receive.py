@@ -146,7 +146,7 @@ def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Reques
 
 async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
     """RateLimited by the rules of the entrance. Who asks about limits does not wait for another answer before."""
-    if deps.limits is None or endpoint.caller == "anybody":
+    if endpoint.caller == "anybody":
         return
     if endpoint.scope == "limits:check":
         decisions = [deps.limits.limiter.check_soon(*check) for check in questions("check", principal.user)]

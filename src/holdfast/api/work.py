@@ -24,7 +24,6 @@ from holdfast.webhooks.contract import Delivery
 from holdfast.webhooks.contract import Endpoint as Hook
 from holdfast.webhooks.delivery import Notice, draft_of
 from holdfast.webhooks.guard import check_url
-from holdfast.webhooks.plane import WebhookPlane
 from holdfast.webhooks.signing import SECRET_BYTES, new_secret
 from holdfast.work.contract import BlockedStream, Entry, Query, WorkStore
 from holdfast.work.job import NAME_LENGTH_MAX, State
@@ -213,12 +212,6 @@ class DeliveryList(Struct, frozen=True):
     deliveries: Sequence[Delivery]
 
 
-def _jobs(deps: Deps) -> WorkStore:
-    if deps.work is None:
-        raise NotFound("this node runs without jobs")
-    return deps.work
-
-
 def _when(at: float | None) -> str | None:
     return None if at is None else timestamp(at)
 
@@ -246,13 +239,13 @@ def _reason(name: str | None) -> JobReason | None:
 
 async def list_jobs(deps: Deps, call: Call) -> Answer:
     asked: JobsQuery = call.query
-    found = await call.in_time(_jobs(deps).find(_query(asked), asked.limit))
+    found = await call.in_time(deps.work.jobs.find(_query(asked), asked.limit))
     return Answer(JobList([_view(entry) for entry in found]))
 
 
 async def list_dead_jobs(deps: Deps, call: Call) -> Answer:
     asked: JobsQuery = call.query
-    found = await call.in_time(_jobs(deps).dead(_query(asked), asked.limit))
+    found = await call.in_time(deps.work.jobs.dead(_query(asked), asked.limit))
     return Answer(JobList([_view(entry) for entry in found]))
 
 
@@ -261,7 +254,7 @@ async def get_job(deps: Deps, call: Call) -> Answer:
     if not text.isdecimal() or not 0 < int(text) <= SEQUENCE_MAX:
         raise NotFound(f"no job {text[:40]}")
     query = Query(seqs=[int(text)])
-    store = _jobs(deps)
+    store = deps.work.jobs
     found = [*await call.in_time(store.find(query, 1)), *await call.in_time(store.dead(query, 1))]
     if not found:
         raise NotFound(f"no job {text}: it is done, or never was")
@@ -269,7 +262,7 @@ async def get_job(deps: Deps, call: Call) -> Answer:
 
 
 async def get_job_stats(deps: Deps, call: Call) -> Answer:
-    stats = await call.in_time(_jobs(deps).stats())
+    stats = await call.in_time(deps.work.jobs.stats())
     return Answer(
         StatsView(
             {state.name.lower(): n for state, n in stats.by_state.items()},
@@ -287,7 +280,7 @@ async def get_job_stats(deps: Deps, call: Call) -> Answer:
 
 
 async def list_job_streams(deps: Deps, call: Call) -> Answer:
-    found = await call.in_time(_jobs(deps).streams(call.query.limit))
+    found = await call.in_time(deps.work.jobs.streams(call.query.limit))
     return Answer(StreamList([_stream_view(stream) for stream in found]))
 
 
@@ -302,12 +295,12 @@ def _stream_view(found: BlockedStream) -> StreamView:
 
 
 async def list_job_breakers(deps: Deps, call: Call) -> Answer:
-    found = await call.in_time(_jobs(deps).open_breakers())
+    found = await call.in_time(deps.work.jobs.open_breakers())
     return Answer(BreakerList([BreakerView(b.type, timestamp(b.open_until), b.by) for b in found]))
 
 
 async def list_job_acts(deps: Deps, call: Call) -> Answer:
-    found = await call.in_time(_jobs(deps).acts(call.query.limit))
+    found = await call.in_time(deps.work.jobs.acts(call.query.limit))
     return Answer(ActList([ActView(timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in found]))
 
 
@@ -315,7 +308,7 @@ async def _acted(
     deps: Deps, call: Call, verb: str, target: str, act: Callable[[WorkStore, str], Awaitable[int]]
 ) -> Answer:
     """After it is in the audit log: a record of an act that found nothing harms less than an act without a record."""
-    store = _jobs(deps)
+    store = deps.work.jobs
     await record(deps, call, f"jobs.{verb}", target, call.body.reason)
     return Answer(Count(await call.done_in_time(act(store, call.principal.user_id))))
 
@@ -386,23 +379,17 @@ async def discard_jobs(deps: Deps, call: Call) -> Answer:
     return await _acted(deps, call, "discard", _dead_words(body), discard)
 
 
-def _hooks(deps: Deps) -> WebhookPlane:
-    if deps.webhooks is None:
-        raise NotFound("this node sends no webhooks")
-    return deps.webhooks
-
-
 def _hook_view(hook: Hook, secret: str | None = None) -> HookView:
     return HookView(hook.endpoint_id, hook.tenant, hook.url, hook.description, hook.created_at, hook.disabled, secret)
 
 
 async def list_webhooks(deps: Deps, call: Call) -> Answer:
-    return Answer(HookList([_hook_view(hook) for hook in await call.in_time(_hooks(deps).endpoints.all())]))
+    return Answer(HookList([_hook_view(hook) for hook in await call.in_time(deps.work.webhooks.endpoints.all())]))
 
 
 async def create_webhook(deps: Deps, call: Call) -> Answer:
     body: NewHook = call.body
-    plane = _hooks(deps)
+    plane = deps.work.webhooks
     check_url(body.url, private_allowed=plane.private_allowed)
     if not plane.begun():
         raise Unavailable("the store of jobs has been away since the start: an endpoint would miss what comes now")
@@ -414,7 +401,7 @@ async def create_webhook(deps: Deps, call: Call) -> Answer:
 
 
 async def delete_webhook(deps: Deps, call: Call) -> Answer:
-    plane = _hooks(deps)
+    plane = deps.work.webhooks
     hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     await record(deps, call, "webhook.remove", f"{hook.endpoint_id} {hook.url}", call.query.reason)
     await call.done_in_time(plane.endpoints.remove(hook.endpoint_id))
@@ -422,7 +409,7 @@ async def delete_webhook(deps: Deps, call: Call) -> Answer:
 
 
 async def enable_webhook(deps: Deps, call: Call) -> Answer:
-    plane = _hooks(deps)
+    plane = deps.work.webhooks
     hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     await record(deps, call, "webhook.enable", hook.endpoint_id, call.body.reason)
     await call.done_in_time(plane.endpoints.disable(hook.endpoint_id, ""))
@@ -430,15 +417,15 @@ async def enable_webhook(deps: Deps, call: Call) -> Answer:
 
 
 async def check_webhook(deps: Deps, call: Call) -> Answer:
-    plane = _hooks(deps)
+    plane = deps.work.webhooks
     hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     await record(deps, call, "webhook.test", hook.endpoint_id, call.body.reason)
     at = timestamp(deps.clock.now())
-    jobs = _jobs(deps).enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))])
+    jobs = deps.work.jobs.enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))])
     return Answer(Count(len(await call.done_in_time(jobs))))
 
 
 async def list_webhook_deliveries(deps: Deps, call: Call) -> Answer:
-    plane = _hooks(deps)
+    plane = deps.work.webhooks
     hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
     return Answer(DeliveryList(await call.in_time(plane.endpoints.deliveries(hook.endpoint_id, call.query.limit))))

@@ -126,11 +126,13 @@ class Entrances:
 
 
 class Sends(Protocol):
-    """Where sends go in: ``holdfast.ingest.intake.Intake``."""
+    """Where sends go in, to be grouped with all others: ``holdfast.ingest.intake.Intake``, or what stands before it."""
 
     def submit(
         self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
-    ) -> None: ...
+    ) -> None:
+        """Take a valid send and answer it exactly once, by ``deadline`` (monotonic)."""
+        ...
 
 
 _Send = tuple[SendBody, User, str, float, Callable[[Outcome], None]]

@@ -95,7 +95,7 @@ class Node:
         self._link.connect(self.node_id, self.gateway.deliver)
         self.log = SqliteEventLog(store)
         self._fanout = self._make_fanout()
-        self._work: WorkPlane | None = None
+        self._work: WorkPlane  # runs on this node's log and history; it comes with ``deps``
 
     @property
     def url(self) -> str:
@@ -206,15 +206,16 @@ class Node:
 
     # --- what the API shows -----------------------------------------------------------------------------
 
-    def deps(self, backups: Backups, work: WorkPlane | None = None) -> Deps:
+    def deps(self, backups: Backups, work: WorkPlane) -> Deps:
         server, self._work = self.settings.server, work
         return Deps(
             durability=self._durability,
             sends=self._sends,
             history=self.history,
-            audit_log=self._store,
-            answers=self._store,
-            erasing=Eraser(self._store, self._durability, self._clock),
+            store=self._store,
+            eraser=Eraser(self._store, self._durability, self._clock),
+            limits=self.limits,
+            work=work,
             tokens=self.tokens,
             keys=self._keys,
             presence=self._presence,
@@ -222,8 +223,6 @@ class Node:
             readiness=self._readiness,
             backup=backups.take,
             backup_step=lambda: backups.step,
-            work=work.jobs if work else None,
-            webhooks=work.webhooks if work else None,
             clock=self._clock,
             ids=self._ids,
             settings=self.settings.api,
@@ -231,7 +230,6 @@ class Node:
             pages=self.settings.gateway.pages,
             origins=frozenset(server.allowed_origins),
             proxies=self._proxies,
-            limits=self.limits,
         )
 
     async def _presence(self, users: Sequence[User]) -> PresenceView:
@@ -251,8 +249,7 @@ class Node:
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
         ready = all(state == "up" for state in dependencies.values())
-        work = self._work.dependencies() if self._work else {}
-        return Readiness(ready, {**dependencies, **self.limits.dependencies(), **work})
+        return Readiness(ready, {**dependencies, **self.limits.dependencies(), **self._work.dependencies()})
 
     def _trouble(self) -> Mapping[str, str]:
         """Which dependency failed when it was asked last, and how."""
