@@ -252,6 +252,11 @@ class Concurrency(Counter, gc=False):
     def reset(self, now: float) -> float:
         return max(self.holders.values(), default=now) - now
 
+    def take(self, now: float, cost: int) -> None:
+        """So many holders without a name: for who only looks ahead, in a copy."""
+        until = now + self.terms.window_ms
+        self.holders = {**self.holders, **{f"new {place}": until for place in range(cost)}}
+
     def hold(self, now: float, hold: str) -> None:
         """Begin to hold, or go on holding for another window."""
         self.holders[hold] = now + self.terms.window_ms

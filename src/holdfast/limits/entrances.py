@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from holdfast import telemetry
 from holdfast.access.door import address_group
-from holdfast.errors import InvalidCheck, RateLimited
+from holdfast.errors import HoldfastError, InternalError, InvalidCheck, RateLimited
 from holdfast.limits.answers import refusal
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
@@ -162,7 +162,7 @@ class LimitedSends:
         waiting, self._waiting = self._waiting, []
         for sender, group in groupby(waiting, _sender):
             sends = list(group)
-            admitted, refused = self._entrances.admit_at_once("send", sender, len(sends))
+            admitted, refused = self._ask(sender, len(sends))
             for place, send in enumerate(sends):
                 try:
                     if refused is None or place < admitted:
@@ -171,3 +171,11 @@ class LimitedSends:
                         send[4](refused)
                 except Exception as error:  # one broken listener must not cost the others their answers
                     telemetry.defect("limits", error)
+
+    def _ask(self, sender: User, count: int) -> tuple[int, HoldfastError | None]:
+        """How many may go in, and what the others are told: also by a defect, which is nobody else's trouble."""
+        try:
+            return self._entrances.admit_at_once("send", sender, count)
+        except Exception as error:
+            telemetry.defect("limits", error)
+            return 0, InternalError("limits could not decide; the log has the cause")

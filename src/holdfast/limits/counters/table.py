@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 
 from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Reading, Terms, hold, peek, reading, take
 from holdfast.limits.counters.contract import Adjustment, Ask, Key
@@ -61,8 +62,10 @@ class CounterTable:
         counter = self._counters.get(key) or self.counter(key, terms, now)
         if peek(counter, terms, now, count):
             return None
-        admitted = take(counter, terms, now, 1, 0).remaining
-        return reading(counter, now, admitted, min(admitted + 1, counter.terms.capacity))
+        admitted = reading(counter, now, 0, 0).remaining
+        after = copy(counter)  # as it is when those who fit have gone ahead: the wait is of who comes next
+        after.take(now, admitted)
+        return reading(after, now, admitted, 1)
 
     def adjust(self, adjustment: Adjustment, now: float) -> bool:
         """Whether it found what it puts right."""
