@@ -169,6 +169,51 @@ def test_what_a_failing_job_released_passes_it_though_the_first_report_of_it_fai
     asyncio.run(main())
 
 
+class Stalling(EmbeddedSeat):
+    """The first call after it has handed out jobs takes two seconds, and fails."""
+
+    handed_out = failed = False
+
+    async def process(self, report: Report, want: Want) -> Claimed:
+        if self.handed_out and not self.failed:
+            self.failed = True
+            await asyncio.sleep(2)
+            raise Unavailable("the store is away")
+        claimed = await super().process(report, want)
+        self.handed_out |= bool(claimed.jobs)
+        return claimed
+
+
+def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is_read_again_at_that_moment() -> None:
+    """It would be marked as held behind the back of the new reading, which knows of nothing that is held."""
+
+    async def main() -> None:
+        clock = LoopClock()
+        store, handlers, ran, go = MemoryWork(clock), Handlers(), list[int](), asyncio.Event()
+        join = store.join
+
+        async def joined(name: str) -> Any:
+            seat: Any = await join(name)
+            seat.__class__ = Stalling
+            return seat
+
+        @handlers.handle(Order, stream=lambda _: "s")
+        async def handle(ctx: Context, order: Order) -> None:
+            await go.wait()
+            ran.append(order.number)
+
+        store.join = joined  # type: ignore[method-assign]
+        await store.enqueue([handlers.draft(Order(n)) for n in range(20)])
+        settings = WorkerSettings(concurrency=4, jobs_max=8)
+        async with Worker(store, handlers, settings=settings, clock=clock).running():
+            await asyncio.sleep(2.5)  # a memory full of one stream, a failed call, a new reading
+            go.set()
+            await asyncio.sleep(10)
+        assert ran == list(range(20))
+
+    run_virtual(main())
+
+
 def test_a_runner_outlives_any_number_of_overdue_jobs() -> None:
     async def main() -> None:
         store, handlers, ended = MemoryWork(SystemClock()), Handlers(), asyncio.Event()

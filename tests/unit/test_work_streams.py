@@ -34,6 +34,15 @@ def test_a_stream_starts_one_job_after_another_and_streams_run_side_by_side() ->
     assert start_all(streams) == [3]
 
 
+def test_what_is_held_in_a_partition_that_is_closed_is_not_told_any_more() -> None:
+    """The store may hear of it after another worker has read the partition, and counts on it as ready."""
+    streams = Streams(per_stream_max=1)
+    streams.add([Job(seq, "order", b"{}", stream, partition=7) for seq, stream in ((1, "a"), (2, "a"), (3, "a"))])
+    streams.add([Job(seq, "order", b"{}", stream, partition=8) for seq, stream in ((4, "b"), (5, "b"))])
+    streams.close([7])
+    assert streams.take_held() == [5]
+
+
 def test_only_announced_jobs_start() -> None:
     streams = Streams()
     streams.add(jobs(None, 1, 2, 3))

@@ -173,10 +173,11 @@ class _Shift:
                 drained_by = drained_by or self._clock.monotonic() + self._settings.drain_seconds
                 if self._drained or self._clock.monotonic() > drained_by:
                     return
-            report = self._take_report()
+            report = Report()
             try:
                 if not self._stopping:  # who leaves reports, and needs neither leases nor a fresh view for that
                     await self._balance()
+                report = self._take_report()  # not before: a new reading counts on what was to be held as ready
                 want = self._want()
                 claimed = await self._seat.process(report, want)
                 self._apply(report, want, claimed)
@@ -184,7 +185,7 @@ class _Shift:
                     await self._rewind()
                 failures = 0
             except LeaseLost:
-                if report.completed:
+                if report.completed or self._report.completed:
                     telemetry.work_completion_refused()
                 raise
             except HoldfastError as error:

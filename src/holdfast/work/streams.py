@@ -46,7 +46,8 @@ class Streams:
         self._backlogs: dict[str, None] = {}
         self.announcing = Announcing(self._waiting)
         self._bytes = 0
-        self._held: list[int] = []
+        self._held: dict[int, int] = {}
+        """Jobs to be marked as held, with their partitions."""
         self._closed: set[int] = set()
         self._unreported: dict[int, Block] = {}
 
@@ -73,7 +74,7 @@ class Streams:
                 self._want_backlog(job.stream, stream, stream.queue[-1].seq)
             if stream.holds(job) or (stream.backlog is not None and job.seq > stream.backlog):
                 stream.has_held = True
-                self._held.append(job.seq)
+                self._held[job.seq] = job.partition
             else:
                 self._join(stream, job)
 
@@ -188,7 +189,7 @@ class Streams:
 
     def take_held(self) -> list[int]:
         """Jobs to be marked as held since the last call."""
-        held, self._held = self._held, []
+        held, self._held = list(self._held), {}
         return held
 
     def rewound(self, blocks: Iterable[Block], backlogs: Iterable[str] = ()) -> None:
@@ -217,8 +218,12 @@ class Streams:
             self._want_backlog(key, self._stream(key), 0)
 
     def close(self, partitions: Iterable[int]) -> None:
-        """Start nothing more of these partitions, and drop what has not started."""
+        """Start nothing more of these partitions, and drop what has not started.
+
+        Nor is anything of them marked as held any more: whoever reads them next may have read past it by then.
+        """
         self._closed.update(partitions)
+        self._held = {seq: partition for seq, partition in self._held.items() if partition not in self._closed}
         for job in [job for job in self._waiting.values() if job.partition in self._closed]:
             self._drop(job)
             if job.stream is None:
@@ -263,7 +268,7 @@ class Streams:
         stream.queue = deque(job for job in stream.queue if job.seq not in gone)
         for job in jobs:
             self._drop(job)
-        self._held.extend(gone)
+            self._held[job.seq] = job.partition
         stream.has_held = True
         self.announcing.place(stream)
 
