@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
-from program import PATIENCE_SECONDS, Program, Terminal, eventually
+from program import PATIENCE_SECONDS, ROOT, Program, Terminal, eventually
 
 from holdfast.access import Tokens, TokenSettings, read_secrets, shared_secret
 from holdfast.cli import talk
@@ -236,6 +237,36 @@ def test_a_token_that_ends_while_talking_ends_the_talk_and_says_what_to_do(
     assert talked.returncode == 1 and "just in time ✓" in talked.stdout
     last = talked.stderr.splitlines()[-1]
     assert "the token has expired" in last and "holdfast token --user" in last
+
+
+INPUT_AFTER_THE_END = """
+import asyncio, os, sys, threading
+from holdfast.cli.screen import PlainScreen
+
+async def talk():
+    async for line in PlainScreen().lines():
+        return
+
+reading, writing = os.pipe()
+os.dup2(reading, 0)
+os.write(writing, b"line\\n" * int(sys.argv[1]))
+asyncio.run(talk())
+os.write(writing, b"more\\n")
+os.close(writing)
+for thread in threading.enumerate():
+    if thread is not threading.main_thread():
+        thread.join()
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 1000])
+def test_input_that_comes_when_the_talk_has_ended_is_left_without_a_word(lines: int) -> None:
+    """The thread that reads it may wait for room, or for more."""
+    done = subprocess.run(
+        [sys.executable, "-c", INPUT_AFTER_THE_END, str(lines)],
+        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_terminal_shows_that_it_is_offline_and_what_waits(program: Program) -> None:

@@ -10,7 +10,8 @@ import termios
 import threading
 import tty
 import unicodedata
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Protocol
 
 from holdfast.cli.editor import Ended, Entered, LineEditor
@@ -73,18 +74,29 @@ class PlainScreen:
         pass
 
     def _read_input(self) -> None:
+        try:
+            for line in self._input():
+                self._hand_over(line)
+        except (RuntimeError, CancelledError):
+            pass  # the loop has ended, and with it the talk: nobody takes the rest
+
+    def _hand_over(self, line: str | None) -> None:
+        putting = self._read.put(line)
+        try:
+            asyncio.run_coroutine_threadsafe(putting, self._loop).result()
+        finally:
+            putting.close()
+
+    def _input(self) -> Iterator[str | None]:
+        """Line by line; None is the end."""
         # os.read, not sys.stdin: a thread that dies holding stdin's lock would take the interpreter with it.
         rest = b""
         while data := os.read(0, 65536):
             *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                self._hand_over(line.decode(errors="replace"))
+            yield from (line.decode(errors="replace") for line in whole)
         if rest:
-            self._hand_over(rest.decode(errors="replace"))
-        self._hand_over(None)
-
-    def _hand_over(self, line: str | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._read.put(line), self._loop).result()
+            yield rest.decode(errors="replace")
+        yield None
 
 
 class TerminalScreen:
