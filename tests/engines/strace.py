@@ -13,13 +13,26 @@ from engines import Impossible, program
 
 PACKAGE = "strace"
 ATTACH_SECONDS_MAX = 20.0
+MEET_SECONDS_MAX = 20.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Injection:
-    """What was injected: ``met`` counts the calls that were disturbed, after the end."""
+    """What is injected."""
 
-    met: int = 0
+    output: Path
+
+    @property
+    def met(self) -> int:
+        """How many calls were disturbed by now."""
+        text = self.output.read_text()
+        return text.count("(INJECTED)") + text.count("(DELAYED)")
+
+    async def meets(self) -> None:
+        """Wait until one was."""
+        async with asyncio.timeout(MEET_SECONDS_MAX):
+            while not self.met:  # noqa: ASYNC110 - another process writes the file
+                await asyncio.sleep(0.05)
 
 
 class Strace:
@@ -46,15 +59,8 @@ class Strace:
         async with asyncio.timeout(ATTACH_SECONDS_MAX):
             said = await tracing.stderr.readline()
         assert b"attached" in said, said
-        injection = Injection()
         try:
-            yield injection
+            yield Injection(output)
         finally:
             tracing.terminate()
             await tracing.wait()
-            injection.met = _disturbed(output)
-
-
-def _disturbed(output: Path) -> int:
-    text = output.read_text()
-    return text.count("(INJECTED)") + text.count("(DELAYED)")
