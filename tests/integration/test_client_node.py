@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engines import free_port
 from holdfast.access import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import Rest
 from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message, Receipt
@@ -269,17 +270,16 @@ def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> 
 def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_path: Path) -> None:
     async def main() -> None:
         state = str(tmp_path / "state")
-        settings = Settings(server=Server(port=0, state_dir=state, log_level="error"))
+        settings = Settings(server=Server(port=free_port(), state_dir=state, log_level="error"))
         async with asyncio.timeout(40):
             async with running(settings) as node:
                 world = World(node)
-                port = int(node.url.rpartition(":")[2])
                 chat_id = await world.chat("alice")
                 alice = await world.client("alice").__aenter__()
                 await alice.send(chat_id, "before")
             try:
                 waiting = asyncio.create_task(alice.send(chat_id, "between"))
-                async with running(replace(settings, server=replace(settings.server, port=port))):
+                async with running(settings):
                     assert (await waiting).sequence == 2
                     assert [m.content for m in await next_of(alice, Message, 2)] == ["before", "between"]
             finally:

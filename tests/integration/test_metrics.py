@@ -144,5 +144,5 @@ def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_return
 
 async def until(operator: Operator, name: str, holds, **labels: str) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(20):
-        while not holds((await operator.metrics())[name, frozenset(labels.items())]):  # noqa: ASYNC110
+        while (found := (await operator.metrics()).get((name, frozenset(labels.items())))) is None or not holds(found):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
