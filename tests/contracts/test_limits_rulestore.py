@@ -58,7 +58,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
                 yield embedded, embedded
             return
         await empty_database(url)
-        settings = PostgresSettings(url)
+        settings = PostgresSettings(url, timeout_seconds=20)  # forty writers in line, on a disk that may be slow
         async with PostgresRuleStore(settings, retention) as store:
             await store.prepare()
             await store.prepare()
@@ -264,11 +264,11 @@ def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) ->
         rings = bell.rings()
         assert (await anext(rings)).seq == 0
         changed = await store.change(change("create"))
-        ring = await asyncio.wait_for(anext(rings), 5)
+        ring = await asyncio.wait_for(anext(rings), 20)
         assert (ring.seq, ring.rule, ring.store) == (1, changed.rule, (await store.head()).store)
         longest = RuleName("t" * 64, "/" + "r" * 255)
         await store.change(change("create", longest))
-        assert (await asyncio.wait_for(anext(rings), 5)).seq == 2
+        assert (await asyncio.wait_for(anext(rings), 20)).seq == 2
         await rings.aclose()
 
     stored(scenario)

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,9 @@ INSTALL_LOCK = Path(tempfile.gettempdir()) / "holdfast-install-engines.lock"
 PORTS = range(20_000, 32_768)
 """Below those that Linux gives to outgoing connections: one of them could take a port before its server does."""
 PORT_PARTS = 8
+PORTS_REMEMBERED = 512
 KEPT_LOGS = Path(__file__).resolve().parents[2] / ".engines" / "logs"
+_given: deque[int] = deque(maxlen=PORTS_REMEMBERED)
 
 
 class Missing(Exception):
@@ -125,14 +128,19 @@ def _install(package: str, reason: str) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on, from the part of ``PORTS`` that is this test process's own."""
+    """A loopback port that nothing listens on, from the part of ``PORTS`` that is this test process's own.
+
+    Not one that was given lately: whoever has it may not listen yet, or not at the moment.
+    """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     mine = PORTS[worker % PORT_PARTS :: PORT_PARTS]
     while True:
         port = random.SystemRandom().choice(mine)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _given:
+                _given.append(port)
+                return port
 
 
 def own_folder(name: str, owner: str | None) -> Path:

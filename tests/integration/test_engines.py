@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 from program import ROOT, eventually
 
-from engines import Missing, Server, program
+from engines import Missing, Server, free_port, program
 from engines.postgres import start
 
 HANGING_TEST = """
@@ -78,6 +78,11 @@ def _runs(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def test_nobody_is_given_a_port_that_another_one_was_given_and_does_not_use_yet() -> None:
+    ports = [free_port() for _ in range(400)]
+    assert len(set(ports)) == 400
 
 
 def test_a_program_that_may_not_be_installed_is_missing_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

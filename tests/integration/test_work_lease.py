@@ -285,12 +285,13 @@ def test_lanes_are_locked_from_the_lowest_whatever_the_order_of_the_jobs(postgre
         async with postgres_work(postgres_server.url) as o:
             streams = sorted((f"s{number}" for number in range(20)), key=lambda stream: place_of(stream)[1] or 0)
             holder, looker = [await asyncpg.connect(postgres_server.url) for _ in range(2)]
-            advisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = $1"
+            waiting = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            held = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid IN ({waiting})"
             async with holder.transaction():
                 await enqueue(holder, draft(streams[0]))
                 others = asyncio.create_task(o.store.enqueue([draft(stream) for stream in reversed(streams)]))
-                await until(lambda: looker.fetchval(advisory, False))
-                assert await looker.fetchval(advisory, True) == 1, "who waits for the lowest holds no higher one"
+                await until(lambda: looker.fetchval(waiting))
+                assert await looker.fetchval(held) == 0, "who waits for the lowest holds no higher one"
             assert len(await others) == 20
             await holder.close()
             await looker.close()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ from holdfast.work.outbox import enqueue
 
 CHILD = Path(__file__).resolve().parents[1] / "support" / "work_child.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
+NOBODY_DIES = 60.0
+"""Who is held up for a moment, among eight that start at once on a busy machine, is not taken for dead."""
 
 
 def deed(stream: str, **what: Any) -> Draft:
@@ -46,11 +48,11 @@ class Yard:
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     history: JobHistory = field(default_factory=JobHistory)
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, dead_after_seconds: float = 1.5) -> subprocess.Popen[bytes]:
         log = self.folder / f"{name}.jsonl"
         with (self.folder / f"{name}.out").open("ab") as out:
             child = subprocess.Popen(
-                [sys.executable, str(CHILD), self.url, str(log), name],
+                [sys.executable, str(CHILD), self.url, str(log), name, str(dead_after_seconds)],
                 stdout=out,
                 stderr=out,
                 env={**os.environ, "PYTHONPATH": str(SOURCE)},
@@ -63,7 +65,7 @@ class Yard:
         self.history.enqueued += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)]
         return seqs
 
-    async def drained(self, seconds: float = 40.0) -> None:
+    async def drained(self, seconds: float = 60.0) -> None:
         async def empty() -> bool:
             return not await self.store.find(Query(), 1)
 
@@ -117,15 +119,16 @@ async def until(condition: Any, seconds: float = 30.0) -> None:
 def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(postgres_server: Server, tmp_path: Path) -> None:
     async def main() -> None:
         async with yard(postgres_server, tmp_path) as place:
-            zombie = place.start("zombie")
-            await place.enqueue(*(deed(f"s{n % 10}", seconds=0.15) for n in range(60)))
+            zombie, gate = place.start("zombie"), tmp_path / "gate"
+            await place.enqueue(*(deed(f"s{n % 10}", gate=str(gate) if n >= 20 else "") for n in range(60)))
             effects = "SELECT count(*) FROM effects"
 
-            async def some() -> bool:
-                return bool(await place.connection.fetchval(effects) > 10)
+            async def ten_at_the_gate() -> bool:
+                return bool(await place.connection.fetchval(effects) == 20)
 
-            await until(some)
+            await until(ten_at_the_gate)
             zombie.send_signal(signal.SIGSTOP)
+            gate.touch()
             place.start("heir")
             await place.drained()
             zombie.send_signal(signal.SIGCONT)
@@ -175,7 +178,7 @@ def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
                     await asyncio.sleep(0.05)
 
             feeder = asyncio.create_task(feed())
-            first = place.start("w0")
+            first = place.start("w0", NOBODY_DIES)
             owners = "SELECT count(DISTINCT owner) FROM holdfast_work.partition WHERE owner IS NOT NULL"
 
             async def owned_by(count: int) -> bool:
@@ -191,7 +194,7 @@ def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
                 return await owned_by(8)
 
             await until(one)
-            others = [place.start(f"w{n}") for n in range(1, 8)]
+            others = [place.start(f"w{n}", NOBODY_DIES) for n in range(1, 8)]
             await until(eight, 60)
             for other in others:
                 other.terminate()
@@ -212,14 +215,17 @@ def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
 def test_late_commits_and_kills_lose_nothing_and_keep_the_order(postgres_server: Server, tmp_path: Path) -> None:
     async def main() -> None:
         async with yard(postgres_server, tmp_path) as place:
-            ends_at = time.monotonic() + 12
+            least_until = time.monotonic() + 12
             workers = [place.start("w0"), place.start("w1")]
             kills = 0
+
+            def going_on() -> bool:
+                return time.monotonic() < least_until or kills < 3 or len(place.history.enqueued) <= 500
 
             async def killer() -> None:
                 nonlocal kills
                 rng = random.Random(5)
-                while time.monotonic() < ends_at:
+                while going_on():
                     await asyncio.sleep(rng.uniform(1.5, 2.5))
                     index = rng.randrange(2)
                     workers[index].kill()
@@ -227,20 +233,19 @@ def test_late_commits_and_kills_lose_nothing_and_keep_the_order(postgres_server:
                     workers[index] = place.start(f"w{index}")
                     kills += 1
 
-            await asyncio.gather(killer(), *(_produce(place, n, ends_at) for n in range(6)))
+            async with asyncio.timeout(60):
+                await asyncio.gather(killer(), *(_produce(place, n, going_on) for n in range(6)))
             await place.drained()
-            assert kills >= 3
-            assert len(place.history.enqueued) > 500
             await place.verdict()
 
     asyncio.run(main())
 
 
-async def _produce(place: Yard, number: int, ends_at: float) -> None:
+async def _produce(place: Yard, number: int, going_on: Callable[[], bool]) -> None:
     """Transactions that enqueue once or twice, wait, and commit, roll back or are cut off."""
     rng = random.Random(number)
     connection = await asyncpg.connect(place.url)
-    while time.monotonic() < ends_at:
+    while going_on():
         if connection.is_closed():
             connection = await asyncpg.connect(place.url)
         fate = rng.random()

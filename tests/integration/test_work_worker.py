@@ -251,7 +251,7 @@ def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(postgres
 
         await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(8)])
         async with Worker(o.store, handlers, settings=QUICK).running():
-            await until(lambda: empty(o), 8)
+            await until(lambda: empty(o))
 
     check(lambda: postgres_work(postgres_server.url), body)
 

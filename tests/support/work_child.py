@@ -1,7 +1,7 @@
-"""A worker process for tests: ``python work_child.py URL LOG NAME``. It logs its runs as JSON lines.
+"""A worker process for tests: ``python work_child.py URL LOG NAME DEAD_AFTER``. It logs its runs as JSON lines.
 
-What a job does is in its payload: how long it takes, whether its effect is applied in a transaction (table
-``effects``), whether it kills its process.
+What a job does is in its payload: how long it takes, which file it waits for, whether its effect is applied in a
+transaction (table ``effects``), whether it kills its process. Without a beat for DEAD_AFTER seconds it is taken over.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from holdfast.work.postgres_seat import SeatSettings
 class Deed(msgspec.Struct):
     stream: str
     seconds: float = 0.0
+    gate: str = ""
     transaction: bool = True
     kill: bool = False
     fail_attempts: int = 0
 
 
-async def main(url: str, log_path: str, name: str) -> None:
-    seat = SeatSettings(beat_seconds=0.2, no_start_after_seconds=1.0, dead_after_seconds=1.5, stuck_after_seconds=5.0)
+async def main(url: str, log_path: str, name: str, dead_after: str) -> None:
+    dead, stuck = float(dead_after), max(5.0, float(dead_after))
+    seat = SeatSettings(0.2, dead_after_seconds=dead, no_start_after_seconds=dead * 2 / 3, stuck_after_seconds=stuck)
     store = await PostgresWork.open(url, seat_settings=seat, connections_max=12)
     handlers = Handlers()
     with Path(log_path).open("a", buffering=1) as log:  # noqa: ASYNC230 - a log line per run, in a test
@@ -46,6 +48,8 @@ async def main(url: str, log_path: str, name: str) -> None:
             try:
                 if deed.seconds:
                     await asyncio.sleep(deed.seconds)
+                while deed.gate and not Path(deed.gate).exists():  # noqa: ASYNC110, ASYNC240 - another process opens it
+                    await asyncio.sleep(0.01)
                 if ctx.job.attempt <= deed.fail_attempts:
                     raise RuntimeError("as ordered")
                 if deed.transaction:
