@@ -540,7 +540,7 @@ def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_t
             stays = await parts.chat("alice", "bob")
             alice, bob = await live(parts, "alice"), await live(parts, "bob")
             await parts.remove(chat_id, "bob")
-            await parts.gateway.ask_memberships()
+            await parts.gateway.belonging.ask_memberships()
             parts.gateway.push_to_chat(chat_id, ("typing",), TYPING)
             await settle()
             assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}]
@@ -575,7 +575,7 @@ def test_memberships_read_before_an_event_do_not_take_it_back() -> None:
             left, joined = await parts.chat("alice", "bob"), await parts.chat("alice")
             bob = await live(parts, "bob")
             store.gate.clear()
-            asking = asyncio.create_task(parts.gateway.ask_memberships())
+            asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
             await settle()
             for chat_id, what in ((left, "member_removed"), (joined, "member_added")):
                 event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
@@ -595,7 +595,7 @@ def test_memberships_read_before_a_connection_came_say_nothing_about_it() -> Non
             await live(parts, "bob")
             chat_id = await parts.chat("alice", "bob")
             store.gate.clear()
-            asking = asyncio.create_task(parts.gateway.ask_memberships())
+            asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
             await settle()
             await parts.remove(chat_id, "bob")
             tablet = parts.connect("bob", "tablet")
@@ -615,7 +615,7 @@ def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeyp
             return await super().memberships(users)
 
     broken: list[str] = []
-    monkeypatch.setattr("holdfast.gateway.gateway.USERS_PER_READ", 1)
+    monkeypatch.setattr("holdfast.gateway.belonging.USERS_PER_READ", 1)
 
     async def story() -> None:
         async with bench(store=Partly()) as parts:
@@ -623,7 +623,7 @@ def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeyp
             bob = await live(parts, "bob")
             broken.append("alice")
             await parts.chat("carol", "bob")
-            await parts.gateway.ask_memberships()
+            await parts.gateway.belonging.ask_memberships()
             await settle()
             assert types_of(bob.take()) == ["resync"]
 
@@ -645,7 +645,7 @@ def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
                 parts.connect(f"user_{n}")
             await settle()
             store.reads = 0
-            await parts.gateway.ask_memberships()
+            await parts.gateway.belonging.ask_memberships()
             assert store.reads == 3
 
     run(story())

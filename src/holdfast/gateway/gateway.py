@@ -1,39 +1,31 @@
 """The connections of this node: who is here, what reaches them, and how they end.
 
-The gateway is stateless beyond its sockets. It delivers what fanout hands it, lets time pass for every session,
-asks the store for heads once per heartbeat interval, sheds the fullest connections above its memory budget, and
-drains when the node stops. Nothing here waits for a client.
+The gateway is stateless beyond its sockets. It delivers what fanout hands it, lets time pass for every session, sheds
+the fullest connections above its memory budget, and drains when the node stops. Nothing here waits for a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from holdfast import telemetry
 from holdfast.access import Principal
-from holdfast.errors import HoldfastError
-from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.fanout.contract import Envelope
+from holdfast.gateway.belonging import Belonging
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Plane, Socket
-from holdfast.message import Cursor, Message, User
+from holdfast.message import Message, User
 from holdfast.session.deliveries import WAKE
 from holdfast.session.roster import Roster
-from holdfast.store.changes import membership_event
-from holdfast.store.memberships import USERS_PER_READ
 from holdfast.wire.closing import Closing
 from holdfast.wire.run import Run
 
-T = TypeVar("T")
-
 TICK_SECONDS = 0.25
-HEADS_PER_READ = 500
-EPOCH_UNKNOWN = 0
-"""An event tells a chat's newest sequence but not its epoch; epochs start at 1, and the first page tells it."""
 
 
 class Neighbours(Protocol):
@@ -64,8 +56,7 @@ class Gateway:
         self._dirty: list[Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.Task[None]] = []
-        self._moved: set[User] | None = None
-        """Who joined or left a chat since a read of memberships began; None while there is none."""
+        self.belonging = Belonging(self._roster, plane.history, plane.clock)
         self._log = telemetry.ConnectionLog(plane.clock.monotonic())
         self._empty = asyncio.Event()
         self.draining = False
@@ -74,8 +65,8 @@ class Gateway:
         heartbeat = self._plane.limits.timeouts.heartbeat_interval_seconds
         self._timers = [
             asyncio.create_task(_every(TICK_SECONDS, self._tick)),
-            asyncio.create_task(_every(heartbeat, self.ask_heads)),
-            asyncio.create_task(_every(heartbeat, self.ask_memberships)),
+            asyncio.create_task(_every(heartbeat, self.belonging.ask_heads)),
+            asyncio.create_task(_every(heartbeat, self.belonging.ask_memberships)),
         ]
         return self
 
@@ -129,12 +120,12 @@ class Gateway:
         delivered = 0
         one_stretch = len(envelope.stretches) == 1
         for stretch in envelope.stretches:
-            self._meet(stretch)
+            self.belonging.meet(stretch)
             parts = _cut_behind_events(stretch.messages)
             for messages in parts:
                 delivered += self._deliver_run(Run(messages), now, alone=one_stretch and len(parts) == 1)
                 if messages[-1].kind == "event":
-                    self._apply_event(stretch.tenant, messages[-1])
+                    self.belonging.apply(stretch.tenant, messages[-1])
         telemetry.delivered(delivered)
 
     def _deliver_run(self, run: Run, now: float, *, alone: bool) -> int:
@@ -165,35 +156,6 @@ class Gateway:
             except Exception as error:
                 _give_up(next(connection for connection in connections if connection.write is write), error)
         return len(connections) * run.count
-
-    def _meet(self, stretch: Stretch) -> None:
-        """Members of whom the roster does not know it: the chat was created after they connected."""
-        first = stretch.messages[0]
-        for user in self._roster.missing(first.chat_id, stretch.users):
-            self._join(user, first.chat_id, first.sequence - 1)
-
-    def _apply_event(self, tenant: str, message: Message) -> None:
-        event = membership_event(message)
-        if event is None or event.user_id is None:
-            return
-        user = User(tenant, event.user_id)
-        if event.event == "member_added":
-            self._join(user, message.chat_id, message.sequence)
-        elif event.event == "member_removed":
-            self._note_move(user)
-            self._roster.left(user, message.chat_id)
-            for connection in self._roster.of_user(user):
-                connection.do(connection.owed.membership(message.chat_id, None))
-
-    def _note_move(self, user: User) -> None:
-        if self._moved is not None:
-            self._moved.add(user)
-
-    def _join(self, user: User, chat_id: str, head: int) -> None:
-        self._note_move(user)
-        self._roster.joined(user, chat_id)
-        for connection in self._roster.of_user(user):
-            connection.do(connection.owed.membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
 
     def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
         """Queue an ephemeral frame to the sessions of a chat; the newest of a key wins."""
@@ -284,51 +246,6 @@ class Gateway:
         if patience and self._plane.sends_failing_seconds() >= patience:
             self._send_away(Closing.UPSTREAM_FAILURE)
 
-    async def ask_heads(self) -> None:
-        """Every session learns the heads of its chats from the store itself, not from what passed through here,
-        so that a skipped delivery is always found, the last one of a quiet chat too."""
-        await _in_parts("heads", list(self._roster.chats), HEADS_PER_READ, self._ask_heads)
-
-    async def _ask_heads(self, chat_ids: Sequence[str]) -> None:
-        for chat_id, head in (await self._plane.history.heads(chat_ids)).items():
-            self.heard(chat_id, head)
-
-    async def ask_memberships(self) -> None:
-        """Users learn of chats whose event of joining was skipped, for such a chat is in nobody's heads; and get
-        nothing more, not even typing, of chats whose event of leaving was skipped."""
-        await _in_parts("memberships", list(self._roster.users), USERS_PER_READ, self._ask_memberships)
-
-    async def _ask_memberships(self, users: Sequence[User]) -> None:
-        """Who changes while the store is being read is left to the next time: what was read may be older than they."""
-        asked = {user: self._roster.of_user(user) for user in users}
-        asked = {user: here for user, here in asked.items() if all(connection.established for connection in here)}
-        self._moved = set()
-        try:
-            found = await self._plane.history.memberships_of(list(asked))
-            moved = self._moved
-        finally:
-            self._moved = None
-        for user, memberships in found.items():
-            if user not in moved and self._roster.of_user(user) == asked[user]:
-                self._correct(user, asked[user], memberships)
-
-    def _correct(self, user: User, here: Sequence[Connection], memberships: Mapping[str, Cursor]) -> None:
-        if all(connection.chats == memberships.keys() for connection in here):
-            return
-        for chat_id, head in memberships.items():
-            if any(chat_id not in connection.chats for connection in here):
-                self._join(user, chat_id, head.sequence)
-        for chat_id in {chat_id for connection in here for chat_id in connection.chats} - memberships.keys():
-            self._roster.left(user, chat_id)
-            for connection in here:
-                connection.do(connection.owed.membership(chat_id, None, heard=False))
-
-    def heard(self, chat_id: str, head: Cursor) -> None:
-        """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""
-        now = self._plane.clock.monotonic()
-        for connection in self._roster.in_chat(chat_id):
-            connection.do(connection.owed.head(chat_id, head, now))
-
     def _shed(self, waiting: int) -> None:
         """Close the fullest connections until the rest fits: a disconnected client heals, a dead node does not."""
         open_ones = [connection for connection in self._connections.values() if connection.closing is None]
@@ -366,20 +283,6 @@ def _give_up(connection: Connection, error: BaseException) -> None:
     """One broken connection must not keep back the others; its client reconnects and resumes."""
     telemetry.defect("gateway", error)
     connection.abort()
-
-
-async def _in_parts(what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]) -> None:
-    """Ask for all, part by part; parts that fail keep back no other, and are asked for again the next time."""
-    unread = 0
-    last: HoldfastError | None = None
-    for start in range(0, len(items), size):
-        part = items[start : start + size]
-        try:
-            await ask(part)
-        except HoldfastError as error:
-            unread, last = unread + len(part), error
-    if last is not None:
-        telemetry.unread(what, unread, last)
 
 
 async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:

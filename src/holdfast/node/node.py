@@ -72,7 +72,7 @@ class Node:
             clock,
             gateway_settings.circuit_breaker,
             plane_settings.changes,
-            epoch_raised=lambda chat_id, head: self.gateway.heard(chat_id, head),
+            epoch_raised=lambda chat_id, head: self.gateway.belonging.heard(chat_id, head),
         )
         self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake)
         self.limits = limits
