@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from chats import ANN, PAGE, acked, create, draft, fill, operator, send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.json import decode, encode
+from program import eventually
 
 from holdfast import telemetry
 from holdfast.clock import ManualClock
@@ -36,6 +39,7 @@ from holdfast.sqlite.errors import Doing, translate
 from holdfast.store.changes import Redact
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 from holdfast.store.sqlite import database as chats_file
+from holdfast.store.sqlite import store as sqlite_store
 from holdfast.verify.powercut import Disk
 
 APSW_ERRORS = sorted(
@@ -620,6 +624,41 @@ def test_redacted_content_is_nowhere_in_the_file(tmp_path: Path) -> None:
     for file in tmp_path.glob("chats.db*"):
         for trace in (b"S3cret-", b"L0ng-s3cret-", *hashes):  # a text that can be guessed is proved by its hash
             assert trace not in file.read_bytes(), file
+
+
+async def until_gone(directory: Path, trace: bytes) -> None:
+    def gone() -> bool:
+        return all(trace not in file.read_bytes() for file in directory.glob("chats.db*"))
+
+    await asyncio.to_thread(eventually, gone, "a log without it")
+
+
+def test_redacted_content_leaves_the_log_too_while_the_store_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before its readers allow it; what a crash leaves until then is gone after the next start."""
+    monkeypatch.setattr(sqlite_store, "WIPE_AGAIN_SECONDS", 0.01)
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+
+    async def scenario(store: SqliteStore) -> None:
+        await create(store)
+        acked(await send(store, "k", "S3cret"))
+        with closing(apsw.Connection(str(tmp_path / "chats.db"))) as reader, reader:
+            reader.execute("SELECT count(*) FROM messages").fetchall()
+            await store.change(Redact(operator(), "chat_a", 1))
+            await fill(store, 5)
+            for name in ("chats.db", "chats.db-wal"):
+                shutil.copy(tmp_path / name, crashed)
+            assert b"S3cret" in (crashed / "chats.db-wal").read_bytes()
+        await until_gone(tmp_path, b"S3cret")
+
+    async def after_the_crash(store: SqliteStore) -> None:
+        await until_gone(crashed, b"S3cret")
+        assert (await store.read_after("chat_a", 0, *PAGE)).head == 6
+
+    with_store(tmp_path, scenario)
+    with_store(crashed, after_the_crash)
 
 
 def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_space(small_disk: Path) -> None:

@@ -266,6 +266,21 @@ class Handle:
         finally:
             self._roll_back(connection)
 
+    def empty_log(self) -> bool:
+        """Bring the log into the file and cut it to nothing; False while a reader needs it. Waits for nobody."""
+        connection = self.connection()
+        connection.set_busy_timeout(0)
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            return False
+        except apsw.Error as error:
+            raise self.failed(error) from error
+        finally:
+            if self._connection is connection:
+                connection.set_busy_timeout(int(self._settings.busy_timeout_seconds * 1000))
+        return True
+
     def _require_in_place(self) -> None:
         """Within a transaction: its log is open. Unavailable if what would be written is not what is found later."""
         self._require(self.path, self._file)

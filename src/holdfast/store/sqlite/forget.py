@@ -25,4 +25,4 @@ def forget_user(handle: Handle, user: User) -> Written[None]:
     with handle.transaction() as connection:
         connection.execute(SQL["forget_devices_of"], user._asdict())
         connection.execute(SQL["forget_answers_of"], user._asdict())
-    return Written(None)
+    return Written(None, forgets=True)

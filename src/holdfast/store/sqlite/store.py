@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavailable
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 HEADS_AT_ONCE = 1_000
 """``heads`` of more chats is split, so that no reader is kept from others for long."""
+WIPE_AGAIN_SECONDS = 1.0
+"""When a reader was in the way of a wipe."""
 
 
 class SqliteStore:
@@ -50,19 +53,26 @@ class SqliteStore:
         self._listeners: list[Committed] = []
         self._unsure = False
         """The writer's thread does not know what became of its last write."""
+        self._traces = False
+        """The file's log holds what was forgotten, or may: it is what a crash left."""
+        self._wiping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        self._traces = self._path.with_name(self._path.name + "-wal").exists()
         connection = await asyncio.to_thread(open_and_migrate, self._path, self._settings, self._vfs)
         writer = self._handle(write=True)
         writer.adopt(connection)
         readers = [self._handle(write=False) for _ in range(self._settings.readers)]
         self._writer = Crew("store-writer", [writer], self._settings.writes_waiting_max, _busy)
         self._readers = Crew("store-reader", readers, self._settings.reads_waiting_max, _too_many_reads)
+        self._wipe_soon()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._wiping is not None:
+            self._wiping.cancel()  # closing empties the log, too
         await self._readers.close()
         await self._writer.close()
 
@@ -165,6 +175,7 @@ class SqliteStore:
                 raise
             if self._unsure or written.forgets:
                 heard.append([])
+                self._traces = True
             self._unsure = False
             if written.entries:
                 heard.append(written.entries)
@@ -184,9 +195,28 @@ class SqliteStore:
         return Handle(self._path, settings, self._vfs, write=write)
 
     def _tell(self, heard: Sequence[Sequence[Entry]]) -> None:
+        self._wipe_soon()
         for entries in heard:
             for listener in self._listeners:
                 listener(entries)
+
+    def _wipe_soon(self) -> None:
+        if self._traces and self._wiping is None:
+            self._wiping = asyncio.create_task(self._wipe())
+
+    async def _wipe(self) -> None:
+        """Until nothing of what was forgotten is left in the log: a page of it holds what was there before, too."""
+        while self._traces:
+            try:
+                await self._writer.do(self._empty_log)
+            except HoldfastError as error:
+                telemetry.log.warning("store.not_wiped", error=str(error))
+            if self._traces:
+                await asyncio.sleep(WIPE_AGAIN_SECONDS)
+        self._wiping = None
+
+    def _empty_log(self, handle: Handle) -> None:
+        self._traces = not handle.empty_log()
 
 
 def _busy() -> HoldfastError:
