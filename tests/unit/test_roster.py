@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -189,3 +190,38 @@ class Comings(RuleBasedStateMachine):
 
 Comings.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestComings = Comings.TestCase
+
+
+def seconds_of_a_storm(size: int) -> float:
+    """Processor time until so many have come into ten chats and gone again, the best of three."""
+    chats = {f"chat_{n}" for n in range(10)}
+    took = []
+    for _ in range(3):
+        here: Roster[Here] = roster()
+        sessions = [Here(User("default", f"user_{n}"), chats=chats) for n in range(size)]
+        begun = time.process_time()
+        for session in sessions:
+            here.add(session)
+            here.established(session)
+        assert len(here.in_chat("chat_1")) == size
+        for session in sessions:
+            here.remove(session)
+        took.append(time.process_time() - begun)
+        assert not here.chats
+    return min(took)
+
+
+def test_coming_and_going_costs_the_same_however_many_are_there() -> None:
+    few, many = seconds_of_a_storm(400), seconds_of_a_storm(4000)
+    assert many < 30 * few, f"ten times as many took {many / few:.0f} times as long"
+
+
+def test_who_goes_through_the_sessions_of_a_chat_sees_them_as_they_were() -> None:
+    here, sessions = roster(), [Here(User("default", f"user_{n}"), chats={"chat_1"}) for n in range(3)]
+    for session in sessions:
+        here.add(session)
+        here.established(session)
+    for session in (seen := here.in_chat("chat_1")):
+        here.remove(session)
+    assert seen == tuple(sessions)
+    assert here.in_chat("chat_1") == ()

@@ -1,8 +1,8 @@
 """Which sessions are here, by user and by chat. (Pure.)
 
 A user has one session per device and at most ``connections_max``: a device's new socket replaces its old one,
-a further device closes the oldest. The sessions of a chat are handed out as a tuple that is replaced when they
-change, so a delivery may go through it while sessions come and go.
+a further device closes the oldest. The sessions of a chat are handed out as a tuple that never changes, so a delivery
+may go through it while sessions come and go.
 """
 
 from __future__ import annotations
@@ -31,13 +31,30 @@ NOBODY: Set[User] = frozenset()
 
 
 class _Present(Generic[S]):
-    """The sessions of a chat, and a set of users of whom it is known that all are among them."""
+    """The sessions of a chat, and a set of users of whom it is known that all are among them.
 
-    __slots__ = ("covered", "sessions")
+    Sessions come and go in a dict; a delivery goes through a tuple. Each is made from the other when it is needed, so
+    that a thousand who come or go together cost one tuple and not a thousand.
+    """
 
-    def __init__(self, sessions: tuple[S, ...]) -> None:
-        self.sessions = sessions
+    __slots__ = ("_changing", "_settled", "covered")
+
+    def __init__(self) -> None:
+        self._changing: dict[S, None] | None = None
+        self._settled: tuple[S, ...] = ()
         self.covered = NOBODY
+
+    @property
+    def sessions(self) -> tuple[S, ...]:
+        if self._changing is not None:
+            self._settled, self._changing = tuple(self._changing), None
+        return self._settled
+
+    @property
+    def changing(self) -> dict[S, None]:
+        if self._changing is None:
+            self._changing, self._settled = dict.fromkeys(self._settled), ()
+        return self._changing
 
 
 class Roster(Generic[S]):
@@ -123,18 +140,23 @@ class Roster(Generic[S]):
                 self._leave(chat_id, session)
 
     def _join(self, chat_id: str, session: S) -> None:
-        here = self.in_chat(chat_id)
-        if session in self._chats and session not in here:
-            self._chats[session].append(chat_id)
-            self._in_chat[chat_id] = _Present((*here, session))
+        chats = self._chats.get(session)
+        if chats is None:
+            return
+        if (present := self._in_chat.get(chat_id)) is None:
+            present = self._in_chat[chat_id] = _Present()
+        here = present.changing
+        if session not in here:
+            here[session] = None
+            chats.append(chat_id)
 
     def _leave_all(self, session: S) -> None:
         for chat_id in self._chats.pop(session, ()):
             self._leave(chat_id, session)
 
     def _leave(self, chat_id: str, session: S) -> None:
-        rest = tuple(other for other in self.in_chat(chat_id) if other is not session)
-        if rest:
-            self._in_chat[chat_id] = _Present(rest)
-        else:
+        present = self._in_chat[chat_id]
+        present.covered = NOBODY
+        del present.changing[session]
+        if not present.changing:
             del self._in_chat[chat_id]
