@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,11 +20,23 @@ from msgspec import structs
 from engines import Server
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Reading, Terms, hold, peek, reading, take
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
+from holdfast.limits.algorithms import (
+    COUNTERS,
+    Concurrency,
+    Counter,
+    Reading,
+    Terms,
+    hold,
+    peek,
+    reading,
+    take,
+    terms_of,
+)
+from holdfast.limits.counters import redis as redis_counters
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key, key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-from holdfast.limits.rules import Algorithm, Stamp
+from holdfast.limits.rules import Algorithm, Rule, Stamp
 
 AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
 Scenario = Callable[[Counters], Awaitable[None]]
@@ -265,6 +278,48 @@ def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
         assert all(answers[0].admitted == 1 for answers in taken.readings)
 
     counting(scenario)
+
+
+def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(redis_server: Server) -> None:
+    async def main() -> None:
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        counters = RedisCounters(RedisSettings(redis_server.url))
+        entries = [[Ask(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
+        await counters.take(entries)
+        await client.config_resetstat()
+        await counters.take(entries)
+        stats = await client.info("commandstats")
+        assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "time", "get", "set")} == {
+            "evalsha": 1, "time": 1, "get": KEYS_PER_CALL_MAX, "set": KEYS_PER_CALL_MAX,
+        }  # fmt: skip
+        await counters.aclose()
+        await client.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_counter_in_redis_is_named_by_tenant_algorithm_and_rule_and_tells_no_subject(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_counters, "NAMES_MAX", 3)
+
+    async def main() -> None:
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        counters = RedisCounters(RedisSettings(redis_server.url))
+        await client.flushall()
+        rule = Rule("*", "/api/*", "sliding_window", 5, 60.0)
+        prefix = key_prefix("acme", rule)
+        for subject in [*(f"ann@example.org{n}" for n in range(10)), "ann@example.org0"]:
+            await counters.take([[Ask((prefix, subject), terms_of(rule))]])
+            assert len(counters._names) <= 3
+        names = [name.decode() for name in await client.keys("*")]
+        assert len(names) == 10, "one for each subject, also for one whose name was forgotten"
+        pattern = r"rl:\{acme\}:sliding_window:\*//api/\*:[0-9a-f]{24}"
+        assert all(re.fullmatch(pattern, name) for name in names), names
+        await counters.aclose()
+        await client.aclose()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])

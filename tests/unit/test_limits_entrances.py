@@ -10,10 +10,11 @@ from limitworld import Shared
 
 from holdfast.clock import ManualClock
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import Entrances
+from holdfast.limits.entrances import Entrances, LimitedSends
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Algorithm, Rule, RuleSet
 from holdfast.message import User
+from holdfast.wire.frames import SendBody
 
 
 @pytest.mark.parametrize(("algorithm", "slips"), [("token_bucket", 1), ("fixed_window", 4), ("sliding_window", 3)])
@@ -84,3 +85,27 @@ def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
     assert admitted([f"2001:db8:1:{n:x}::1" for n in range(3, 103)]) == 100, "another /64 is somebody else"
     assert admitted(["192.0.2.1", "::ffff:192.0.2.1"] * 50) == 60
     assert admitted([f"192.0.2.{n}" for n in range(2, 102)]) == 100
+
+
+@pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
+def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> None:
+    class Taken:
+        def __init__(self) -> None:
+            self.at: list[float] = []
+
+        def submit(self, *_: object) -> None:
+            self.at.append(asyncio.get_running_loop().time())
+
+    async def main() -> None:
+        counters, loop, taken = Shared(), asyncio.get_running_loop(), Taken()
+        counters.mood = mood
+        rule = Rule("*", "send:user", "token_bucket", 1000, 60.0)
+        sends = LimitedSends(taken, Entrances(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule]))))
+        asked = []
+        for _ in range(100):
+            asked.append(loop.time())
+            sends.submit(SendBody("m1", "lobby", "hi"), User("acme", "ann"), "", 0.0, lambda outcome: None)
+            await asyncio.sleep(0.01)
+        assert taken.at == asked, "in the very turn in which they came"
+
+    virtual.run(main())

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import virtual
@@ -14,6 +14,7 @@ from limitworld import Shared
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from holdfast import telemetry
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidCheck
 from holdfast.limits import limiter as limiting
@@ -367,6 +368,78 @@ def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None
         assert alone.remaining == 8, "a refused group counts nothing"
         twice = [Check("acme", "send", "bob", 5), Check("acme", "send", "bob", 4)]
         assert [d.remaining for d in await limits.check_many(twice)] == [1, 1], "the same rule twice is one sum"
+
+    virtual.run(main())
+
+
+def test_groups_are_entries_of_their_own_and_never_merged() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = limiter(counters, rule(3), rule(3, "connect"))
+        group = [Check("acme", name, "ann") for name in ("send", "connect")]
+        single = limits.check("acme", "send", "ann")
+        decided = await asyncio.gather(*[limits.check_many(group) for _ in range(4)], single)
+        assert [[len(entry) for entry in call] for call in counters.calls] == [[2, 2, 2, 2, 1]]
+        assert [[d.allowed for d in each] for each in decided[:4]] == [[True, True]] * 3 + [[False, False]]
+
+    virtual.run(main())
+
+
+def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the_new_one() -> None:
+    async def main() -> None:
+        limits = limiter(Shared(), rule(1))
+        begun = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(2)]
+        await asyncio.sleep(0)
+        limits.use(limits.rules.merge(rule(100, version=2)))
+        decisions = await asyncio.gather(*begun)
+        assert [(d.allowed, d.limit, d.rule_version) for d in decisions] == [(True, 1, 1), (False, 1, 1)]
+        after = await limits.check("acme", "send", "ann")
+        assert (after.allowed, after.limit, after.rule_version) == (True, 100, 2)
+
+    virtual.run(main())
+
+
+def test_a_rule_is_looked_up_once_for_each_resource_and_what_is_remembered_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Noted(RuleSet):
+        looked: ClassVar[list[str]] = []
+
+        def lookup(self, tenant: str, resource: str) -> Rule | None:
+            self.looked.append(resource)
+            return super().lookup(tenant, resource)
+
+    monkeypatch.setattr(limiting, "PLANS_MAX", 5)
+    rules = Noted({made.name: made for made in [rule(10), rule(5, "*")]})
+    limits = Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=rules)
+    for _ in range(3):
+        assert (decision := limits.try_check("acme", "send", "ann")) is not None and decision.limit == 10
+    assert rules.looked == ["send"]
+    for n in range(20):
+        assert (decision := limits.try_check("acme", f"r{n}", "ann")) is not None and decision.limit == 5
+        assert len(limits._plans) <= 5
+
+
+def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heartbeat() -> None:
+    def sample(name: str, **labels: str) -> float:
+        return telemetry.REGISTRY.get_sample_value(f"holdfast_limits_{name}", labels) or 0.0
+
+    def counted() -> list[float]:
+        told = [("counters", "allowed"), ("counters", "refused"), ("denial_cache", "refused"), ("lease", "allowed")]
+        return [sample("checks_total", decided_by=by, decision=said) for by, said in told]
+
+    async def main() -> None:
+        counters, before = Shared(), counted()
+        counters.nodes = 3
+        async with limiter(counters, rule(2), rule(1000, "leased", precision="leased")) as limits:
+            await ask(limits, 3)
+            await ask(limits, 1)
+            for _ in range(3):
+                await limits.check("acme", "leased", "ann")
+            await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(7)])
+            await asyncio.sleep(1.1)
+            assert [now - then for now, then in zip(counted(), before, strict=True)] == [2 + 1 + 7, 1, 1, 2]
+            assert (sample("batch_keys"), sample("lease_tokens"), sample("nodes")) == (7, 2, 3)
 
     virtual.run(main())
 

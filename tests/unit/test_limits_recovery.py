@@ -13,7 +13,9 @@ import virtual
 from limitworld import Members, Shared
 
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.limits.counters.contract import Adjustment
+from holdfast.limits import share as sharing
+from holdfast.limits.algorithms import terms_of
+from holdfast.limits.counters.contract import Adjustment, Ask
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.rules import Check, Rule, RuleSet
 
@@ -247,6 +249,18 @@ def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
         assert await admitted(limits, 1, "fresh") == 1
 
     virtual.run(main())
+
+
+def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "TERMS_MAX", 3)
+    share = sharing.LocalShare(100)
+    share.nodes = 5
+    rules = [Rule("acme", f"r{n}", "fixed_window", 10 * (n + 1), 3600.0) for n in range(8)]
+    for turn in range(2):
+        for n, each in enumerate(rules):
+            ask = Ask((f"r{n}", "ann"), terms_of(each))
+            assert share.decide_one(each, ask, None, 0.0).limit == 2 * (n + 1), turn
+            assert len(share._terms) <= 3
 
 
 def test_a_place_that_was_held_between_all_others_can_be_given_back() -> None:
