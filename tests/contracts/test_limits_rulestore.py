@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from engines import Server
@@ -26,9 +27,11 @@ from holdfast.errors import (
 )
 from holdfast.limits.changes import Action, Change, rollback_body
 from holdfast.limits.lockout import ADMIN
-from holdfast.limits.rules import RuleName, RuleSet
-from holdfast.limits.rulestore.contract import RetentionSettings, RuleStore
+from holdfast.limits.rules import Rule, RuleName, RuleSet
+from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, RetentionSettings, Ring, RuleStore
 from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
+from holdfast.limits.rulestore.postgres.store import payload
+from holdfast.limits.rulestore.reading import heard_ring
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 from holdfast.sqlite.copies import Restored
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
@@ -272,6 +275,15 @@ def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) ->
         await rings.aclose()
 
     stored(scenario)
+
+
+def test_a_rule_that_is_too_long_for_a_doorbell_stays_at_home() -> None:
+    """PostgreSQL ends a transaction whose NOTIFY is above 8,000 bytes, and the change with it."""
+    longest = Rule("t" * 64, '"' * 256, "token_bucket", 10**9, 366 * 86_400.0, updated_by="\\" * 64)
+    assert heard_ring(payload(Ring(1, 7, longest, "ours"))).rule == longest, "no rule that there can be is"
+    absurd = payload(Ring(1, 8, structs.replace(longest, updated_by="u" * DOORBELL_BYTES_MAX), "ours"))
+    assert len(absurd) < DOORBELL_BYTES_MAX == 4096
+    assert heard_ring(absurd) == Ring(1, 8, None, "ours")
 
 
 def test_a_store_has_a_name_of_its_own_that_it_keeps(stored: Callable[[Scenario], None], tmp_path: Path) -> None:

@@ -167,7 +167,9 @@ def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
         partial = {"tenantID": "acme", "resource": "/api/search", "limit": 200, "expectedVersion": 8}
         assert (await rest.ask("PUT", "/admin/rules", key, partial)).json()["version"] == 9
         health = await rest.ask("GET", "/health/admin", key)
-        assert health.json() == {"status": "healthy", "postgres_primary": "reachable", "rate_limiting": "healthy"}
+        assert health.json() == {
+            "status": "healthy", "postgres_primary": "reachable", "rate_limiting": "healthy", "region": "local",
+        }  # fmt: skip
 
     limited(tmp_path, scenario)
 
@@ -307,7 +309,9 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
         assert answer.headers["Retry-After"] == "5"
         health = await rest.ask("GET", "/health/admin", key)
         assert health.status_code == 503
-        assert health.json() == {"status": "unhealthy", "postgres_primary": "unreachable", "rate_limiting": "healthy"}
+        assert health.json() == {
+            "status": "unhealthy", "postgres_primary": "unreachable", "rate_limiting": "healthy", "region": "local",
+        }  # fmt: skip
         monkeypatch.setattr(plane.feed, "_known_at", plane.feed._known_at - 11)
         rest.clock.advance(1)
         assert (await rest.ask("GET", "/health/admin", key)).json()["rules"] == "stale"
