@@ -49,6 +49,18 @@ def test_a_revoked_key_of_the_state_directory_stays_revoked(tmp_path: Path) -> N
         ring.find(made.admin_key)
 
 
+def test_new_secrets_put_the_old_admin_key_out_of_force_and_no_other(tmp_path: Path) -> None:
+    """Removing a file that others may have read is how its secrets are made void; its key once lived on."""
+    leaked, ring = open_secrets(tmp_path, AT)
+    other, _ = ring.issue("admin", "monitoring", AT, scopes=["status:read"])
+    (tmp_path / "secrets.json").unlink()
+    made, ring = open_secrets(tmp_path, AT)
+    assert made.jwt_secret != leaked.jwt_secret
+    with pytest.raises(Unauthorized):
+        ring.find(leaked.admin_key)
+    assert {key.key_id for key in ring.list()} == {other.key_id, ring.find(made.admin_key).key_id}
+
+
 def test_secrets_do_not_show_themselves(tmp_path: Path) -> None:
     made, _ = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
     assert made.jwt_secret not in f"{made!r} {made}"

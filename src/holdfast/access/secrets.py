@@ -17,6 +17,7 @@ from holdfast.errors import StateCorrupted, StateDirectory
 
 SECRETS_FILE = "secrets.json"
 KEYS_FILE = "keys.json"
+FIRST_KEY_LABEL = "made at the first start"
 
 
 class Secrets(Struct, frozen=True):
@@ -51,7 +52,7 @@ def read_secrets(state_dir: Path) -> Secrets:
 
 
 def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
-    """The secrets and keys of a server that starts; made if this is its first start.
+    """The secrets and keys of a server that starts; made, and the key of earlier ones revoked, if there are none.
 
     The admin key beside them carries every scope, those too that are newer than the key: a key hands out only what it
     carries, so nobody else could give them to anybody.
@@ -60,11 +61,16 @@ def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
     path = state_dir / SECRETS_FILE
     if path.exists():
         if path.stat().st_mode & 0o077:
-            raise StateDirectory(f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets")
+            raise StateDirectory(
+                f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets; the old are void then"
+            )
         kept = read_secrets(state_dir)
         ring.complete(kept.admin_key)
         return kept, ring
-    _, admin_key = ring.issue("admin", "made at the first start", at)
+    for key in ring.list():
+        if key.kind == "admin" and key.label == FIRST_KEY_LABEL:
+            ring.revoke(key.key_id)  # whoever removes a file that others have seen means the key in it
+    _, admin_key = ring.issue("admin", FIRST_KEY_LABEL, at)
     made = Secrets(secrets.token_urlsafe(48), admin_key)
     write_private(path, msgspec.json.format(msgspec.json.encode(made)))
     return made, ring
