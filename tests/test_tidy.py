@@ -30,7 +30,7 @@ LAYERS = [
     {"sqlite"},
     {"wire"},
     {"access"},
-    {"resilience", "message", "errors", "clock", "telemetry", "bounds", "places", "extras"},
+    {"resilience", "message", "errors", "clock", "telemetry", "bounds", "places", "extras", "statements"},
 ]
 CLIENT_MAY_IMPORT = {"client", "wire", "access", "resilience", "message", "errors", "clock", "telemetry", "bounds"}
 VERIFY_USERS = {"cli", "node", "verify"}
@@ -75,7 +75,7 @@ PURE = [
     "work/job.py",
     "work/announcing.py",
     "work/streams.py",
-    "work/sweep.py",
+    "work/postgres/sweep.py",
     "work/balance.py",
     "work/breakers.py",
     "limits/rules.py",
@@ -229,6 +229,13 @@ def test_every_story_is_run(path: Path) -> None:
         used = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         unused = [f.name for f in test.body if isinstance(f, functions) and not f.decorator_list and f.name not in used]
         assert not unused, f"{test.name}: {unused} is never called"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.sql")), ids=relative)
+def test_sql_lies_where_every_adapter_has_it(path: Path) -> None:
+    """See ``holdfast.statements``, which reads it."""
+    usual = rf".*/({'|'.join(ADAPTERS)})/(statements|migrations/[0-9]{{4}}|functions/[a-z_]+)\.sql"
+    assert re.fullmatch(usual, relative(path)), f"{relative(path)} is not where SQL is looked for"
 
 
 def test_every_exception_is_used() -> None:

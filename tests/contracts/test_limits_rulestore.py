@@ -35,7 +35,7 @@ from holdfast.limits.rulestore.reading import heard_ring
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 from holdfast.sqlite.copies import Restored
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
-from holdfast.sqlite.statements import migrations
+from holdfast.statements import migrations
 
 Scenario = Callable[[RuleStore, Any], Awaitable[None]]
 SEARCH = RuleName("acme", "/api/search")

@@ -11,11 +11,9 @@ from work_stores import WORK_STORES, Hand, Opener, draft, embedded_work, opener_
 
 from engines import Server
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
-from holdfast.work import postgres
 from holdfast.work.contract import Claimed, Query, Report, Want
-from holdfast.work.embedded import MIGRATIONS
-from holdfast.work.sqlite import SqliteWork
-from holdfast.work.statements import script
+from holdfast.work.postgres import store as postgres
+from holdfast.work.sqlite import MIGRATIONS, SqliteWork
 
 
 @pytest.fixture(params=WORK_STORES)
@@ -97,8 +95,8 @@ def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(po
     async def main() -> None:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
-        for name in (postgres.MIGRATIONS[0], *postgres.FUNCTIONS):
-            await connection.execute(script(f"postgres/{name}"))
+        for script in (postgres.MIGRATIONS[0], *postgres.FUNCTIONS):
+            await connection.execute(script)
         await connection.execute("CREATE OR REPLACE FUNCTION holdfast_work.tell(changed smallint[]) RETURNS void "
                                  "LANGUAGE plpgsql AS $$ BEGIN RAISE 'the old one'; END $$")  # fmt: skip
         old = "(partition, state, due_at, type, payload) VALUES (0, 1, now(), 'order', '{}')"

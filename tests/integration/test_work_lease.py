@@ -309,7 +309,7 @@ def test_a_transaction_may_enqueue_for_more_streams_than_the_server_has_locks(po
 
 
 def test_sequences_are_drawn_one_by_one_after_the_transactions_id(postgres_server: Server) -> None:
-    """What the sweep's theory rests upon: see work/sweep.py."""
+    """What the sweep's theory rests upon: see work/postgres/sweep.py."""
 
     async def main() -> None:
         async with postgres_work(postgres_server.url):

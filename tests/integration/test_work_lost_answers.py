@@ -19,15 +19,15 @@ import pytest
 from work_stores import Opened, postgres_work, run, until
 
 from engines import Server
+from holdfast.statements import statements
 from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Policies, Stage, State
-from holdfast.work.statements import statements
 
-NAMES = {text: name for file in ("seat", "people") for name, text in statements(f"postgres/{file}.sql").items()}
+NAMES = {text: name for name, text in statements("holdfast.work.postgres").items()}
 CALLS = ("process", "bury_dead", "blocks", "backlogs", "open_breakers", "alive", "owners", "take", "give")
 SETTINGS = WorkerSettings(concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32)
 POLICIES = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False)

@@ -18,7 +18,8 @@ from holdfast.work.contract import Query
 from holdfast.work.inbox import received
 from holdfast.work.job import Draft
 from holdfast.work.outbox import enqueue, enqueue_sync
-from holdfast.work.postgres import SCHEMA_VERSION, PostgresWork, migrate
+from holdfast.work.postgres import PostgresWork
+from holdfast.work.postgres.store import SCHEMA_VERSION, migrate
 
 
 async def _none_left(store: Any) -> bool:
@@ -158,7 +159,7 @@ def test_a_server_that_is_away_is_unavailable() -> None:
 
 
 def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.work.postgres.CONNECT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("holdfast.work.postgres.store.CONNECT_SECONDS_MAX", 0.05)
     silent = socket.create_server(("127.0.0.1", 0))
     away = pytest.raises(Unavailable, match="cannot connect to PostgreSQL: TimeoutError")
     with silent, away:

@@ -15,9 +15,9 @@ from holdfast.verify.virtual import LoopClock
 from holdfast.verify.virtual import run as run_virtual
 from holdfast.work.contract import Claimed, Report, Want
 from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.embedded_store import EmbeddedSeat
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.embedded import EmbeddedSeat
 
 
 class Order(msgspec.Struct):

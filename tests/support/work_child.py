@@ -19,8 +19,7 @@ import msgspec
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Policies
-from holdfast.work.postgres import PostgresWork
-from holdfast.work.postgres_seat import SeatSettings
+from holdfast.work.postgres import PostgresWork, SeatSettings
 
 
 class Deed(msgspec.Struct):

@@ -47,8 +47,7 @@ def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
 
 @asynccontextmanager
 async def postgres_work(url: str):  # type: ignore[no-untyped-def]
-    from holdfast.work.postgres import PostgresWork
-    from holdfast.work.postgres_seat import SeatSettings
+    from holdfast.work.postgres import PostgresWork, SeatSettings
 
     connection = await asyncpg.connect(url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")

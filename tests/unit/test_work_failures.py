@@ -28,7 +28,7 @@ from holdfast.work.job import (
     Reason,
     decide,
 )
-from holdfast.work.postgres_seat import SeatSettings
+from holdfast.work.postgres import SeatSettings
 
 
 def kept(raises: Callable[[], None]) -> Failure:

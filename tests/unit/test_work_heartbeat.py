@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from holdfast.clock import SystemClock
-from holdfast.work.heartbeat import Beat, Heartbeat
+from holdfast.work.postgres.heartbeat import Beat, Heartbeat
 
 
 class Store:

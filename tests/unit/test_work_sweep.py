@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.work.sweep import Doze, Snapshot, Sweep
+from holdfast.work.postgres.sweep import Doze, Snapshot, Sweep
 
 
 @dataclass

@@ -29,7 +29,7 @@ from holdfast.sqlite.restore import renew, restore
 from holdfast.store.sqlite import CHATS
 from holdfast.store.state import held
 from holdfast.webhooks.sqlite import MIGRATIONS as WEBHOOKS_MIGRATIONS
-from holdfast.work.embedded import MIGRATIONS as WORK_MIGRATIONS
+from holdfast.work.sqlite import MIGRATIONS as WORK_MIGRATIONS
 
 FOLDER = "backups"
 WORK = Part(

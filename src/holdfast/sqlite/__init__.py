@@ -3,7 +3,6 @@
 ``database``    opening, schema versions, transactions
 ``wal``         whether a write-ahead log is whole
 ``threads``     threads that own a connection each and take bounded work
-``statements``  named statements and migrations out of .sql files
 ``errors``      what SQLite's errors mean here
 ``copies``      one file of a backup: copied out of a live one, described, checked
 ``backup``      a folder with all files of a state directory and a manifest

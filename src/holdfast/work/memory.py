@@ -10,8 +10,8 @@ from typing import TypeVar
 import apsw
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.work.embedded import MIGRATIONS
-from holdfast.work.embedded_store import EmbeddedWork
+from holdfast.work.sqlite.embedded import EmbeddedWork
+from holdfast.work.sqlite.verbs import MIGRATIONS
 
 T = TypeVar("T")
 

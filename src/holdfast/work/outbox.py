@@ -17,9 +17,9 @@ from typing import Any
 
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting
-from holdfast.work import embedded
 from holdfast.work.balance import place_of
 from holdfast.work.job import PARTITIONS, Draft
+from holdfast.work.sqlite.verbs import enqueue as enqueue_embedded
 
 _TYPES = ("smallint[]", "integer[]", "text[]", "text[]", "text[]", "bytea[]", "float8[]", "text[]", "text[]")
 ENQUEUE = f"SELECT holdfast_work.enqueue({', '.join(f'${n}::{t}' for n, t in enumerate(_TYPES, 1))})"
@@ -58,7 +58,7 @@ async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
             result = await connection.execute(*_sqlalchemy(values))
             return list(result.scalar_one())
         case "apsw":
-            return embedded.enqueue(connection, drafts, SystemClock.now())
+            return enqueue_embedded(connection, drafts, SystemClock.now())
         case other:
             raise BadSetting(f"enqueue takes a connection of asyncpg, psycopg, SQLAlchemy or apsw, not of {other!r}")
 

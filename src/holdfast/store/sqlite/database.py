@@ -10,7 +10,7 @@ import msgspec
 from holdfast.sqlite import database
 from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings
-from holdfast.sqlite.statements import migrations, statements
+from holdfast.statements import migrations, statements
 from holdfast.store.state import CHATS_NAME
 
 __all__ = ["CHATS", "SQL", "Handle", "SqliteSettings", "open_and_migrate", "version_of"]

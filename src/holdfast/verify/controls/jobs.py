@@ -21,11 +21,11 @@ from holdfast.verify.history import Effect, Enqueued, Excused, Header, History, 
 from holdfast.verify.virtual import LoopClock, run
 from holdfast.work.contract import Claimed, Query, Report, Want
 from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.embedded import SQL
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Action, Job, Policies, Reason
 from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.verbs import SQL
 
 SEEDS = range(1, 9)
 DEAF_SECONDS = 1.0

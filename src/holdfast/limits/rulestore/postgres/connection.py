@@ -17,7 +17,7 @@ import asyncpg
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
-from holdfast.sqlite.statements import statements
+from holdfast.statements import statements
 
 SQL = statements("holdfast.limits.rulestore.postgres")
 WRITERS_LOCK = 0x686F6C64_6C696D01

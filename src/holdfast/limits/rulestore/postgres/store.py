@@ -22,7 +22,7 @@ from holdfast.limits.rulestore.contract import (
 from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK, PostgresSettings
 from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
 from holdfast.limits.rulestore.reading import rules_of
-from holdfast.sqlite.statements import migrations
+from holdfast.statements import migrations
 
 VERSION_MAX = 2**62
 _rule = msgspec.json.Decoder(Rule)

@@ -21,8 +21,8 @@ from holdfast.limits.rulestore.contract import CHANGES_PER_READ, FORGOTTEN_PER_C
 from holdfast.limits.rulestore.reading import changes_of, rules_of, snapshot_of
 from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.statements import migrations, statements
 from holdfast.sqlite.threads import Crew
+from holdfast.statements import migrations, statements
 
 PACKAGE = "holdfast.limits.rulestore.sqlite"
 SQL = statements(PACKAGE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,14 +12,13 @@ import msgspec
 
 from holdfast.errors import NotFound, ServerBusy
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.statements import load
 from holdfast.sqlite.threads import Crew
+from holdfast.statements import migrations, statements
 from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, Delivery, Endpoint
 
 T = TypeVar("T")
-_FOLDER = resources.files("holdfast.webhooks") / "sql"
-SQL = load((_FOLDER / "statements.sql").read_text())
-MIGRATIONS = [(_FOLDER / name).read_text() for name in ("001_tables.sql", "002_server.sql")]
+SQL = statements("holdfast.webhooks.sqlite")
+MIGRATIONS = migrations("holdfast.webhooks.sqlite")
 
 
 class SqliteEndpoints:

@@ -60,7 +60,7 @@ $$;
 -- running:   what is in flight; the first `starting` claimed jobs that are no suspects are added to it.
 -- is_sleeping: wake this worker, with a NOTIFY, at the next enqueue; counts only if nothing is found now.
 -- want, bytes_max: how much to read at most; owned: a bit per partition, NULL for all.
--- settled, through, seen, seen_by, late: where the worker's sweep stands, see work/sweep.py.
+-- settled, through, seen, seen_by, late: where the worker's sweep stands, see work/postgres/sweep.py.
 -- b_stream, b_after, b_limit, b_bytes: streams whose held jobs are wanted, after which sequence, how much of each.
 -- shut:      job types whose breaker is not closed: their due retries stay where they are, but for one of each `probing`.
 --

@@ -20,16 +20,15 @@ from holdfast import telemetry
 from holdfast.bounds import positive
 from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.statements import statements
 from holdfast.work.contract import INBOX_SECONDS, Claimed, JobGone, LeaseLost, Owners, Report, Rewound, Want
-from holdfast.work.heartbeat import Beat, Heartbeat
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
 from holdfast.work.outbox import arguments
-from holdfast.work.postgres_errors import CUT_OFF, FOREIGN, translate, translated
-from holdfast.work.statements import statements
-from holdfast.work.sweep import Doze, Sweep
+from holdfast.work.postgres.errors import CUT_OFF, FOREIGN, translate, translated
+from holdfast.work.postgres.heartbeat import Beat, Heartbeat
+from holdfast.work.postgres.sweep import Doze, Sweep
 
-_SEAT = statements("postgres/seat.sql")
-_PEOPLE = statements("postgres/people.sql")
+SQL = statements("holdfast.work.postgres")
 _CHANNEL = "holdfast_work"
 _CASTS = {33: "::text::pg_snapshot", 34: "::text::xid8", 35: "::text[]::xid8[]"}
 _PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 42))})"
@@ -98,7 +97,7 @@ class PostgresSeat:
     async def join(
         cls, name: str, url: str, pools: Pools, settings: SeatSettings, clock: Clock, rng: random.Random
     ) -> PostgresSeat:
-        instance = await pools.calls.fetchval(_SEAT["join"], name)
+        instance = await pools.calls.fetchval(SQL["join"], name)
         seat = cls((instance, name), url, pools, settings, clock, rng)
         await seat._stack.enter_async_context(seat._heartbeat.beating())
         return seat
@@ -138,13 +137,13 @@ class PostgresSeat:
         self._sweep = Sweep()
         owned = self._owned()
         async with self._call() as connection:
-            blocks = [block_of(row) for row in await connection.fetch(_PEOPLE["blocks"], owned)]
-            return Rewound(blocks, [row["stream"] for row in await connection.fetch(_PEOPLE["backlogs"], owned)])
+            blocks = [block_of(row) for row in await connection.fetch(SQL["blocks"], owned)]
+            return Rewound(blocks, [row["stream"] for row in await connection.fetch(SQL["backlogs"], owned)])
 
     async def step(self, job: Job, stages: int) -> None:
         with translated():
             values = (job.seq, stages, job.partition, self.instance)
-            _check(await self._pools.calls.fetchrow(_SEAT["step"], *values))
+            _check(await self._pools.calls.fetchrow(SQL["step"], *values))
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
@@ -156,7 +155,7 @@ class PostgresSeat:
                 except BaseException as error:
                     own = error
                     raise
-                _check(await connection.fetchrow(_SEAT["finish"], job.seq, job.partition, self.instance))
+                _check(await connection.fetchrow(SQL["finish"], job.seq, job.partition, self.instance))
         except FOREIGN as error:
             if error is own:
                 raise
@@ -165,29 +164,28 @@ class PostgresSeat:
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         async with self._call() as connection:
             if closed:
-                await connection.execute(_PEOPLE["close_breakers"], list(closed))
+                await connection.execute(SQL["close_breakers"], list(closed))
             for job_type, seconds in opened.items():
-                await connection.execute(_PEOPLE["open_breaker"], job_type, seconds, self._name)
-            rows = await connection.fetch(_PEOPLE["open_breakers"])
+                await connection.execute(SQL["open_breaker"], job_type, seconds, self._name)
+            rows = await connection.fetch(SQL["open_breakers"])
             return {row["type"]: row["seconds"] for row in rows}
 
     async def owners(self) -> Owners:
         async with self._call() as connection:
-            bury = "SELECT holdfast_work.bury_dead($1, $2)"
-            await connection.execute(bury, self._settings.dead_after_seconds, CRASHES_MAX)
+            await connection.execute(SQL["bury_dead"], self._settings.dead_after_seconds, CRASHES_MAX)
             for _ in range(_SEEN_BATCHES_MAX):
-                forget = (_PEOPLE["forget_seen"], INBOX_SECONDS, _SEEN_BATCH)
+                forget = (SQL["forget_seen"], INBOX_SECONDS, _SEEN_BATCH)
                 if await connection.execute(*forget) != f"DELETE {_SEEN_BATCH}":
                     break
-            alive = [row["id"] for row in await connection.fetch(_SEAT["alive"])]
-            by_partition = {row["id"]: row["owner"] for row in await connection.fetch(_SEAT["owners"])}
+            alive = [row["id"] for row in await connection.fetch(SQL["alive"])]
+            by_partition = {row["id"]: row["owner"] for row in await connection.fetch(SQL["owners"])}
         if self.instance not in alive:
             raise LeaseLost(_LOST)
         return Owners(alive, by_partition)
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
         async with self._call() as connection:
-            rows = await connection.fetch(_SEAT["take"], self.instance, list(partitions))
+            rows = await connection.fetch(SQL["take"], self.instance, list(partitions))
         self._partitions.update({row["id"]: row["epoch"] for row in rows})
         return dict(self._partitions)
 
@@ -195,7 +193,7 @@ class PostgresSeat:
         for partition in partitions:
             self._partitions.pop(partition, None)
         async with self._call() as connection:
-            await connection.execute(_SEAT["give"], self.instance, list(partitions))
+            await connection.execute(SQL["give"], self.instance, list(partitions))
 
     async def wait(self, timeout_seconds: float) -> bool:
         if (self._listener is None or self._listener.is_closed()) and (not self._listening or self._listening.done()):
@@ -215,8 +213,8 @@ class PostgresSeat:
             self._listening.cancel()
         try:
             async with self._call() as connection:
-                await connection.execute(_SEAT["leave"], self.instance)
-                await connection.execute("SELECT holdfast_work.bury_dead(0, $1, $2)", CRASHES_MAX, self.instance)
+                await connection.execute(SQL["leave"], self.instance)
+                await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
         except (OutcomeUnknown, Unavailable):
             pass  # the others find out by themselves: this seat beats no more
         self._hang_up()
@@ -299,7 +297,7 @@ class PostgresSeat:
 
 
 async def _beat(connection: Any, instance: int) -> bool:
-    return await connection.fetchval(_SEAT["beat"], instance) is not None
+    return await connection.fetchval(SQL["beat"], instance) is not None
 
 
 def _check(row: Any) -> None:

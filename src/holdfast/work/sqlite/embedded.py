@@ -1,4 +1,4 @@
-"""The embedded store of jobs and its one seat, over any way to run a transaction; see ``contract`` and ``embedded``."""
+"""The embedded store of jobs and its one seat, over any way to run a transaction; see ``contract`` and ``verbs``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import apsw
 from holdfast import telemetry
 from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import BadSetting
-from holdfast.work import embedded
 from holdfast.work.contract import (
     INBOX_SECONDS,
     Act,
@@ -31,9 +30,10 @@ from holdfast.work.contract import (
     Want,
 )
 from holdfast.work.job import PARTITIONS, Draft, Job, reason_of
+from holdfast.work.sqlite import verbs
 
 T = TypeVar("T")
-SQL = embedded.SQL
+SQL = verbs.SQL
 _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 _FORGOTTEN_AT_ONCE_MAX = 20_000
 """At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
@@ -108,7 +108,7 @@ class EmbeddedWork:
         self._woken.set()
 
     async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
-        seqs = await self._transact(lambda db: embedded.enqueue_marked(db, drafts, mark, self._clock.now()))
+        seqs = await self._transact(lambda db: verbs.enqueue_marked(db, drafts, mark, self._clock.now()))
         self._woken.set()
         if 0 in seqs:
             telemetry.work_known_already()
@@ -118,7 +118,7 @@ class EmbeddedWork:
         return await self._transact(lambda db: db.execute(SQL["position"], (reader,)).get)
 
     async def join(self, name: str) -> EmbeddedSeat:
-        number = await self._transact(lambda db: embedded.take_seat(db, name, self._clock.now()))
+        number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
         return EmbeddedSeat((number, name), self._transact, self._lend, self._clock, self._woken)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
@@ -132,13 +132,13 @@ class EmbeddedWork:
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         now = self._clock.now()
         act = ("retry", _words(seqs), by, why)
-        return await self._act(lambda db: embedded.retry(db, seqs, reset, now), act, "no such job waits for a retry")
+        return await self._act(lambda db: verbs.retry(db, seqs, reset, now), act, "no such job waits for a retry")
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
         now = self._clock.now()
         act = ("park", _words(seqs), by, why)
         nothing = "no such job, or it is parked already"
-        return await self._act(lambda db: embedded.park(db, seqs, now, (by, why)), act, nothing)
+        return await self._act(lambda db: verbs.park(db, seqs, now, (by, why)), act, nothing)
 
     async def release(
         self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
@@ -146,21 +146,21 @@ class EmbeddedWork:
         types = [type] if type else []
         act = ("release", _words([stream, *ids, *types]), by, why)
         nothing = f"the stream {stream!r} is not blocked"
-        return await self._act(lambda db: embedded.release(db, stream, ids, types, through, (by, why)), act, nothing)
+        return await self._act(lambda db: verbs.release(db, stream, ids, types, through, (by, why)), act, nothing)
 
     async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
         now = self._clock.now()
-        return await self._act(lambda db: embedded.bury(db, seqs, now), ("dead", _words(seqs), by, why), "no such job")
+        return await self._act(lambda db: verbs.bury(db, seqs, now), ("dead", _words(seqs), by, why), "no such job")
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
         now, values = self._clock.now(), {**_conditions(query), "limit": limit}
         act = ("replay", _target(query), by, why)
-        return await self._act(lambda db: embedded.replay(db, values, now), act, "no such dead letter")
+        return await self._act(lambda db: verbs.replay(db, values, now), act, "no such dead letter")
 
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
         values = {**_conditions(query), "limit": limit}
         act = ("discard", _target(query), by, why)
-        return await self._act(lambda db: embedded.discard(db, values), act, "no such dead letter")
+        return await self._act(lambda db: verbs.discard(db, values), act, "no such dead letter")
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
         return await self._look(lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))])
@@ -180,7 +180,7 @@ class EmbeddedWork:
 
     async def _act(self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str) -> int:
         now = self._clock.now()
-        count = await self._transact(lambda db: embedded.record(db, act, change(db), nothing, now))
+        count = await self._transact(lambda db: verbs.record(db, act, change(db), nothing, now))
         self._woken.set()
         return count
 
@@ -203,7 +203,7 @@ class EmbeddedSeat:
 
     async def process(self, report: Report, want: Want) -> Claimed:
         rewinds, cursor, now = self._rewinds, self._cursor, self._clock.now()
-        claimed, read = await self._transact(lambda db: embedded.process(db, self.instance, report, want, cursor, now))
+        claimed, read = await self._transact(lambda db: verbs.process(db, self.instance, report, want, cursor, now))
         if rewinds == self._rewinds:
             self._cursor = read
         return claimed
@@ -211,16 +211,16 @@ class EmbeddedSeat:
     async def rewind(self) -> Rewound:
         self._rewinds += 1
         self._cursor = 0
-        return await self._transact(embedded.standing)
+        return await self._transact(verbs.standing)
 
     async def step(self, job: Job, stages: int) -> None:
-        await self._transact(lambda db: embedded.step(db, self.instance, job.seq, stages))
+        await self._transact(lambda db: verbs.step(db, self.instance, job.seq, stages))
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
         async with self._lend() as db:
             yield db
-            embedded.finish(db, self.instance, job.seq)
+            verbs.finish(db, self.instance, job.seq)
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         now = self._clock.now()
@@ -236,7 +236,7 @@ class EmbeddedSeat:
         before = self._clock.now() - INBOX_SECONDS
 
         def work(db: apsw.Connection) -> None:
-            embedded.fenced(db, self.instance)
+            verbs.fenced(db, self.instance)
             db.execute(SQL["forget_seen"], (before, _FORGOTTEN_AT_ONCE_MAX))
 
         await self._transact(work)
@@ -286,7 +286,7 @@ def _entry(row: Any) -> Entry:
 
 def _blocked(row: Any) -> BlockedStream:
     waiting, kind, attempt, reason, error, due_at, since = row[8:]
-    block = embedded.block_of(row[:8])
+    block = verbs.block_of(row[:8])
     return BlockedStream(block, waiting, kind or "", attempt or 0, reason_of(reason), error or "", due_at, since)
 
 

@@ -15,8 +15,8 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ServerBusy
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.threads import Crew
-from holdfast.work.embedded import MIGRATIONS
-from holdfast.work.embedded_store import EmbeddedWork
+from holdfast.work.sqlite.embedded import EmbeddedWork
+from holdfast.work.sqlite.verbs import MIGRATIONS
 
 T = TypeVar("T")
 

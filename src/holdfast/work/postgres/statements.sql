@@ -1,3 +1,62 @@
+-- name: join
+-- $1 name
+INSERT INTO holdfast_work.instance (name) VALUES ($1) RETURNING id
+
+-- name: beat
+-- $1 instance
+UPDATE holdfast_work.instance SET beat_at = clock_timestamp() WHERE id = $1 RETURNING id
+
+-- name: alive
+SELECT id FROM holdfast_work.instance ORDER BY id
+
+-- name: owners
+SELECT id, owner FROM holdfast_work.partition
+
+-- name: bury_dead
+-- $1 seconds without a beat, $2 crashes at which a job is poison
+SELECT holdfast_work.bury_dead($1, $2)
+
+-- name: take
+-- Lease partitions that are free, or leased by a call whose answer was lost. $1 instance, $2 partitions
+UPDATE holdfast_work.partition SET owner = $1, epoch = epoch + 1
+ WHERE id = ANY ($2::smallint[]) AND (owner IS NULL OR owner = $1)
+   AND EXISTS (SELECT FROM holdfast_work.instance WHERE id = $1 FOR SHARE)
+RETURNING id, epoch
+
+-- name: give
+-- $1 instance, $2 partitions
+UPDATE holdfast_work.partition SET owner = NULL WHERE id = ANY ($2::smallint[]) AND owner = $1
+
+-- name: step
+-- Add completed stages to a running job of this owner; whether it still owns it, and whether the job was there.
+-- $1 seq, $2 stages, $3 partition, $4 instance
+WITH owned AS MATERIALIZED (
+    SELECT FROM holdfast_work.partition WHERE id = $3 AND owner = $4 FOR SHARE
+), stepped AS (
+    UPDATE holdfast_work.job SET stages = stages | $2 WHERE seq = $1 AND EXISTS (SELECT FROM owned) RETURNING seq
+)
+SELECT EXISTS (SELECT FROM owned) AS owned, EXISTS (SELECT FROM stepped) AS found
+
+-- name: finish
+-- Complete a job inside its handler's own transaction, under the lease; whether it still owns it, and whether the job
+-- was there. $1 seq, $2 partition, $3 instance
+WITH owned AS MATERIALIZED (
+    SELECT FROM holdfast_work.partition WHERE id = $2 AND owner = $3 FOR SHARE
+), done AS (
+    DELETE FROM holdfast_work.job WHERE seq = $1 AND EXISTS (SELECT FROM owned) RETURNING seq
+), lifted AS (
+    DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM done)
+)
+SELECT EXISTS (SELECT FROM owned) AS owned, EXISTS (SELECT FROM done) AS found
+
+-- name: leave
+-- What a leaving worker had not finished is no crash. $1 instance
+UPDATE holdfast_work.instance SET running = '{}' WHERE id = $1
+
+-- name: bury_left
+-- $1 crashes at which a job is poison, $2 the instance that has left
+SELECT holdfast_work.bury_dead(0, $1, $2)
+
 -- name: find
 -- Jobs by sequence. $1 seqs (empty: any), $2 type, $3 stream, $4 reason, $5 state, $6 fingerprint (NULL: any), $7 limit
 SELECT seq, type, stream, state, attempt, strikes, crashes, stages, extract(epoch FROM created_at)::float8 AS created_at,
@@ -70,6 +129,14 @@ SELECT FROM holdfast_work.instance WHERE id IN (
         SELECT partition FROM holdfast_work.job WHERE seq = ANY ($1::bigint[])
         UNION ALL SELECT partition FROM holdfast_work.block WHERE stream = $2::text))
  ORDER BY id FOR NO KEY UPDATE
+
+-- name: bury
+-- $1 seqs
+SELECT holdfast_work.bury($1::bigint[])
+
+-- name: tell
+-- $1 partitions whose owners shall read everything again
+SELECT holdfast_work.tell($1::smallint[])
 
 -- name: partitions_of
 -- $1 seqs
@@ -149,6 +216,16 @@ ON CONFLICT (name) DO UPDATE SET position = greatest(reader.position, excluded.p
 -- name: position
 -- $1 reader
 SELECT position FROM holdfast_work.reader WHERE name = $1
+
+-- name: lock_schema
+-- One process at a time brings the schema up to date. $1 the lock
+SELECT pg_advisory_xact_lock($1)
+
+-- name: is_there
+SELECT to_regclass('holdfast_work.version') IS NOT NULL
+
+-- name: version
+SELECT number FROM holdfast_work.version
 
 -- name: claim
 -- The first server keeps the schema. $1 its name

@@ -1,4 +1,4 @@
-"""Jobs in PostgreSQL (13 or newer), for many processes; see ``contract``. The statements are in ``sql/postgres``."""
+"""The jobs in one PostgreSQL database and the acts upon them; see ``contract.WorkStore``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import asyncpg
 from holdfast import telemetry
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
+from holdfast.statements import functions, migrations
 from holdfast.work.contract import (
     ACTS_KEPT_MAX,
     Act,
@@ -26,19 +27,15 @@ from holdfast.work.contract import (
 )
 from holdfast.work.job import Draft, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
-from holdfast.work.postgres_errors import reaching, translated
-from holdfast.work.postgres_seat import Pools, PostgresSeat, SeatSettings, block_of
-from holdfast.work.statements import script, statements
+from holdfast.work.postgres.errors import reaching, translated
+from holdfast.work.postgres.seat import SQL, Pools, PostgresSeat, SeatSettings, block_of
 
 SERVER_VERSION_MIN = 130000
 CONNECT_SECONDS_MAX = 10.0
-MIGRATIONS = ("tables.sql", "tables_2.sql")
-"""The n-th makes version n."""
+MIGRATIONS = migrations("holdfast.work.postgres")
+FUNCTIONS = functions("holdfast.work.postgres")
 SCHEMA_VERSION = len(MIGRATIONS)
-FUNCTIONS = ("enqueue.sql", "process.sql", "seats.sql", "views.sql")
-"""Replaced with every new version."""
 _MIGRATION_LOCK = 1214869100
-_PEOPLE = statements("postgres/people.sql")
 
 
 class PostgresWork:
@@ -96,7 +93,7 @@ class PostgresWork:
                     seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
             else:
                 async with self._connection() as connection, connection.transaction():
-                    await connection.execute(_PEOPLE["mark"], mark.reader, mark.position)
+                    await connection.execute(SQL["mark"], mark.reader, mark.position)
                     seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
         if 0 in seqs:
             telemetry.work_known_already()
@@ -141,7 +138,7 @@ class PostgresWork:
         async with self._act("dead", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             rows = await act.fetch("partitions_of", list(seqs))
-            await act.connection.execute("SELECT holdfast_work.bury($1::bigint[])", list(seqs))
+            await act.connection.execute(SQL["bury"], list(seqs))
             return await act.apply(rows, "no such job")
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
@@ -151,7 +148,7 @@ class PostgresWork:
             if drafts:
                 new = await act.connection.fetchval(ENQUEUE, *arguments(drafts, self._rng))
                 columns = ([r["origin"] or r["seq"] for r in rows], *([r[c] for r in rows] for c in _KEPT_BY_REPLAY))
-                await act.connection.execute(_PEOPLE["remember"], new, *columns)
+                await act.connection.execute(SQL["remember"], new, *columns)
             return await act.apply(rows, "no such dead letter")
 
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
@@ -213,7 +210,7 @@ class PostgresWork:
     async def _fetch(self, name: str, *values: Any) -> list[Any]:
         with translated():
             async with self._connection() as connection:
-                return list(await connection.fetch(_PEOPLE[name], *values))
+                return list(await connection.fetch(SQL[name], *values))
 
     @asynccontextmanager
     async def _act(self, verb: str, targets: Sequence[object], by: str, why: str) -> AsyncIterator[_Act]:
@@ -233,16 +230,16 @@ class _Act:
         self._record = (verb, target), (by, why)
 
     async def fetch(self, name: str, *values: Any) -> list[Any]:
-        return list(await self.connection.fetch(_PEOPLE[name], *values))
+        return list(await self.connection.fetch(SQL[name], *values))
 
     async def apply(self, rows: Sequence[Any], nothing: str) -> int:
         """Record the act on these rows; NotFound, and nothing changed, if there are none."""
         if not rows:
             raise NotFound(nothing)
         what, who = self._record
-        await self.connection.execute(_PEOPLE["record"], *what, len(rows), *who, ACTS_KEPT_MAX)
+        await self.connection.execute(SQL["record"], *what, len(rows), *who, ACTS_KEPT_MAX)
         partitions = [row["partition"] for row in rows if "partition" in row]
-        await self.connection.execute("SELECT holdfast_work.tell($1::smallint[])", partitions)
+        await self.connection.execute(SQL["tell"], partitions)
         return len(rows)
 
 
@@ -261,8 +258,8 @@ async def _claim(connection: Any, server: str) -> None:
     if not server:
         return
     with translated():
-        await connection.execute(_PEOPLE["claim"], server)
-        keeper = await connection.fetchval(_PEOPLE["server"])
+        await connection.execute(SQL["claim"], server)
+        keeper = await connection.fetchval(SQL["server"])
     if keeper != server:
         raise BadSetting(
             f"the jobs in this database belong to another Holdfast server ({keeper}; this one is {server}): set "
@@ -271,16 +268,16 @@ async def _claim(connection: Any, server: str) -> None:
 
 
 async def _migrate(connection: Any) -> None:
-    await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-    known = await connection.fetchval("SELECT to_regclass('holdfast_work.version') IS NOT NULL")
-    version = await connection.fetchval("SELECT number FROM holdfast_work.version") if known else 0
+    await connection.execute(SQL["lock_schema"], _MIGRATION_LOCK)
+    known = await connection.fetchval(SQL["is_there"])
+    version = await connection.fetchval(SQL["version"]) if known else 0
     if version is None or version > SCHEMA_VERSION:
         raise StateCorrupted(
             f"the schema holdfast_work has version {version}; this program knows up to {SCHEMA_VERSION}: upgrade it"
         )
     if version < SCHEMA_VERSION:
-        for name in (*MIGRATIONS[version:], *FUNCTIONS):
-            await connection.execute(script(f"postgres/{name}"))
+        for script in (*MIGRATIONS[version:], *FUNCTIONS):
+            await connection.execute(script)
 
 
 def _conditions(query: Query) -> tuple[Any, ...]:

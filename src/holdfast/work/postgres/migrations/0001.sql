@@ -1,4 +1,4 @@
--- The tables of work, schema version 1; the other versions are in tables_N.sql. State and action numbers are those of work/job.py.
+-- The tables of work, schema version 1. State and action numbers are those of work/job.py.
 
 CREATE SCHEMA holdfast_work;
 
@@ -9,7 +9,7 @@ CREATE SEQUENCE holdfast_work.job_seq CACHE 1;
 CREATE SEQUENCE holdfast_work.instance_id CACHE 1;
 
 -- One row per job that is not done. `xid` stands before `seq` because defaults are evaluated in column order: a row's
--- transaction has its id before the row has its number (work/sweep.py needs that).
+-- transaction has its id before the row has its number (work/postgres/sweep.py needs that).
 -- `attempt` counts finished runs. `state`: 0 ready, 1 retry at due_at, 2 held behind its stream's head, 3 parked.
 CREATE TABLE holdfast_work.job (
     xid         xid8        NOT NULL DEFAULT pg_current_xact_id(),

@@ -1,7 +1,7 @@
 """The verbs of work on one SQLite connection, each inside a transaction of the caller's. (No threads, no files.)
 
 There is one worker per file and one writer, so there are no partitions, no sweep and no takeover: a new seat is the
-proof that the one before is gone, and what it had in flight gets a crash. The statements are in ``sql/sqlite``.
+proof that the one before is gone, and what it had in flight gets a crash.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any, cast
 import apsw
 
 from holdfast.errors import NotFound
-from holdfast.sqlite.statements import load
+from holdfast.statements import migrations, statements
 from holdfast.work.contract import ACTS_KEPT_MAX, Claimed, Failed, JobGone, LeaseLost, Mark, Report, Rewound, Want
 from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
-from holdfast.work.statements import script
 
-SQL = load(script("sqlite/statements.sql"))
-MIGRATIONS = [script(f"sqlite/migrations/{name}") for name in ("001_tables.sql", "002_due_by_type.sql")]
+SQL = statements("holdfast.work.sqlite")
+MIGRATIONS = migrations("holdfast.work.sqlite")
 
 
 def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[int]:
