@@ -1,15 +1,10 @@
-"""The reference store: everything in memory, one event loop, each verb one step that cannot be interleaved.
-
-It is the model for the contract suite and the store of the simulation. Nothing survives the process.
-"""
+"""The verbs, each one step that cannot be interleaved."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from holdfast import telemetry
@@ -28,7 +23,6 @@ from holdfast.message import (
 from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
-    UNREAD_LOOKED_AT,
     AuditRecord,
     ChatSummary,
     Committed,
@@ -36,8 +30,8 @@ from holdfast.store.contract import (
     SentBy,
 )
 from holdfast.store.decide import decide
+from holdfast.store.memory.chat import HeldChat
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Stored, number
-from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import (
     ChatLimits,
     Plan,
@@ -54,77 +48,12 @@ from holdfast.store.plan import (
 )
 
 
-class _Chat(Struct):
-    """One chat with all that belongs to it. ``chat.head`` is stale; ``counter`` is the truth."""
-
-    chat: Chat
-    counter: int | None
-    number: int
-    """Chats are numbered in the order of their creation."""
-    last_position: int
-    members: dict[str, Member] = field(default_factory=dict)
-    messages: dict[int, Message] = field(default_factory=dict)
-    keys: dict[tuple[str, str, str], Stored] = field(default_factory=dict)
-    marks: dict[tuple[str, str], Watermark] = field(default_factory=dict)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def highest(self) -> int:
-        return max(self.messages, default=0)
-
-    @property
-    def head(self) -> int:
-        return self.counter if self.counter is not None else self.highest
-
-    @property
-    def activity(self) -> tuple[int, int]:
-        return (self.last_position, self.number)
-
-    def now(self) -> Chat:
-        return replace(self.chat, head=self.head)
-
-    def mark(self, mark: Watermark) -> None:
-        key = (mark.user.user_id, mark.device_id)
-        earlier = self.marks.get(key)
-        if earlier is not None and earlier.epoch == mark.epoch:
-            mark = replace(mark, delivered=max(mark.delivered, earlier.delivered), read=max(mark.read, earlier.read))
-        self.marks[key] = mark
-
-    def take_marks_along(self) -> None:
-        """The epoch was raised by one: what counted in the one before counts in this, as far as the chat goes."""
-        epoch, head = self.chat.epoch, self.head
-        for key, mark in self.marks.items():
-            if mark.epoch == epoch - 1:
-                self.marks[key] = replace(
-                    mark, epoch=epoch, delivered=min(mark.delivered, head), read=min(mark.read, head)
-                )
-
-    def forget_devices(self, user_id: str, devices_max: int) -> None:
-        """Merge the named devices that are furthest behind into the one without a name."""
-        named = [mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id]
-        named.sort(key=lambda mark: (mark.epoch, mark.delivered, mark.read, mark.device_id), reverse=True)
-        for mark in named[devices_max:]:
-            del self.marks[user_id, mark.device_id]
-            if mark.epoch == self.chat.epoch:
-                self.mark(replace(mark, device_id=""))
-
-    def holes(self) -> list[tuple[int, int]]:
-        """The stretches between first_sequence and head where no message is stored."""
-        found: list[tuple[int, int]] = []
-        expected = self.chat.first_sequence
-        for sequence in [*sorted(self.messages), max(self.head, self.highest) + 1]:
-            if sequence > expected:
-                found.append((expected, sequence - 1))
-            expected = sequence + 1
-        return found
-
-
 class MemoryStore:
     """See ``holdfast.store.contract.Store``. ``on_commit`` names who is told of each commit."""
 
     def __init__(self, limits: ChatLimits | None = None) -> None:
         self._limits = limits or ChatLimits()
-        self._chats: dict[str, _Chat] = {}
+        self._chats: dict[str, HeldChat] = {}
         self._directs: dict[tuple[str, str | None], str] = {}
         self._answers: dict[tuple[User, str], tuple[str, Changed | str, str]] = {}
         self._keys_forgotten = 0
@@ -193,20 +122,12 @@ class MemoryStore:
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
     ) -> Page:
-        held = self._readable(chat_id, reader)
-        sequences = sorted(held.messages)
-        rest = sequences[bisect_right(sequences, after) :]
-        messages, _ = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
-        return page_after(held.now(), messages, len(messages) < len(rest))
+        return self._readable(chat_id, reader).page_after(after, limit, bytes_max)
 
     async def read_before(
         self, chat_id: str, before: int, limit: int, bytes_max: int, reader: User | None = None
     ) -> Page:
-        held = self._readable(chat_id, reader)
-        sequences = sorted(held.messages)
-        rest = sequences[: bisect_left(sequences, before)][::-1]
-        messages, _ = within([held.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
-        return page_before(held.now(), before, messages[::-1], len(messages) < len(rest))
+        return self._readable(chat_id, reader).page_before(before, limit, bytes_max)
 
     async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
         return {c: Cursor(self._chats[c].chat.epoch, self._chats[c].head) for c in chat_ids if c in self._chats}
@@ -224,7 +145,7 @@ class MemoryStore:
                 raise unknown_chat(after)
             edge = self._chats[after].activity
             newest_first = [held for held in newest_first if held.activity < edge]
-        return [_summary(held, user) for held in newest_first[:limit]]
+        return [held.summary(user) for held in newest_first[:limit]]
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
         return self._readable(chat_id, reader).now()
@@ -343,7 +264,7 @@ class MemoryStore:
     def _apply(self, plan: Plan, act: Act) -> Message | None:
         chat_id = plan.chat.chat_id
         if plan.create:
-            self._chats[chat_id] = _Chat(plan.chat, 0, len(self._chats), len(self._log))
+            self._chats[chat_id] = HeldChat(plan.chat, 0, len(self._chats), len(self._log))
             if plan.pair is not None:
                 self._directs[plan.chat.tenant, plan.pair] = chat_id
         held = self._chats[chat_id]
@@ -360,7 +281,7 @@ class MemoryStore:
             held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user_id}
         held.gaps.extend(gap for gap in plan.gaps if gap not in held.gaps)
         if plan.forgets:
-            self._forget(held, plan)
+            held.forget(plan)
             self._tell([])
         if plan.record is not None:
             self._note(act, plan.record)
@@ -368,18 +289,6 @@ class MemoryStore:
         if message is not None:
             self._commit([self._put(message, None)])
         return message
-
-    def _forget(self, held: _Chat, plan: Plan) -> None:
-        """Redaction and retention: what goes from the chat goes from the log."""
-        for sequence in _emptied(held, plan):
-            redacted = held.messages[sequence] = replace(held.messages[sequence], content="")
-            for key, stored in held.keys.items():
-                if stored.message.sequence == sequence:
-                    held.keys[key] = Stored(redacted, None)
-        for sequence in [s for s in held.messages if plan.retain and s < plan.chat.first_sequence]:
-            gone = held.messages.pop(sequence)
-            if gone.client_message_id is not None:
-                del held.keys[gone.chat_id, gone.sender_id, gone.client_message_id]
 
     def _put(self, message: Message, stored: Stored | None) -> Entry:
         held = self._chats[message.chat_id]
@@ -424,43 +333,13 @@ class MemoryStore:
             )
         )
 
-    def _chats_with(self, user: User) -> list[_Chat]:
+    def _chats_with(self, user: User) -> list[HeldChat]:
         return [h for h in self._chats.values() if h.chat.tenant == user.tenant and user.user_id in h.members]
 
-    def _readable(self, chat_id: str, reader: User | None) -> _Chat:
+    def _readable(self, chat_id: str, reader: User | None) -> HeldChat:
         held = self._chats.get(chat_id)
         if held is None or (reader is not None and reader.tenant != held.chat.tenant):
             raise unknown_chat(chat_id)
         if reader is not None and reader.user_id not in held.members:
             raise not_a_member(chat_id)
         return held
-
-
-def _emptied(held: _Chat, plan: Plan) -> list[int]:
-    """The messages that lose their content."""
-    if plan.redact is not None:
-        return [plan.redact]
-    if plan.erase is None:
-        return []
-    wanted = [held.messages.get(sequence) for sequence in plan.erase.sequences]
-    return [m.sequence for m in wanted if m and m.sender_id == plan.erase.user_id and m.kind == "text"]
-
-
-def _summary(held: _Chat, user: User) -> ChatSummary:
-    read = max(
-        (m.read for (u, _), m in held.marks.items() if u == user.user_id and m.epoch == held.chat.epoch), default=0
-    )
-    looked_after = held.head - UNREAD_LOOKED_AT
-    recent = [held.messages.get(n) for n in range(max(read, looked_after) + 1, held.head + 1)]
-    news = [m for m in recent if m is not None and m.kind == "text" and m.sender_id != user.user_id and m.content]
-    others = [u for u in sorted(held.members) if u != user.user_id]
-    return ChatSummary(
-        chat=held.now(),
-        role=held.members[user.user_id].role,
-        title=", ".join(others) if held.chat.kind == "direct" else held.chat.name,
-        members=len(held.members),
-        unread=len(news),
-        unread_capped=max(read, held.chat.first_sequence - 1) < looked_after,
-        read=read,
-        last_message=held.messages.get(held.head),
-    )

@@ -1,0 +1,130 @@
+"""One chat in memory, and what it answers by itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from holdfast.message import Chat, Member, Message, Page, User, Watermark
+from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
+from holdfast.store.numbering import Stored
+from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
+from holdfast.store.plan import Plan
+
+
+class HeldChat(Struct):
+    """One chat with all that belongs to it. ``chat.head`` is stale; ``counter`` is the truth."""
+
+    chat: Chat
+    counter: int | None
+    number: int
+    """Chats are numbered in the order of their creation."""
+    last_position: int
+    members: dict[str, Member] = field(default_factory=dict)
+    messages: dict[int, Message] = field(default_factory=dict)
+    keys: dict[tuple[str, str, str], Stored] = field(default_factory=dict)
+    marks: dict[tuple[str, str], Watermark] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def highest(self) -> int:
+        return max(self.messages, default=0)
+
+    @property
+    def head(self) -> int:
+        return self.counter if self.counter is not None else self.highest
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        return (self.last_position, self.number)
+
+    def now(self) -> Chat:
+        return replace(self.chat, head=self.head)
+
+    def mark(self, mark: Watermark) -> None:
+        key = (mark.user.user_id, mark.device_id)
+        earlier = self.marks.get(key)
+        if earlier is not None and earlier.epoch == mark.epoch:
+            mark = replace(mark, delivered=max(mark.delivered, earlier.delivered), read=max(mark.read, earlier.read))
+        self.marks[key] = mark
+
+    def take_marks_along(self) -> None:
+        """The epoch was raised by one: what counted in the one before counts in this, as far as the chat goes."""
+        epoch, head = self.chat.epoch, self.head
+        for key, mark in self.marks.items():
+            if mark.epoch == epoch - 1:
+                self.marks[key] = replace(
+                    mark, epoch=epoch, delivered=min(mark.delivered, head), read=min(mark.read, head)
+                )
+
+    def forget_devices(self, user_id: str, devices_max: int) -> None:
+        """Merge the named devices that are furthest behind into the one without a name."""
+        named = [mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id]
+        named.sort(key=lambda mark: (mark.epoch, mark.delivered, mark.read, mark.device_id), reverse=True)
+        for mark in named[devices_max:]:
+            del self.marks[user_id, mark.device_id]
+            if mark.epoch == self.chat.epoch:
+                self.mark(replace(mark, device_id=""))
+
+    def holes(self) -> list[tuple[int, int]]:
+        """The stretches between first_sequence and head where no message is stored."""
+        found: list[tuple[int, int]] = []
+        expected = self.chat.first_sequence
+        for sequence in [*sorted(self.messages), max(self.head, self.highest) + 1]:
+            if sequence > expected:
+                found.append((expected, sequence - 1))
+            expected = sequence + 1
+        return found
+
+    def page_after(self, after: int, limit: int, bytes_max: int) -> Page:
+        sequences = sorted(self.messages)
+        rest = sequences[bisect_right(sequences, after) :]
+        messages, _ = within([self.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
+        return page_after(self.now(), messages, len(messages) < len(rest))
+
+    def page_before(self, before: int, limit: int, bytes_max: int) -> Page:
+        sequences = sorted(self.messages)
+        rest = sequences[: bisect_left(sequences, before)][::-1]
+        messages, _ = within([self.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
+        return page_before(self.now(), before, messages[::-1], len(messages) < len(rest))
+
+    def summary(self, user: User) -> ChatSummary:
+        marks = (m for (u, _), m in self.marks.items() if u == user.user_id and m.epoch == self.chat.epoch)
+        read = max((mark.read for mark in marks), default=0)
+        looked_after = self.head - UNREAD_LOOKED_AT
+        recent = [self.messages.get(n) for n in range(max(read, looked_after) + 1, self.head + 1)]
+        news = [m for m in recent if m is not None and m.kind == "text" and m.sender_id != user.user_id and m.content]
+        others = [u for u in sorted(self.members) if u != user.user_id]
+        return ChatSummary(
+            chat=self.now(),
+            role=self.members[user.user_id].role,
+            title=", ".join(others) if self.chat.kind == "direct" else self.chat.name,
+            members=len(self.members),
+            unread=len(news),
+            unread_capped=max(read, self.chat.first_sequence - 1) < looked_after,
+            read=read,
+            last_message=self.messages.get(self.head),
+        )
+
+    def forget(self, plan: Plan) -> None:
+        """Redaction, erasure and retention."""
+        for sequence in self._emptied(plan):
+            redacted = self.messages[sequence] = replace(self.messages[sequence], content="")
+            for key, stored in self.keys.items():
+                if stored.message.sequence == sequence:
+                    self.keys[key] = Stored(redacted, None)
+        for sequence in [s for s in self.messages if plan.retain and s < plan.chat.first_sequence]:
+            gone = self.messages.pop(sequence)
+            if gone.client_message_id is not None:
+                del self.keys[gone.chat_id, gone.sender_id, gone.client_message_id]
+
+    def _emptied(self, plan: Plan) -> list[int]:
+        """The messages that lose their content."""
+        if plan.redact is not None:
+            return [plan.redact]
+        if plan.erase is None:
+            return []
+        wanted = [self.messages.get(sequence) for sequence in plan.erase.sequences]
+        return [m.sequence for m in wanted if m and m.sender_id == plan.erase.user_id and m.kind == "text"]
