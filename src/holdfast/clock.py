@@ -15,6 +15,8 @@ from typing import Protocol
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 """Ten bits as two characters."""
+TURN_SECONDS = 0.005
+"""How long work that can be cut may keep the loop to itself."""
 
 
 class Clock(Protocol):
@@ -88,6 +90,20 @@ class Ids:
         self._low = low
         value = (self._millisecond << 60) + high
         self._stem = "".join(_PAIRS[(value >> shift) & 1023] for shift in range(100, -1, -10))
+
+
+class Turns:
+    """Long work on the loop, cut into turns, so that a send and a health check do not wait for all of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends = clock.monotonic() + TURN_SECONDS
+
+    async def give_way(self) -> None:
+        """Between two pieces of the work: let the others run if this turn has had its time. Cancel-safe."""
+        if self._clock.monotonic() >= self._ends:
+            await asyncio.sleep(0)
+            self._ends = self._clock.monotonic() + TURN_SECONDS
 
 
 async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:

@@ -8,7 +8,7 @@ import random
 import pytest
 from virtual import run
 
-from holdfast.clock import Ids, ManualClock, timestamp, wait_at_most
+from holdfast.clock import TURN_SECONDS, Ids, ManualClock, Turns, timestamp, wait_at_most
 
 
 def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:
@@ -66,3 +66,22 @@ def test_an_event_is_waited_for_so_long_and_no_longer() -> None:
         assert await wait_at_most(event, 0), "what is there needs no waiting"
 
     run(main())
+
+
+def test_long_work_gives_way_when_its_turn_has_had_its_time_and_not_before() -> None:
+    async def story() -> None:
+        clock, others = ManualClock(), 0
+        turns = Turns(clock)
+
+        async def work() -> None:
+            for _ in range(12):
+                clock.advance(TURN_SECONDS * 0.3)
+                await turns.give_way()
+
+        working = asyncio.create_task(work())
+        while not working.done():
+            await asyncio.sleep(0)
+            others += 1
+        assert others == 4, "once at the start, and after each four pieces"
+
+    run(story())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -15,6 +15,7 @@ from chats import act
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
 from virtual import LoopClock, run
 
+from holdfast.clock import TURN_SECONDS
 from holdfast.fanout.attendance import Attendance
 from holdfast.fanout.ephemeral import GATHER_SECONDS, Ephemeral, EphemeralSettings
 from holdfast.fanout.members import Members
@@ -26,11 +27,21 @@ from holdfast.store.memory import MemoryStore
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
 
 
+class Working(LoopClock):
+    """Virtual time that also passes while something works, not only while all wait."""
+
+    worked = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.worked
+
+
 class Bench:
     """Notes what reaches the sessions, and when."""
 
     def __init__(self, settings: EphemeralSettings | None = None) -> None:
-        self.clock = LoopClock()
+        self.clock = Working()
+        self.seconds_of_a_push = 0.0
         self.store = MemoryStore()
         self.plan = Plan(random.Random(1))
         store = faulty(self.store, self.plan)
@@ -39,8 +50,10 @@ class Bench:
         self.told: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
 
-    def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
-        self._note(chat_id, frame)
+    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+        for chat_id in chat_ids:
+            self._note(chat_id, frame)
+        self.clock.worked += self.seconds_of_a_push
 
     def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
         self._note(user, frame)
@@ -192,6 +205,21 @@ def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
         bench.ephemeral.typing(BELA, CHAT, True)
         await asyncio.sleep(50 * 0.05)
         assert bench.take() == [typing(BELA, True)], "a round tells fifty presences at most"
+
+    on_virtual_time(test)
+
+
+def test_a_storm_of_arrivals_gives_way_to_the_rest_every_few_milliseconds() -> None:
+    async def test(bench: Bench) -> None:
+        bench.seconds_of_a_push = TURN_SECONDS / 2
+        for n in range(20):
+            bench.ephemeral.presence(User("default", f"user-{n}"), "online")
+        telling = asyncio.create_task(bench.ephemeral.tell())
+        turns = 0
+        while not telling.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 20 / 3, "a push takes half of a turn"
 
     on_virtual_time(test)
 

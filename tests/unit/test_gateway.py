@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,9 @@ from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.message import Cursor, User
+from holdfast.session.effects import Effects
 from holdfast.session.limits import Backpressure, Outbound
+from holdfast.session.session import Session
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import run
 from holdfast.wire.closing import Closing
@@ -541,12 +543,12 @@ def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_t
             alice, bob = await live(parts, "alice"), await live(parts, "bob")
             await parts.remove(chat_id, "bob")
             await parts.gateway.belonging.ask_memberships()
-            parts.gateway.push_to_chat(chat_id, ("typing",), TYPING)
+            parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
             await settle()
             assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}]
             assert types_of(alice.take()) == ["typing"]
             bob.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
-            parts.gateway.push_to_chat(stays, ("typing",), TYPING)
+            parts.gateway.push_to_chats([stays], ("typing",), TYPING)
             await settle()
             refused, typing = bob.take()
             assert (refused["payload"]["code"], typing["type"]) == ("NOT_A_MEMBER", "typing")
@@ -691,3 +693,24 @@ def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() 
     lines = [line for line in logs if line["event"] == "connection_closed"]
     assert len(lines) == 101
     assert lines[-1]["lines_left_out"] == 200
+
+
+def test_who_shares_many_chats_is_pushed_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chats = [await parts.chat("alice", "bob") for _ in range(5)]
+            others = await parts.chat("alice", "carol")
+            for user_id in ("alice", "bob", "carol"):
+                await live(parts, user_id)
+            pushed: list[str] = []
+            ephemeral = Session.ephemeral
+
+            def count(session: Session, key: Hashable, frame: bytes) -> Effects:
+                pushed.append(session.user.user_id)
+                return ephemeral(session, key, frame)
+
+            monkeypatch.setattr(Session, "ephemeral", count)
+            parts.gateway.push_to_chats([*chats, others], ("presence",), TYPING)
+            assert sorted(pushed) == ["alice", "bob", "carol"]
+
+    run(story())

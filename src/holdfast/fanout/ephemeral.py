@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from holdfast import telemetry
 from holdfast.bounds import positive
-from holdfast.clock import Clock, timestamp, wait_at_most
+from holdfast.clock import Clock, Turns, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
@@ -35,7 +35,9 @@ Memberships = Mapping[User, Mapping[str, Cursor]]
 class Sessions(Protocol):
     """The sessions that can be reached; the newest frame of a key takes the place of one that still waits there."""
 
-    def push_to_chat(self, chat_id: str, key: Key, frame: bytes) -> None: ...
+    def push_to_chats(self, chat_ids: Iterable[str], key: Key, frame: bytes) -> None:
+        """To every session of these chats, once each."""
+        ...
 
     def push_to_user(self, user: User, key: Key, frame: bytes) -> None: ...
 
@@ -55,7 +57,7 @@ class EphemeralSettings:
     max_presence_chats: int = 100
     """A user's presence is told in so many of their chats."""
     max_presences: int = 50
-    """Users whose presence is told per round, so that a storm of arrivals does not hold up the rest; others follow."""
+    """Users whose presence is told per round, so that a storm of arrivals does not hold up typing; others follow."""
     max_last_seen: int = 100_000
     """Users whose last presence is remembered; the longest unused is forgotten."""
     lookup_timeout_seconds: float = 1
@@ -155,14 +157,16 @@ class Ephemeral:
             await self.tell()
 
     async def tell(self) -> None:
-        """One round; it looks only at what is due, and once at the chats of all who came or left."""
+        """One round; it looks only at what is due, and once at the chats of all who came or left. It gives way."""
         now = self._clock.monotonic()
         self._stop_typing(now)
         self._release(now)
         presences = dict(islice(self._ready_presences.items(), self._settings.max_presences))
         memberships: Memberships | None = None
         due = [*((self._ready, key) for key in self._ready), *((self._ready_presences, key) for key in presences)]
+        turns = Turns(self._clock)
         for number, (ready, key) in enumerate(due):
+            await turns.give_way()
             note = ready.pop(key)
             self._told_at[key] = now
             try:
@@ -192,13 +196,13 @@ class Ephemeral:
     async def _tell(self, note: _Note, memberships: Memberships) -> None:
         frame = encode_frame(note.payload)
         if note.chat_id is None:
-            for chat_id in await self._shared_chats(note.about, memberships[note.about]):
-                self._sessions.push_to_chat(chat_id, note.key, frame)
+            shared = await self._shared_chats(note.about, memberships[note.about])
+            self._sessions.push_to_chats(shared, note.key, frame)
         elif not await self._concerns(note.to, note.about.tenant, note.chat_id):
             telemetry.ephemeral(note.kind, "dropped")
             return
         elif note.to is None:
-            self._sessions.push_to_chat(note.chat_id, note.key, frame)
+            self._sessions.push_to_chats((note.chat_id,), note.key, frame)
         else:
             self._sessions.push_to_user(note.to, note.key, frame)
         telemetry.ephemeral(note.kind, "told")

@@ -7,8 +7,9 @@ the fullest connections above its memory budget, and drains when the node stops.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, Protocol
@@ -157,15 +158,15 @@ class Gateway:
                 _give_up(next(connection for connection in connections if connection.write is write), error)
         return len(connections) * run.count
 
-    def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
-        """Queue an ephemeral frame to the sessions of a chat; the newest of a key wins."""
-        self._push(self._roster.in_chat(chat_id), key, frame)
+    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+        """Queue an ephemeral frame to the sessions of these chats, once to each; the newest of a key wins."""
+        self._push(dict.fromkeys(chain.from_iterable(map(self._roster.in_chat, chat_ids))), key, frame)
 
     def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
         """Queue an ephemeral frame to the sessions of a user."""
         self._push(self._roster.of_user(user), key, frame)
 
-    def _push(self, connections: Sequence[Connection], key: tuple[str, ...], frame: bytes) -> None:
+    def _push(self, connections: Iterable[Connection], key: tuple[str, ...], frame: bytes) -> None:
         for connection in connections:
             connection.do(connection.owed.ephemeral(key, frame))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_network
 from typing import Any
@@ -103,8 +103,8 @@ class Node:
 
     # --- what the parts need of each other --------------------------------------------------------------
 
-    def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
-        self.gateway.push_to_chat(chat_id, key, frame)
+    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+        self.gateway.push_to_chats(chat_ids, key, frame)
 
     def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
         self.gateway.push_to_user(user, key, frame)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 from holdfast.access import USER_SCOPES, Principal
@@ -106,8 +106,8 @@ class Server:
         self._stopping.set()
         await asyncio.wait([self._life])
 
-    def push_to_chat(self, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
-        self.gateway.push_to_chat(chat_id, key, frame)
+    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+        self.gateway.push_to_chats(chat_ids, key, frame)
 
     def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
         self.gateway.push_to_user(user, key, frame)
