@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
-from chats import ANN, PAGE, acked, create, draft, fill, operator, send
+from chats import ANN, BOB, PAGE, acked, create, draft, fill, operator, send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.json import decode, encode
@@ -37,6 +37,7 @@ from holdfast.message import Acked, Entry
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import Doing, translate
 from holdfast.store.changes import Redact
+from holdfast.store.contract import UNREAD_LOOKED_AT
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 from holdfast.store.sqlite import database as chats_file
 from holdfast.store.sqlite import store as sqlite_store
@@ -721,7 +722,7 @@ COSTS: dict[str, dict[str, Any]] = {
         "limit": 10,
         "edge_position": None,
         "edge_chat": None,
-        "looked_at": 100,
+        "looked_at": UNREAD_LOOKED_AT,
     },
     "memberships": {"users": '[["default","ann"]]'},
     "known": {"senders": '[["chat_mine_1", "ann"]]', "keys": '[["chat_mine_1", 12345, "ann", "k"]]'},
@@ -749,6 +750,18 @@ def test_costs_do_not_grow_with_what_others_store(tmp_path: Path) -> None:
             costs.append({name: operations_of(tmp_path / "chats.db", name) for name in COSTS})
         for name, before in costs[0].items():
             assert costs[1][name] <= before * 1.2 + 5, f"{name}: {costs}"
+
+    with_store(tmp_path, scenario)
+
+
+def test_a_list_costs_the_same_however_much_of_its_chats_is_unread(tmp_path: Path) -> None:
+    async def scenario(store: SqliteStore) -> None:
+        await create(store, "bob", chat_id="chat_mine_1")
+        costs = []
+        for many in (UNREAD_LOOKED_AT * 2, UNREAD_LOOKED_AT * 20):
+            await store.append([draft(f"{many}-{n}", chat_id="chat_mine_1", sender=BOB) for n in range(many)])
+            costs.append(operations_of(tmp_path / "chats.db", "chats_of"))
+        assert costs[1] <= costs[0] * 1.05 + 5
 
     with_store(tmp_path, scenario)
 
