@@ -533,6 +533,18 @@ async def test_retention_goes_in_bounded_steps(store: Any, rig: Rig) -> None:
 
 
 @on_every_store
+async def test_holes_are_found_wherever_they_are(store: Any, rig: Rig) -> None:
+    await create(store)
+    await fill(store, 40)
+    await store.change(Retain(operator(), "chat_a", 4))
+    for lost in (4, 5, 9, 17, 18, 19, 20, 21, 33, 39, 40):
+        rig.lose_message("chat_a", lost)
+    inspection = await store.inspect("chat_a")
+    assert [tuple(gap) for gap in inspection.gaps] == [(4, 5), (9, 9), (17, 21), (33, 33), (39, 40)]
+    assert (inspection.counter, inspection.highest, inspection.count) == (40, 38, 26)
+
+
+@on_every_store
 async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epoch(store: Any, rig: Rig) -> None:
     await create(store)
     await fill(store, 6)

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from rest import Rest, error_of, with_rest
+from rest import Rest, error_of, serving, with_rest
 
 from holdfast.access import KeyRing, load_keys, save_keys
 from holdfast.api import Backup, PresenceView
@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError, InternalError, OutcomeUnknown, StateD
 from holdfast.message import Chat, Draft, User
 from holdfast.store import decide
 from holdfast.store.changes import RETAIN_AT_ONCE, Act, Changed, Command, Retain
+from holdfast.store.contract import Inspection
 from holdfast.store.memory import MemoryStore
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -61,6 +62,21 @@ def test_why_a_chat_was_halted_is_between_operators() -> None:
         assert inspected.json()["chat"]["halted"] == "carl is under suspicion"
 
     with_rest(scenario)
+
+
+def test_inspections_that_take_too_long_do_not_shut_the_reads_of_users() -> None:
+    class Slow(MemoryStore):
+        async def inspect(self, chat_id: str) -> Inspection:
+            raise Unavailable("there was no time left to read; try again later")
+
+    async def scenario() -> None:
+        async with serving(store=Slow()) as rest:
+            chat = await rest.chat("alice")
+            for _ in range(20):
+                assert (await rest.ask("GET", f"/admin/chats/{chat}", rest.admin_key())).status_code == 503
+            assert (await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))).status_code == 200
+
+    asyncio.run(scenario())
 
 
 def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> None:

@@ -67,7 +67,13 @@ MEANINGS = (
         "the server cannot open or write its files; its operator must check their owner and mode",
     ),
     _Meaning(
-        (apsw.IOError, apsw.NoMemError, apsw.InterruptError, apsw.AbortError, apsw.SchemaChangeError, apsw.NoLFSError),
+        (apsw.InterruptError,),
+        StateDirectory,
+        "{path} cannot be used now ({error}); check its disk, and that it is not full",
+        "there was no time left to read; try again later",
+    ),
+    _Meaning(
+        (apsw.IOError, apsw.NoMemError, apsw.AbortError, apsw.SchemaChangeError, apsw.NoLFSError),
         StateDirectory,
         "{path} cannot be used now ({error}); check its disk, and that it is not full",
         "the server's disk does not answer as it should; try again later",

@@ -162,10 +162,32 @@ def numbering(
     connection: apsw.Connection, chat: int, value: Chat, counter: int | None
 ) -> tuple[int, int, list[tuple[int, int]]]:
     """The highest stored sequence of a chat, how many are stored, and the holes."""
-    highest, count = connection.execute(SQL["numbering"], {"chat": chat}).get
+    asked = {"chat": chat, "first": value.first_sequence}
+    highest, count, from_first = connection.execute(SQL["numbering"], asked).get
     last = max(highest, counter or 0, value.first_sequence - 1)
-    stretch = {"chat": chat, "first": value.first_sequence, "last": last}
-    return highest, count, _pairs.decode(connection.execute(SQL["holes"], stretch).get)
+    return highest, count, _holes(connection, chat, (value.first_sequence, last, from_first))
+
+
+def _holes(connection: apsw.Connection, chat: int, whole: tuple[int, int, int]) -> list[tuple[int, int]]:
+    """The stretches where nothing is stored, found by halving: one that is full or empty needs no second look.
+
+    ``whole`` and every part of it: first sequence, last sequence, how many are stored between them.
+    """
+    found: list[tuple[int, int]] = []
+    parts = [whole]
+    while parts:
+        first, last, count = parts.pop()
+        if count == last - first + 1:
+            continue
+        if count:
+            middle = (first + last) // 2
+            below = connection.execute(SQL["count_between"], {"chat": chat, "first": first, "last": middle}).get
+            parts += [(middle + 1, last, count - below), (first, middle, below)]
+        elif found and found[-1][1] == first - 1:
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
+    return found
 
 
 def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:

@@ -288,15 +288,12 @@ SELECT json_group_array(json_array(json_array(c.tenant, w.user_id), w.device_id,
 FROM chats AS c CROSS JOIN watermarks AS w ON w.chat = c.chat AND w.epoch = c.epoch WHERE c.chat_id = :chat_id;
 
 -- name: numbering
--- The highest stored sequence of a chat and how many are stored.
-SELECT coalesce(max(sequence), 0), count(*) FROM messages WHERE chat = :chat;
+-- The highest stored sequence of a chat, how many are stored, and how many from :first on.
+SELECT coalesce(max(sequence), 0), count(*), count(*) FILTER (WHERE sequence >= :first)
+FROM messages WHERE chat = :chat;
 
--- name: holes
--- The stretches between :first and :last where no message is stored.
-WITH known (sequence) AS (
-  SELECT :first - 1 UNION ALL SELECT sequence FROM messages WHERE chat = :chat UNION ALL SELECT :last + 1)
-SELECT json_group_array(json_array(sequence + 1, next - 1) ORDER BY sequence)
-FROM (SELECT sequence, lead(sequence) OVER (ORDER BY sequence) AS next FROM known) WHERE next > sequence + 1;
+-- name: count_between
+SELECT count(*) FROM messages WHERE chat = :chat AND sequence BETWEEN :first AND :last;
 
 -- name: recorded_gaps
 SELECT json_group_array(json_array(first_sequence, last_sequence) ORDER BY first_sequence, last_sequence)
