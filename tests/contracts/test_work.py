@@ -636,7 +636,7 @@ def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there
 
 
 def test_the_record_of_acts_forgets_the_oldest(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("embedded", "postgres"):
+    for module in ("sqlite.verbs", "postgres.store"):
         monkeypatch.setattr(f"holdfast.work.{module}.ACTS_KEPT_MAX", 3)
 
     async def body(o: Opened) -> None:
