@@ -43,6 +43,11 @@ def test_a_wrong_field_is_named_with_the_reason(field: str, value: object) -> No
     assert raised.value.details["fields"][field]
 
 
+def test_what_a_rule_does_not_say_is_the_careful_choice() -> None:
+    rule = new_rule(GOOD)
+    assert (rule.precision, rule.on_store_failure, rule.mode) == ("strict", "local_share", "enforce")
+
+
 @pytest.mark.parametrize(
     ("fields", "blamed"),
     [

@@ -648,6 +648,9 @@ def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.Mon
             ann, bob, cid = await asyncio.gather(*checks, return_exceptions=True)
         assert isinstance(ann, Decision) and isinstance(bob, ZeroDivisionError) and isinstance(cid, Decision)
         assert len(logs) == 1
+        limits.check_soon("acme", "send", "bob")
+        await asyncio.sleep(0.01)
+        assert limits._counted_later == 0, "what nobody waits for makes room, however it ended"
 
     virtual.run(main())
 

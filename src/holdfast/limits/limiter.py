@@ -294,6 +294,7 @@ class Limiter:
 
     def _told(self, entry: Entry, answer: Answer | None) -> None:
         """Remember what the counters said, once for all who asked together, and answer each."""
+        self._counted_later -= entry.asks[0].spent
         if answer is None:
             self._told_nothing(entry)
         elif len(entry.asks) > 1:
@@ -312,18 +313,14 @@ class Limiter:
         if reading.leased and ask.terms.stamp == reading.stamp:
             self._leases.begin(ask.key, known, ask.terms, answer.counted_at, self._monotonic())
         self._share.heard(ask.key)
-        place = ask.spent
-        self._counted_later -= place
-        for waiter in waiters:
+        for place, waiter in enumerate(waiters, ask.spent):
             if not waiter.done():
                 waiter.set_result(self._decisions.of(plan, reading, place < reading.admitted, "counters", ask.hold))
-            place += 1
 
     def _told_nothing(self, entry: Entry) -> None:
         """Everybody has his part of the local share; of who does not wait it is only charged."""
         plan, ask, together = entry.plans[0], entry.asks[0], len(entry.asks) > 1
         if ask.spent:
-            self._counted_later -= ask.spent
             self._share.spend(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
         for waiter in entry.waiters:
             if not waiter.done():
