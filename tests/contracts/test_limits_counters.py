@@ -130,6 +130,7 @@ def random_ask(rng: random.Random, key: int) -> Ask:
     version = rng.choice([1, 1, 1, 2, 3])
     window = (40.0, 30.0, 70.0)[version - 1]
     rule = terms(algorithm, limit=5 * version, version=version, window_ms=window)
+    rule = structs.replace(rule, store=rng.choice([0, 7, 7, 7, 4_000_000_000]))
     if algorithm == "concurrency":
         return Ask(at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1]))
     times = rng.randint(0, 3)
@@ -237,6 +238,8 @@ def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scena
         assert (await one(counters, Ask(at("gone"), rule))).remaining == 9
         old = structs.replace(rule, stamp=Stamp(1, 0))
         assert await counters.adjust([Adjustment(at("a"), old, given=5, taken_at=taken.now)]) == 0
+        theirs = structs.replace(rule, store=7)
+        assert await counters.adjust([Adjustment(at("a"), theirs, given=5, taken_at=taken.now)]) == 0
         assert (await one(counters, Ask(at("a"), rule))).remaining == 3, "an old lease is charged, not given back"
 
     counting(scenario)

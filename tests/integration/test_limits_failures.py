@@ -867,11 +867,19 @@ def test_a_failover_that_lost_a_write_ends_on_what_survived_and_goes_on(engines_
     play(engines_, scenario)
 
 
+async def _decided_by(node: Node) -> tuple[int, int]:
+    """The limit and the version that the shared counters go by."""
+    [decision] = await node.ask(1, "counted")
+    assert decision.decided_by == "counters"
+    return decision.limit, decision.rule_version
+
+
 async def _lose_and_promote(w: World, wire: Proxy, standby: Server) -> None:
     node = await w.node(bells=("notify",))
     wire.set(down=True)
     await w.set_limit(500, 1)
     await until(lambda: node.limit() == 500, "the change that will be lost is in force")
+    assert await _decided_by(node) == (500, 2)
     w.engines.primary_killed()
     connection = await asyncpg.connect(standby.url)
     assert await connection.fetchval("SELECT pg_promote()")
@@ -883,8 +891,10 @@ async def _lose_and_promote(w: World, wire: Proxy, standby: Server) -> None:
         assert survivor is not None and survivor.limit == 100, "this test is about a lost write"
         async with LogFollower(promoted, None):
             await until(lambda: node.limit() == 100, "the beat of the new primary brings its epoch")
+        assert await _decided_by(node) == (100, 1), "counters that have seen the lost rule go by the surviving one"
         change = Change("update", survivor.name, "olga", "2026-01-01T00:00:00.000Z", {"limit": 300}, 1)
         again = await store.change(change)
         assert (again.rule.version, again.rule.epoch) == (2, 2), "the same version, of a newer epoch"
         await until(lambda: node.limit() == 300, "and the node follows it")
+        assert await _decided_by(node) == (300, 2)
         node.feed._reader = PostgresRuleReader(w.settings)

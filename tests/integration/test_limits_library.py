@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import apsw
 import asyncpg
 import pytest
 from program import ROOT
@@ -15,6 +17,8 @@ from program import ROOT
 from holdfast.errors import StateCorrupted
 from holdfast.limits.opening import LimitsSettings, opened
 from holdfast.limits.rules import Rule
+from holdfast.limits.rulestore.sqlite import LIMITS
+from holdfast.sqlite.copies import Restored
 
 SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 366 * 86_400.0)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -49,6 +53,39 @@ def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_server: An
         async with opened(settings, tmp_path / "a") as one, opened(settings, tmp_path / "b") as two:
             assert one.limiter.place.node != two.limiter.place.node
             assert two.limiter.nodes >= 2
+
+    asyncio.run(main())
+
+
+def test_counters_in_redis_go_by_the_rules_that_are_there_after_a_restore_and_by_those_of_a_new_store(
+    tmp_path: Path, redis_server: Any
+) -> None:
+    """Both give out versions that the counters have seen, of rules that are no more."""
+
+    async def main() -> None:
+        name, subject = {"tenantID": "acme", "resource": "/api/search"}, tmp_path.name
+        state, settings = tmp_path / "state", LimitsSettings(redis_server.url)
+
+        async def decided(change: dict[str, Any] | None = None) -> tuple[int, int, bool]:
+            async with opened(settings, state, starts_with=[SEARCH]) as limits:
+                if change is not None:
+                    await limits.control.update({**name, **change}, "olga")
+                    await limits.feed.sync()
+                decision = await limits.limiter.check("acme", "/api/search", subject)
+                return decision.limit, decision.rule_version, limits.feed._nudged.is_set()
+
+        assert await decided() == (2, 1, False)
+        shutil.copytree(state, tmp_path / "backup")
+        assert await decided({"limit": 1, "expectedVersion": 1}) == (1, 2, False)
+        shutil.rmtree(state)
+        shutil.copytree(tmp_path / "backup", state)
+        database = apsw.Connection(str(state / "limits.db"))
+        LIMITS.renew(database, Restored("", 1000, "olga", "", "backup"))
+        database.close()
+        assert await decided() == (2, 1, False), "the restored rule, and nothing makes the node look for a newer one"
+        assert await decided({"limit": 7, "expectedVersion": 1}) == (7, 2, False)
+        shutil.rmtree(state)
+        assert await decided() == (2, 1, False), "an emptied state directory has its own rules"
 
     asyncio.run(main())
 

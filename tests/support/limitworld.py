@@ -77,7 +77,7 @@ class Log:
 
     async def snapshot(self) -> Snapshot:
         self.snapshots += 1
-        return Snapshot(self.epoch, len(self._seen()), tuple(self.rules().values()))
+        return Snapshot(self.epoch, len(self._seen()), tuple(self.rules().values()), store=self.store)
 
     def rings(self) -> AsyncIterator[Ring]:
         if self.deaf:

@@ -75,7 +75,9 @@ class Shares(RuleBasedStateMachine):
         """One alone, or many in a row."""
         at %= len(self.nodes)
         for _ in range(times):
-            reading = self.nodes[at].decide_one(self.rule, Ask(("r", "ann"), terms_of(self.rule)), None, self.now)
+            reading = self.nodes[at].decide_one(
+                self.rule, Ask(("r", "ann"), terms_of(self.rule, self.rule.stamp)), None, self.now
+            )
             if reading.admitted:
                 self.admitted.append((at, self.now))
                 self.owed[at] += 1

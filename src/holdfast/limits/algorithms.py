@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from typing import Final
+from zlib import crc32
 
 from msgspec import Struct, field
 
@@ -28,17 +29,28 @@ CODES: Final[dict[Algorithm, int]] = {"token_bucket": 1, "fixed_window": 2, "sli
 
 
 class Terms(Struct, frozen=True, gc=False):
-    """What of a rule a counter needs to know; of two, the newer stamp decides."""
+    """What of a rule a counter needs to know; of two, the newer stamp decides.
+
+    Stamps of two stores of rules say nothing of each other: there, who asks decides. ``store`` tells them apart; 0 is
+    any.
+    """
 
     algorithm: Algorithm
     stamp: Stamp
     limit: int
     window_ms: float
     capacity: int
+    store: int = 0
+
+    def overrule(self, asked: Terms) -> bool:
+        """Whether a counter that was counted by these goes on by them."""
+        return self.stamp > asked.stamp and (self.store == asked.store or not self.store or not asked.store)
 
 
-def terms_of(rule: Rule) -> Terms:
-    return Terms(rule.algorithm, rule.stamp, rule.limit, rule.window_seconds * 1000, rule.capacity)
+def terms_of(rule: Rule, stamp: Stamp, store: str = "") -> Terms:
+    """``stamp`` is that by which the rule is in force."""
+    number = crc32(store.encode())  # short, because every counter has it
+    return Terms(rule.algorithm, stamp, rule.limit, rule.window_seconds * 1000, rule.capacity, number)
 
 
 def begin(now: float, window_ms: float) -> float:
@@ -68,7 +80,7 @@ class Counter(Struct, gc=False):
 
     def agree(self, terms: Terms) -> None:
         """Count by these terms from now on, unless ours are newer."""
-        if terms.stamp >= self.terms.stamp:
+        if not self.terms.overrule(terms):
             self.terms = terms
 
     def settle(self, now: float) -> None:

@@ -23,15 +23,13 @@ T = TypeVar("T")
 class Saved(Struct, frozen=True):
     """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole.
 
-    ``heard`` is the last place in the log from which doorbells had brought rules that are in it; ``store`` says whose
-    log that is.
+    ``heard`` is the last place in the log from which doorbells had brought rules that are in it.
     """
 
     known_at: float
     digest: str
     snapshot: Snapshot
     heard: Place
-    store: str
 
 
 class _SavedNodes(Struct, frozen=True):
@@ -69,7 +67,7 @@ class RulesFile:
 
 
 def _what(saved: Saved) -> tuple[str, str, int]:
-    return saved.digest, saved.store, saved.snapshot.epoch
+    return saved.digest, saved.snapshot.store, saved.snapshot.epoch
 
 
 def load_nodes(file: Path) -> int | None:

@@ -182,7 +182,7 @@ class Feed:
     async def _take_snapshot(self, head: Head) -> None:
         """Everything, unless the digest says that we have it."""
         if self.rules.digest == head.digest:
-            snapshot = Snapshot(head.epoch, head.seq, tuple(self.rules.all()))
+            snapshot = Snapshot(head.epoch, head.seq, tuple(self.rules.all()), store=head.store)
         else:
             snapshot = await self._reader.snapshot()
         self._put(self.rules.merge_snapshot(snapshot, max(self.cursor[1], self._heard)), "snapshot")
@@ -192,7 +192,7 @@ class Feed:
         """Nothing of what we have counts, except what we could not read now."""
         snapshot = await self._reader.snapshot()
         if snapshot.whole or store != self._store:
-            self._put(RuleSet.of(snapshot.rules, snapshot.epoch), "snapshot")
+            self._put(RuleSet.of(snapshot.rules, snapshot.epoch, store), "snapshot")
         self.cursor = (snapshot.epoch, snapshot.seq)
         self._hearsay.forget(self.cursor)
         self._store = store
@@ -299,13 +299,13 @@ class Feed:
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
         self._hearsay.heard(saved.heard, self.cursor, self._clock.monotonic())
-        self._store = saved.store
+        self._store = saved.snapshot.store
         self.from_disk = True
         self._known_at = self._clock.monotonic() - max(0.0, self._clock.now() - saved.known_at)
 
     async def _save(self) -> None:
         if self._file is not None:
             known_at = self._clock.now() - self.staleness_seconds
-            snapshot = Snapshot(*self.cursor, tuple(self.rules.all()))
-            saved = Saved(known_at, self.rules.digest, snapshot, self._hearsay.last, self._store)
+            snapshot = Snapshot(*self.cursor, tuple(self.rules.all()), store=self._store)
+            saved = Saved(known_at, self.rules.digest, snapshot, self._hearsay.last)
             await asyncio.to_thread(self._file.save, saved)

@@ -115,7 +115,13 @@ class Limiter:
         return self._rules
 
     def use(self, rules: RuleSet) -> None:
-        """Check by these rules from now on: one pointer swap."""
+        """Check by these rules from now on: one pointer swap.
+
+        Rules of another store are another's: what was denied by the old ones says nothing of them.
+        """
+        if rules.store != self._rules.store:
+            for known in self._known.values():
+                known.denial = None
         self._rules = rules
         self._plans = {}
 
@@ -269,7 +275,7 @@ class Limiter:
             return self._plans[tenant, resource]
         except KeyError:
             pass
-        plan = plan_of(tenant, self._rules.lookup(tenant, resource), self.settings.lease_percent)
+        plan = plan_of(self._rules, tenant, resource, self.settings.lease_percent)
         if len(self._plans) >= PLANS_MAX:
             self._plans.clear()
         self._plans[tenant, resource] = plan

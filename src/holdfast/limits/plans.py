@@ -8,7 +8,7 @@ from holdfast.errors import InvalidCheck
 from holdfast.limits.algorithms import Terms, terms_of
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.form import LIMIT_MAX
-from holdfast.limits.rules import Rule
+from holdfast.limits.rules import Rule, RuleSet
 
 SUBJECT_LENGTH_MAX = 1024
 
@@ -25,14 +25,16 @@ class Plan(Struct, frozen=True, gc=False):
     shadow: bool
 
 
-def plan_of(tenant: str, rule: Rule | None, lease_percent: float) -> Plan | None:
+def plan_of(rules: RuleSet, tenant: str, resource: str, lease_percent: float) -> Plan | None:
     """None where nothing limits: no rule, or one that is off."""
+    rule = rules.lookup(tenant, resource)
     if rule is None or rule.mode == "off":
         return None
     holds = rule.algorithm == "concurrency"
     leased = rule.precision == "leased" and not holds
     lease = int(rule.capacity * lease_percent / 100) if leased else 0
-    return Plan(rule, terms_of(rule), key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow")
+    terms = terms_of(rule, rules.in_force(rule), rules.store)
+    return Plan(rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow")
 
 
 def validate(plan: Plan | None, subject: str, cost: int) -> None:

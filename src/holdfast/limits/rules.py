@@ -7,7 +7,9 @@ wildcard, and ``*`` alone is the default. The most specific rule answers:
 
 Every change of a rule raises its version, and a deletion is a change too (a tombstone), so versions of a name
 never restart. An *epoch* counts the lives of the primary database: (epoch, version) orders two rules of one
-name even when a failover lost a write and its version was given out again.
+name even when a failover lost a write and its version was given out again. A rule is *in force* in the epoch of the
+snapshot that has it, which may be later than its own: so it is newer than all that was lost, also where its version
+is lower.
 
 A ``RuleSet`` is immutable. A change makes a new one, and putting it in place is one pointer swap: a check ends
 with the rules it began with, and the next one has the new rules.
@@ -124,12 +126,14 @@ class Snapshot(Struct, frozen=True):
     """All rules as a database had them at one moment of its log, tombstones included.
 
     Not ``whole``: there are rules in it that this node cannot read; what is missing here need not be missing there.
+    ``store`` tells whose rules these are.
     """
 
     epoch: int
     seq: int
     rules: tuple[Rule, ...]
     whole: bool = True
+    store: str = ""
 
 
 class _Tenant(NamedTuple):
@@ -165,22 +169,24 @@ class _Tenant(NamedTuple):
 class RuleSet:
     """An immutable set of rules in the view of one node.
 
-    ``epoch`` is that of the newest full snapshot inside. Merging is idempotent and does not depend on order:
-    after the same final snapshot every node holds the same set, whatever it saw before, twice, or never.
+    ``epoch`` is that of the newest full snapshot inside, and ``store`` whose it is. Merging is idempotent and does not
+    depend on order: after the same final snapshot every node holds the same set, whatever it saw before, twice, or
+    never.
     """
 
-    __slots__ = ("_rules", "_tenants", "digest_value", "epoch")
+    __slots__ = ("_rules", "_tenants", "digest_value", "epoch", "store")
 
-    def __init__(self, rules: Mapping[RuleName, Rule] | None = None, epoch: int = 0) -> None:
+    def __init__(self, rules: Mapping[RuleName, Rule] | None = None, epoch: int = 0, store: str = "") -> None:
         self.epoch = epoch
+        self.store = store
         self.digest_value = 0
         self._rules: dict[RuleName, Rule] = {}
         self._tenants: dict[str, _Tenant] = {}
         self._put(rules or {})
 
     @classmethod
-    def of(cls, rules: Iterable[Rule], epoch: int = 0) -> RuleSet:
-        return cls({rule.name: rule for rule in rules}, epoch)
+    def of(cls, rules: Iterable[Rule], epoch: int = 0, store: str = "") -> RuleSet:
+        return cls({rule.name: rule for rule in rules}, epoch, store)
 
     def lookup(self, tenant: str, resource: str) -> Rule | None:
         """The rule that answers for this tenant and resource, or None."""
@@ -190,6 +196,10 @@ class RuleSet:
             if rule is not None:
                 return rule
         return None
+
+    def in_force(self, rule: Rule) -> Stamp:
+        """The stamp by which counters know one of our rules: newer than that of any which our snapshot has lost."""
+        return Stamp(max(rule.epoch, self.epoch), rule.version)
 
     def get(self, name: RuleName) -> Rule | None:
         """The rule of exactly this name, tombstones included."""
@@ -236,7 +246,7 @@ class RuleSet:
                 theirs = merged.get(rule.name)
                 if theirs is None or theirs.stamp < rule.stamp:
                     merged[rule.name] = rule
-            return RuleSet(merged, snapshot.epoch)
+            return RuleSet(merged, snapshot.epoch, snapshot.store)
         if snapshot.epoch < self.epoch:
             return self
         if seen is not None and snapshot.seq >= seen and snapshot.whole:
@@ -247,7 +257,7 @@ class RuleSet:
         """The snapshot, and what we heard of an epoch that it does not know yet."""
         rules = {rule.name: rule for rule in snapshot.rules}
         rules |= {rule.name: rule for rule in self._rules.values() if rule.epoch > snapshot.epoch}
-        return self if rules == self._rules else RuleSet(rules, self.epoch)
+        return self if rules == self._rules else RuleSet(rules, self.epoch, self.store)
 
     def __len__(self) -> int:
         return len(self._rules)
@@ -260,7 +270,7 @@ class RuleSet:
                 newer[rule.name] = rule
         if not newer:
             return self
-        new = RuleSet(epoch=self.epoch)
+        new = RuleSet(epoch=self.epoch, store=self.store)
         new.digest_value, new._rules, new._tenants = self.digest_value, dict(self._rules), dict(self._tenants)
         new._put(newer)
         return new

@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from holdfast.limits.algorithms import EPSILON, Reading, Terms, terms_of
+from msgspec import structs
+
+from holdfast.limits.algorithms import EPSILON, Reading, Terms
 from holdfast.limits.counters.contract import Adjustment, Ask, Key
 from holdfast.limits.counters.table import CounterTable
 from holdfast.limits.rules import Rule
@@ -41,8 +43,8 @@ class LocalShare:
         self._unheard: Bounded[float] = Bounded(keys_max)
         """Of what was let through, and when, the shared counters did not tell how it stands."""
         self._seeded: Bounded[float] = Bounded(keys_max)
-        self._terms: dict[int, tuple[Rule, Terms]] = {}
-        """By the identity of a rule, which is therefore kept."""
+        self._terms: dict[int, tuple[Terms, Terms]] = {}
+        """Our share of a rule's terms, by their identity, for which they are kept."""
         self._nodes = 1
 
     @property
@@ -59,8 +61,8 @@ class LocalShare:
     def decide_one(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> Reading:
         """One ask; ``last`` is what the shared counters last said of its key."""
         if rule.on_store_failure == "closed":
-            return _closed(rule)
-        own = Ask(ask.key, self._scaled(rule), ask.cost, hold=ask.hold)
+            return _closed(ask)
+        own = Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, hold=ask.hold)
         self._seed(rule, own, last, now)
         reading = self._table.take(own, now)
         if reading.admitted:
@@ -75,14 +77,15 @@ class LocalShare:
         Everybody asks for himself here, also who asked the counters together with others.
         """
         scaled = [
-            Ask(ask.key, self._scaled(rule), ask.cost, hold=ask.hold) for rule, ask in zip(rules, asks, strict=True)
+            Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, hold=ask.hold)
+            for rule, ask in zip(rules, asks, strict=True)
         ]
         for rule, own, last in zip(rules, scaled, known, strict=True):
             self._seed(rule, own, last, now)
         closed = [rule.on_store_failure == "closed" for rule in rules]
         if any(closed):
-            each = zip(rules, closed, scaled, strict=True)
-            return tuple(_closed(rule) if shut else self._table.refuse(own, now) for rule, shut, own in each)
+            each = zip(asks, closed, scaled, strict=True)
+            return tuple(_closed(ask) if shut else self._table.refuse(own, now) for ask, shut, own in each)
         readings = self._table.decide(scaled, now)
         for ask, reading in zip(asks, readings, strict=True):
             if reading.admitted:
@@ -92,7 +95,7 @@ class LocalShare:
     def spend(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
         """What was let through before it was counted, and never was, is used here whether it fits or not."""
         if rule.on_store_failure != "closed":
-            own = Ask(ask.key, self._scaled(rule), ask.cost, ask.spent, 0, ask.hold, ask.spent)
+            own = Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, ask.spent, 0, ask.hold, ask.spent)
             self._seed(rule, own, last, now)
             self._table.take(own, now)
             self._remember(ask, ask.spent)
@@ -138,16 +141,16 @@ class LocalShare:
         found = self._table.adjust(Adjustment(key, terms, released=hold), now)
         return self._held.drop((key[0], hold)) and found
 
-    def _scaled(self, rule: Rule) -> Terms:
-        remembered = self._terms.get(id(rule))
+    def _scaled(self, rule: Rule, terms: Terms) -> Terms:
+        remembered = self._terms.get(id(terms))
         if remembered is not None:
             return remembered[1]
         scaled = rule.scaled(OPEN_FACTOR, 1) if rule.on_store_failure == "open" else rule.scaled(1, self._nodes)
         if len(self._terms) >= TERMS_MAX:
             self._terms.clear()
-        terms = terms_of(scaled)
-        self._terms[id(rule)] = (rule, terms)
-        return terms
+        own = structs.replace(terms, limit=scaled.limit, capacity=scaled.capacity)
+        self._terms[id(terms)] = (terms, own)
+        return own
 
     def _seed(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
         """Begin with our part of what was left, once per word of the counters, unless all has drained since."""
@@ -174,5 +177,5 @@ class LocalShare:
             self._spent.put(key, (terms, amount + (known[1] if known else 0)))
 
 
-def _closed(rule: Rule) -> Reading:
-    return Reading(0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, rule.limit, rule.stamp)
+def _closed(ask: Ask) -> Reading:
+    return Reading(0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, ask.terms.limit, ask.terms.stamp)

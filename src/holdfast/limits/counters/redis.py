@@ -143,7 +143,7 @@ class _Request:
 
     def __init__(self) -> None:
         self.keys: dict[Key, int] = {}
-        self.terms: list[tuple[int, int, int, int, float, int]] = []
+        self.terms: list[tuple[int, int, int, int, float, int, int]] = []
         self._numbers: dict[int, int] = {}
 
     def entries(self, entries: Sequence[Sequence[Ask]]) -> list[Any]:
@@ -165,7 +165,9 @@ class _Request:
     def _terms(self, terms: Terms) -> int:
         number = self._numbers.get(id(terms))
         if number is None:
-            self.terms.append((CODES[terms.algorithm], *terms.stamp, terms.limit, terms.window_ms, terms.capacity))
+            self.terms.append(
+                (CODES[terms.algorithm], *terms.stamp, terms.limit, terms.window_ms, terms.capacity, terms.store)
+            )
             number = self._numbers[id(terms)] = len(self.terms)
         return number
 

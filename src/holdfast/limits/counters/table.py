@@ -74,6 +74,8 @@ class CounterTable:
             counter = self.counter(adjustment.key, adjustment.terms, now)
         if counter is None:
             return False
+        if not adjustment.given:
+            counter.agree(adjustment.terms)
         counter.settle(now)
         return _apply(adjustment, counter, now)
 
@@ -152,7 +154,7 @@ def _apply(adjustment: Adjustment, counter: Counter, now: float) -> bool:
             return counter.release(adjustment.released)
         counter.holders[adjustment.held] = now + adjustment.held_ms
     elif adjustment.given:
-        if counter.terms.stamp != adjustment.terms.stamp:
+        if (counter.terms.stamp, counter.terms.store) != (adjustment.terms.stamp, adjustment.terms.store):
             return False
         counter.give(now, adjustment.given, adjustment.taken_at)
     elif adjustment.charged:

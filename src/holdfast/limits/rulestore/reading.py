@@ -38,11 +38,11 @@ _ring = msgspec.json.Decoder(Ring)
 _place = msgspec.json.Decoder(_Place)
 
 
-def snapshot_of(epoch: int, seq: int, bodies: Iterable[str]) -> Snapshot:
+def snapshot_of(epoch: int, seq: int, store: str, bodies: Iterable[str]) -> Snapshot:
     """All rules that can be read; ``whole`` if that is all there are."""
     read = [_readable(_rule, body) for body in bodies]
     rules = tuple(rule for rule in read if rule is not None)
-    return Snapshot(epoch, seq, rules, whole=len(rules) == len(read))
+    return Snapshot(epoch, seq, rules, len(rules) == len(read), store)
 
 
 def rules_of(bodies: Iterable[str]) -> list[Rule]:

@@ -2,15 +2,15 @@
 --
 -- KEYS     the counters
 -- ARGV[1]  msgpack: [terms, entries, adjustments]
---          terms        [[algorithm, epoch, version, limit, window ms, capacity], ...]
+--          terms        [[algorithm, epoch, version, limit, window ms, capacity, store], ...]
 --          entries      [asks, key, terms, cost, times, want, hold, spent, key, ..., asks, ...]   flat: how many, then seven each
 --          adjustments  [[key, terms, given, taken_at, charged, released, held, held_ms], ...]
 -- returns  msgpack: [now ms, [[limit, epoch, version], ...], reading, reading, ...], six numbers per ask
 --          admitted, remaining, reset ms, wait ms, leased, and 0 or which of the newer terms decided;
 --          then for each adjustment 1 if it found what it puts right, else 0
 --
--- A counter is one string: msgpack of epoch, version, limit, window, capacity (the newest terms it was counted by)
--- and the algorithm's state. Every algorithm stores what is used, and has `peek` (bring to now; room, reset), `take`,
+-- A counter is one string: msgpack of epoch, version, limit, window, capacity (the newest terms it was counted by),
+-- the algorithm's state and the store of the terms (0: any), whose stamps say nothing of another's. Every algorithm stores what is used, and has `peek` (bring to now; room, reset), `take`,
 -- `give` and `wait`; holdfast/limits/algorithms.py is their reference.
 
 local call, pack, unpack_message = redis.call, cmsgpack.pack, cmsgpack.unpack

@@ -5,7 +5,8 @@ local entries = request[2]
 local newer = {}
 local answers = { now, newer }
 
--- The counter's algorithm, state and the newer of its own terms and the asker's; nil if `only_known` and there is none.
+-- The counter's algorithm, state, the terms that decide (its own if they are newer and of the asker's store, else the
+-- asker's), and whether it was counted by the asker's; nil if `only_known` and there is none.
 local function open(key, asked, only_known)
   local algorithm = algorithms[asked[1]]
   local raw = call('GET', key)
@@ -15,17 +16,19 @@ local function open(key, asked, only_known)
     end
     return algorithm, algorithm.fresh(), asked
   end
-  local epoch, version, limit, window, capacity, state = unpack_message(raw)
-  if epoch > asked.epoch or (epoch == asked.epoch and version > asked.version) then
+  local epoch, version, limit, window, capacity, state, store = unpack_message(raw)
+  local newer_stamp = epoch > asked.epoch or (epoch == asked.epoch and version > asked.version)
+  if newer_stamp and (store == asked.store or store == 0 or asked.store == 0) then
     newer[#newer + 1] = { limit, epoch, version }
     return algorithm, state,
-      { epoch = epoch, version = version, limit = limit, window = window, capacity = capacity, newer = #newer }
+      { epoch = epoch, version = version, limit = limit, window = window, capacity = capacity, store = store,
+        newer = #newer }
   end
-  return algorithm, state, asked
+  return algorithm, state, asked, epoch == asked.epoch and version == asked.version and store == asked.store
 end
 
 local function save(key, state, terms, reset)
-  call('SET', key, pack(terms.epoch, terms.version, terms.limit, terms.window, terms.capacity, state),
+  call('SET', key, pack(terms.epoch, terms.version, terms.limit, terms.window, terms.capacity, state, terms.store),
     'PX', min(ceil(reset), KEPT_MS_MAX) + 1000)
 end
 
@@ -96,7 +99,7 @@ end
 local function adjust(change)
   local key, asked = KEYS[change[1]], request[1][change[2]]
   local given, taken_at, charged, released, held, held_ms = unpack(change, 3)
-  local algorithm, state, terms = open(key, asked, charged == 0 and held == '')
+  local algorithm, state, terms, counted_by = open(key, asked, charged == 0 and held == '')
   if not algorithm then
     return 0
   end
@@ -106,7 +109,7 @@ local function adjust(change)
     state[released] = nil
   elseif held ~= '' then
     state[held] = now + held_ms
-  elseif given > 0 and terms.epoch == asked.epoch and terms.version == asked.version then
+  elseif given > 0 and counted_by then
     algorithm.give(state, terms, now, given, taken_at)
   elseif given > 0 then
     found = 0
@@ -119,7 +122,7 @@ local function adjust(change)
 end
 
 for _, terms in ipairs(request[1]) do
-  terms.epoch, terms.version, terms.limit, terms.window, terms.capacity = unpack(terms, 2)
+  terms.epoch, terms.version, terms.limit, terms.window, terms.capacity, terms.store = unpack(terms, 2)
   terms.newer = 0
 end
 

@@ -37,7 +37,7 @@ class PostgresRuleReader:
             db.transaction(isolation="repeatable_read", readonly=True),
         ):
             head = Head(*await db.fetchrow(SQL["head"]))
-            return snapshot_of(head.epoch, head.seq, (row[0] for row in await db.fetch(SQL["all_rules"])))
+            return snapshot_of(head.epoch, head.seq, head.store, (row[0] for row in await db.fetch(SQL["all_rules"])))
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
         async with self.database.connection("be read") as db:

@@ -104,8 +104,8 @@ class SqliteRuleStore:
 
     async def snapshot(self) -> Snapshot:
         def read(db: apsw.Connection) -> Snapshot:
-            epoch, seq, _, _ = _head(db)
-            return snapshot_of(epoch, seq, (str(b) for (b,) in db.execute(SQL["all_rules"])))
+            epoch, seq, _, store = _head(db)
+            return snapshot_of(epoch, seq, store, (str(b) for (b,) in db.execute(SQL["all_rules"])))
 
         return await self._read(read)
 
