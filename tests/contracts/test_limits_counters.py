@@ -217,6 +217,18 @@ def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None
     counting(scenario)
 
 
+def test_a_hold_that_is_over_is_no_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
+    async def scenario(counters: Counters) -> None:
+        brief, slots, wide = terms("concurrency", 1, window_ms=20), terms("concurrency", 1, 2), terms("fixed_window")
+        await one(counters, Ask(at("slots"), brief, hold="old"))
+        await counters.adjust([Adjustment(at("slots"), brief, held="new", held_ms=60_000)])
+        await asyncio.sleep(0.03)
+        told = (await counters.take([[Ask(at("slots"), slots, hold="old"), Ask(at("wide"), wide)]])).readings[0]
+        assert [reading.admitted for reading in told] == [0, 0]
+
+    counting(scenario)
+
+
 def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         rule, slots = terms("fixed_window", 10), terms("concurrency", 1)
@@ -313,7 +325,7 @@ def test_a_counter_in_redis_is_named_by_tenant_algorithm_and_rule_and_tells_no_s
         rule = Rule("*", "/api/*", "sliding_window", 5, 60.0)
         prefix = key_prefix("acme", rule)
         for subject in [*(f"ann@example.org{n}" for n in range(10)), "ann@example.org0"]:
-            await counters.take([[Ask((prefix, subject), terms_of(rule))]])
+            await counters.take([[Ask((prefix, subject), terms_of(rule, rule.stamp))]])
             assert len(counters._names) <= 3
         names = [name.decode() for name in await client.keys("*")]
         assert len(names) == 10, "one for each subject, also for one whose name was forgotten"

@@ -109,8 +109,8 @@ class CounterTable:
 
     def _fits(self, ask: Ask, now: float) -> bool:
         counter = self.counter(ask.key, ask.terms, now)
-        held = isinstance(counter, Concurrency) and ask.hold in counter.holders
-        return peek(counter, ask.terms, now, ask.cost) or held
+        fits = peek(counter, ask.terms, now, ask.cost)  # and whose time is over holds no more
+        return fits or (isinstance(counter, Concurrency) and ask.hold in counter.holders)
 
     def refuse(self, ask: Ask, now: float) -> Reading:
         """Nothing is taken; a wait only if it would not have fitted."""
