@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from chats import draft
 from plane import Bench, FakeSocket, bench, message, settle
 from structlog.testing import capture_logs
 
+from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.gateway.limits import GatewayLimits
@@ -20,7 +22,7 @@ from holdfast.session.effects import Effects
 from holdfast.session.limits import Backpressure, Outbound
 from holdfast.session.session import Session
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import run
+from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Typing
@@ -561,31 +563,131 @@ class SlowMemberships(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
+        self.asked: list[User] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        self.asked += users
         found = await super().memberships(users)
         await self.gate.wait()
         return found
 
 
-def test_memberships_read_before_an_event_do_not_take_it_back() -> None:
+@pytest.mark.parametrize("what", ["member_removed", "member_added"])
+def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -> None:
+    """Above all not a removal: who left would get the chat's messages again."""
+
     async def story() -> None:
         store = SlowMemberships()
         async with bench(store=store) as parts:
-            left, joined = await parts.chat("alice", "bob"), await parts.chat("alice")
+            before = ("alice", "bob") if what == "member_removed" else ("alice",)
+            chat_id = await parts.chat(*before)
             bob = await live(parts, "bob")
             store.gate.clear()
             asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
             await settle()
-            for chat_id, what in ((left, "member_removed"), (joined, "member_added")):
-                event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
-                parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
+            event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
+            parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
             store.gate.set()
             await asking
-            assert list(bob.connection.chats) == [joined]
-            assert parts.gateway.roster.in_chat(left) == ()
+            is_in = what == "member_added"
+            assert (chat_id in bob.connection.chats) is is_in
+            assert (bob.connection in parts.gateway.roster.in_chat(chat_id)) is is_in
+
+    run(story())
+
+
+def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chat_id = await parts.chat("alice", "bob")
+            for user_id in ("alice", "bob"):
+                await live(parts, user_id)
+            event = message(chat_id, 1, kind="event", content='{"event":"member_removed","user_id":"bob"}')
+
+            async def give_way(turns: Turns) -> None:
+                parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
+
+            monkeypatch.setattr(Turns, "give_way", give_way)
+            await parts.gateway.belonging.ask_memberships()
+            assert [connection.user for connection in parts.gateway.roster.in_chat(chat_id)] == [ALICE]
+
+    run(story())
+
+
+def test_memberships_that_are_read_for_a_hello_are_not_asked_for_again() -> None:
+    """They would be told chat by chat to a connection that is about to learn all of them."""
+
+    async def story() -> None:
+        store = SlowMemberships()
+        async with bench(store=store) as parts:
+            await live(parts, "alice")
+            store.gate.clear()
+            parts.connect("bob")
+            await settle()
+            store.asked.clear()
+            asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
+            await settle()
+            store.gate.set()
+            await asking
+            assert store.asked == [ALICE]
+
+    run(story())
+
+
+async def turns_of(work: Coroutine[Any, Any, None]) -> int:
+    """How often others get the loop while it runs."""
+    task = asyncio.create_task(work)
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return turns
+
+
+@pytest.mark.parametrize("ask", ["ask_heads", "ask_memberships"])
+def test_what_the_store_says_of_many_is_told_in_turns(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            for n in range(40):
+                await parts.chat(f"user_{n}", "alice")
+                parts.connect(f"user_{n}")
+            await settle()
+            asking = getattr(parts.gateway.belonging, ask)
+            idle = await turns_of(asking())
+            worked = count(0, TURN_SECONDS)
+            monkeypatch.setattr(LoopClock, "monotonic", lambda clock: next(worked))
+            assert await turns_of(asking()) >= idle + 40, "each reading of the clock is a turn later"
+
+    run(story())
+
+
+def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    head = Session.head
+
+    def counted(session: Session, chat_id: str, at: Cursor, now: float) -> Effects:
+        told.append(chat_id)
+        return head(session, chat_id, at, now)
+
+    async def story() -> None:
+        async with bench() as parts:
+            chats = [await parts.chat("alice", "bob") for _ in range(3)]
+            await parts.store.append([draft("c1", sender=ALICE, chat_id=chats[0])])
+            await live(parts, "alice")
+            never_resumed = parts.connect("bob")
+            await asyncio.sleep(1)
+            await parts.gateway.belonging.ask_heads()
+            await asyncio.sleep(1)
+            due = never_resumed.connection.due
+            monkeypatch.setattr(Session, "head", counted)
+            await parts.gateway.belonging.ask_heads()
+            assert told == []
+            assert never_resumed.connection.due == due, "it need not be looked at"
+            await parts.store.append([draft("c2", sender=ALICE, chat_id=chats[1])])
+            await parts.gateway.belonging.ask_heads()
+            assert told == [chats[1]] * 2
 
     run(story())
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 
 import pytest
 from talk import Talk, acked, page, run, send, sync
 
 from holdfast.errors import ServerBusy
-from holdfast.message import Cursor, Message
+from holdfast.message import Cursor, Message, Page
 from holdfast.session.effects import Fetch, Observed, Sign, Submit
+from holdfast.session.heartbeat import Heartbeat as Beats
 from holdfast.session.limits import SessionLimits, Timeouts
+from holdfast.session.places import Place
 from holdfast.wire.closing import Closing
 from holdfast.wire.frames import Ack, AckBody, ChatHead, ConnectionClosing, Heartbeat, HeartbeatAck, Resync
 
@@ -259,3 +262,22 @@ def test_a_closed_session_needs_no_tick() -> None:
     talk.do(talk.session.close(Closing.ROTATION))
     assert talk.session.next_tick == float("inf")
     assert talk.tick(1000) == []
+
+
+def state_of(*things: Place | Beats) -> list[object]:
+    return [deepcopy(getattr(thing, name)) for thing in things for name in thing.__slots__]
+
+
+@pytest.mark.parametrize("lagged", [False, True])
+@pytest.mark.parametrize("through", range(4))
+@pytest.mark.parametrize("heard", range(4))
+def test_a_head_is_known_exactly_if_it_would_change_nothing(lagged: bool, through: int, heard: int) -> None:
+    for head in (Cursor(epoch, sequence) for epoch in (1, 2) for sequence in range(5)):
+        place, heartbeat = Place(Cursor(1, 0)), Beats(Timeouts(), first=30)
+        if lagged:
+            heartbeat.compare("chat", place, Cursor(1, 3), now=0)
+        place.hear(heard)
+        place.settle(Page("chat", 1, (), through, has_more=False, head=through))
+        known, before = heartbeat.knows("chat", place, head), state_of(place, heartbeat)
+        heartbeat.compare("chat", place, head, now=1)
+        assert known == (state_of(place, heartbeat) == before), (head, before)

@@ -1,7 +1,7 @@
 """Who here is in which chat, and how far the chats are.
 
-Events tell it as they pass; what they leave out the store is asked for, once per heartbeat interval. Every change
-reaches the roster and the sessions in one step.
+Events tell it as they pass; what they leave out the store is asked for, once per heartbeat interval: of thousands of
+chats and sessions, so that gives way to everything else. Every change reaches the roster and the sessions in one step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from holdfast import telemetry
-from holdfast.clock import Clock
+from holdfast.clock import Clock, Turns
 from holdfast.errors import HoldfastError
 from holdfast.fanout.contract import Stretch
 from holdfast.gateway.connection import Connection
@@ -35,7 +35,7 @@ class Belonging:
         self._history = history
         self._clock = clock
         self._moved: set[User] | None = None
-        """Who joined or left a chat since a read of memberships began; None while there is none."""
+        """Who joined or left a chat since memberships began to be read; None when all that was read is told."""
 
     def meet(self, stretch: Stretch) -> None:
         """Members of whom the roster does not know it: the chat was created after they connected."""
@@ -77,8 +77,11 @@ class Belonging:
         await _in_parts("heads", list(self._roster.chats), HEADS_PER_READ, self._ask_heads)
 
     async def _ask_heads(self, chat_ids: Sequence[str]) -> None:
-        for chat_id, head in (await self._history.heads(chat_ids)).items():
+        heads = await self._history.heads(chat_ids)
+        turns = Turns(self._clock)
+        for chat_id, head in heads.items():
             self.heard(chat_id, head)
+            await turns.give_way()
 
     async def ask_memberships(self) -> None:
         """Users learn of chats whose event of joining was skipped, for such a chat is in nobody's heads; and get
@@ -92,12 +95,13 @@ class Belonging:
         self._moved = set()
         try:
             found = await self._history.memberships_of(list(asked))
-            moved = self._moved
+            turns = Turns(self._clock)
+            for user, memberships in found.items():
+                if user not in self._moved and self._roster.of_user(user) == asked[user]:
+                    self._correct(user, asked[user], memberships)
+                await turns.give_way()
         finally:
             self._moved = None
-        for user, memberships in found.items():
-            if user not in moved and self._roster.of_user(user) == asked[user]:
-                self._correct(user, asked[user], memberships)
 
     def _correct(self, user: User, here: Sequence[Connection], memberships: Mapping[str, Cursor]) -> None:
         if all(connection.chats == memberships.keys() for connection in here):
@@ -112,7 +116,8 @@ class Belonging:
         """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""
         now = self._clock.monotonic()
         for connection in self._roster.in_chat(chat_id):
-            connection.do(connection.owed.head(chat_id, head, now))
+            if not connection.owed.knows(chat_id, head):
+                connection.do(connection.owed.head(chat_id, head, now))
 
 
 async def _in_parts(what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]) -> None:

@@ -51,6 +51,14 @@ class Heartbeat:
             self._asked_at = now
         return stuck
 
+    def knows(self, chat_id: str, place: Place, head: Cursor) -> bool:
+        """Whether ``compare`` would change nothing."""
+        heard = place.heard
+        if head.epoch != place.epoch or head.sequence > heard:
+            return False
+        lagging = self._lagging_since
+        return (heard > place.through) == (lagging is not None and chat_id in lagging)
+
     def compare(self, chat_id: str, place: Place, head: Cursor, now: float) -> None:
         """Note whether the store has more than was queued; the next heartbeat then comes in time to name the chat."""
         place.meet(head)

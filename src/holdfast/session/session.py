@@ -364,6 +364,11 @@ class Session:
             self._deliveries.ephemeral(key, frame, effects)
         return effects
 
+    def knows(self, chat_id: str, head: Cursor) -> bool:
+        """Whether ``head`` would change nothing: of most chats each time, so it is made cheap."""
+        place = self._deliveries.places.get(chat_id)
+        return place is None or self._heartbeat.knows(chat_id, place, head)
+
     def head(self, chat_id: str, head: Cursor, now: float) -> Effects:
         """What the store says of a chat now, asked once per heartbeat interval; may bring ``next_tick`` forward.
 
