@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import virtual
 from limitworld import Members, Shared
+from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits import share as sharing
@@ -258,7 +259,7 @@ def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypat
     rules = [Rule("acme", f"r{n}", "fixed_window", 10 * (n + 1), 3600.0) for n in range(8)]
     for turn in range(2):
         for n, each in enumerate(rules):
-            ask = Ask((f"r{n}", "ann"), terms_of(each))
+            ask = Ask((f"r{n}", "ann"), terms_of(each, each.stamp))
             assert share.decide_one(each, ask, None, 0.0).limit == 2 * (n + 1), turn
             assert len(share._terms) <= 3
 
@@ -317,5 +318,35 @@ def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> No
         refused = await limits.check_many(group)
         assert [(d.allowed, d.exceeded) for d in refused] == [(False, False), (False, True), (False, True)]
         assert [d.remaining for d in refused] == [10, 0, 0], "and nothing was counted"
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize(("limit", "changed", "left"), [(100, 500, 420), (500, 50, 0), (500, 100, 20), (100, 100, 20)])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_a_rule_that_changes_while_the_counters_are_away_carries_over_what_was_used(
+    nodes: int, limit: int, changed: int, left: int
+) -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.nodes = nodes
+        async with node(counters, structs.replace(HOURLY, limit=limit)) as one:
+            assert await admitted(one, 80) == 80
+            counters.mood = "away"
+            one.use(RuleSet.of([structs.replace(HOURLY, limit=changed, version=2)]))
+            assert await admitted(one, 600) == left // nodes
+
+    virtual.run(main())
+
+
+def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
+    async def main() -> None:
+        counters = Shared()
+        bucket = Rule("acme", "x", "token_bucket", 10, 36_000.0, burst_size=100)
+        async with node(counters, bucket) as one:
+            assert await admitted(one, 80) == 80
+            counters.mood = "away"
+            one.use(RuleSet.of([structs.replace(bucket, burst_size=90, version=2)]))
+            assert await admitted(one, 100) == 10
 
     virtual.run(main())

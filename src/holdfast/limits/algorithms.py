@@ -61,7 +61,8 @@ def begin(now: float, window_ms: float) -> float:
 class Reading(Struct, frozen=True, gc=False):
     """What a counter says after a take: how many of the equal costs were admitted, and what comes next.
 
-    ``wait_ms`` is how long the first refused cost has to wait, 0 if none was refused.
+    ``wait_ms`` is how long the first refused cost has to wait, 0 if none was refused. ``limit``, ``stamp`` and
+    ``capacity`` are those of the terms that decided.
     """
 
     admitted: int
@@ -71,6 +72,7 @@ class Reading(Struct, frozen=True, gc=False):
     leased: int
     limit: int
     stamp: Stamp
+    capacity: int
 
 
 class Counter(Struct, gc=False):
@@ -150,7 +152,7 @@ class TokenBucket(Counter, gc=False):
             return reading(self, now, 0, cost)
         self.used = used = used + cost
         left = capacity - used + EPSILON
-        return Reading(1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms.stamp)
+        return Reading(1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms.stamp, capacity)
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
         drained = max(0.0, now - taken_at) * self.terms.limit / self.terms.window_ms
@@ -333,5 +335,6 @@ def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leas
     wait = 0.0
     if refused_cost:
         wait = counter.wait(now, refused_cost) if refused_cost <= terms.capacity else terms.window_ms
-    remaining = math.floor(counter.room(now) + EPSILON)
-    return Reading(admitted, max(0, remaining), counter.reset(now), max(0.0, wait), leased, terms.limit, terms.stamp)
+    remaining = max(0, math.floor(counter.room(now) + EPSILON))
+    reset, wait = counter.reset(now), max(0.0, wait)
+    return Reading(admitted, remaining, reset, wait, leased, terms.limit, terms.stamp, terms.capacity)

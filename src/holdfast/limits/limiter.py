@@ -199,8 +199,8 @@ class Limiter:
             ask.times = ask.spent = times
             if self._batcher.ask(plan, ask) is not None:
                 self._counted_later += times
-                limit, stamp = plan.rule.limit, plan.terms.stamp
-                reading = Reading(1, limit, 0.0, 0.0, 0, limit, stamp)
+                limit, stamp, capacity = plan.terms.limit, plan.terms.stamp, plan.terms.capacity
+                reading = Reading(1, limit, 0.0, 0.0, 0, limit, stamp, capacity)
                 return self._decisions.of(plan, reading, True, "counted_later", ask.hold)
         elif self._batcher.idle or (healthy and exhausted):
             self._batcher.ask(plan, Ask(key, plan.terms, cost, 0))  # takes nothing, but somebody may answer again

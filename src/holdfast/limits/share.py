@@ -153,7 +153,10 @@ class LocalShare:
         return own
 
     def _seed(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
-        """Begin with our part of what was left, once per word of the counters, unless all has drained since."""
+        """Begin with our part of what is left, once per word of the counters, unless all has drained since.
+
+        They said what was used, perhaps under another version of the rule.
+        """
         if last is None or ask.hold or rule.on_store_failure != "local_share":
             return
         if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
@@ -162,7 +165,8 @@ class LocalShare:
         if ask.key not in self._table:  # one of many in an overflowing table, whose use says nothing of the others'
             return
         self._seeded.put(ask.key, last.at)
-        used = ask.terms.capacity - last.reading.remaining // self._nodes - int(self._table.used(ask.key, now))
+        left = max(0, rule.capacity - (last.reading.capacity - last.reading.remaining))
+        used = ask.terms.capacity - left // self._nodes - int(self._table.used(ask.key, now))
         if used > 0:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 
@@ -178,4 +182,5 @@ class LocalShare:
 
 
 def _closed(ask: Ask) -> Reading:
-    return Reading(0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, ask.terms.limit, ask.terms.stamp)
+    terms = ask.terms
+    return Reading(0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, terms.limit, terms.stamp, terms.capacity)

@@ -178,12 +178,12 @@ def _taken(entries: Sequence[Sequence[Ask]], blob: bytes) -> Taken:
 
 
 def _readings(answer: list[Any], entries: Sequence[Sequence[Ask]]) -> list[tuple[Reading, ...]]:
-    newer = [(limit, Stamp(epoch, version)) for limit, epoch, version in answer[1]]
+    newer = [(limit, Stamp(epoch, version), capacity) for limit, epoch, version, capacity in answer[1]]
     columns = [answer[at::_NUMBERS_PER_READING] for at in range(2, 2 + _NUMBERS_PER_READING)]
     told = []
     for ask, admitted, remaining, reset_ms, wait_ms, leased, by in zip(chain(*entries), *columns, strict=True):
-        limit, stamp = newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp)
-        told.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp))
+        limit, stamp, capacity = newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp, ask.terms.capacity)
+        told.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp, capacity))
     if len(told) == len(entries):
         return [(reading,) for reading in told]
     readings = iter(told)

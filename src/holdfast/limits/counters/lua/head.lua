@@ -5,7 +5,7 @@
 --          terms        [[algorithm, epoch, version, limit, window ms, capacity, store], ...]
 --          entries      [asks, key, terms, cost, times, want, hold, spent, key, ..., asks, ...]   flat: how many, then seven each
 --          adjustments  [[key, terms, given, taken_at, charged, released, held, held_ms], ...]
--- returns  msgpack: [now ms, [[limit, epoch, version], ...], reading, reading, ...], six numbers per ask
+-- returns  msgpack: [now ms, [[limit, epoch, version, capacity], ...], reading, reading, ...], six numbers per ask
 --          admitted, remaining, reset ms, wait ms, leased, and 0 or which of the newer terms decided;
 --          then for each adjustment 1 if it found what it puts right, else 0
 --

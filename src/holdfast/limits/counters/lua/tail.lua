@@ -19,7 +19,7 @@ local function open(key, asked, only_known)
   local epoch, version, limit, window, capacity, state, store = unpack_message(raw)
   local newer_stamp = epoch > asked.epoch or (epoch == asked.epoch and version > asked.version)
   if newer_stamp and (store == asked.store or store == 0 or asked.store == 0) then
-    newer[#newer + 1] = { limit, epoch, version }
+    newer[#newer + 1] = { limit, epoch, version, capacity }
     return algorithm, state,
       { epoch = epoch, version = version, limit = limit, window = window, capacity = capacity, store = store,
         newer = #newer }
