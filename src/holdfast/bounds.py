@@ -1,4 +1,4 @@
-"""What every part says of its bounds: sizes in words, and that a bound of nothing, or of no end, is refused."""
+"""What every part says of its bounds: sizes in words, and that a bound of nothing, or of no end, is refused. (Pure.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole error tree: whose fault it is, and what to do next.
+"""The whole error tree: whose fault it is, and what to do next. (Pure.)
 
     HoldfastError
     ├── Refused               the caller's: nothing was changed; the same request will fail again

@@ -1,4 +1,4 @@
-"""The frozen values everything speaks, from the store to the wire; there is no copy of them per layer.
+"""The frozen values everything speaks, from the store to the wire; there is no copy of them per layer. (Pure.)
 
 A *chat* is an ordered, durable list of messages with members. A *message* is immutable and numbered: its
 ``sequence`` is dense within its chat, starts at 1 and stays below 2^53. An *epoch* counts the times a chat's

@@ -1,4 +1,4 @@
-"""The client's bounds, each with what happens there."""
+"""The client's bounds, each with what happens there. (Pure.)"""
 
 from __future__ import annotations
 

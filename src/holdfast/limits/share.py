@@ -1,4 +1,4 @@
-"""What a node admits when the shared counters are away: its share, bounded, and what it owes them after.
+"""What a node admits when the shared counters are away: its share, bounded, and what it owes them after. (Pure.)
 
 Per rule ``on_store_failure``:
 

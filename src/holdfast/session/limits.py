@@ -1,4 +1,4 @@
-"""The bounds of one connection, each with its policy. Names and values are the seed's where it has them."""
+"""The bounds of one connection, each with its policy. Names and values are the seed's where it has them. (Pure.)"""
 
 from __future__ import annotations
 

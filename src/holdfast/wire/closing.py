@@ -1,4 +1,4 @@
-"""Why the server closes a connection. The code's range is the rule: 4000-4499 reconnect, 4500-4999 do not."""
+"""Why the server closes a connection. The code's range is the rule: 4000-4499 reconnect, 4500-4999 do not. (Pure.)"""
 
 from __future__ import annotations
 

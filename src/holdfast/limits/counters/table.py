@@ -1,4 +1,4 @@
-"""Counters in a dict, decided at a moment the caller brings: the core of memory counters and of the local share."""
+"""Counters in a dict, decided at a moment the caller brings: the core of memory counters and local shares. (Pure.)"""
 
 from __future__ import annotations
 
