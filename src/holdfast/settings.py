@@ -22,6 +22,7 @@ from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
 from holdfast.errors import BadSetting, HoldfastError
+from holdfast.fanout.dead_letters import DeadLetterSettings
 from holdfast.fanout.ephemeral import EphemeralSettings
 from holdfast.fanout.fanout import RetrySettings
 from holdfast.gateway.limits import GatewayLimits
@@ -191,25 +192,12 @@ class KafkaReader:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterQueue:
-    topic: str = "dead_letters.messages"
-    """Where unusable events go."""
-    alert_threshold_per_hour: int = 100
-    """More dead letters in an hour of the clock: one critical line in the log."""
-    max_letters: int = 1000
-    """Dead letters remembered for ``holdfast status``; older ones are forgotten, the events stay in the log."""
-
-    def __post_init__(self) -> None:
-        positive(self, "alert_threshold_per_hour", "max_letters")
-
-
-@dataclass(frozen=True, slots=True)
 class FanoutPlane:
     """The fanout plane."""
 
     kafka: KafkaReader = KafkaReader()
     retry: RetrySettings = field(default_factory=RetrySettings)
-    dlq: DeadLetterQueue = DeadLetterQueue()
+    dlq: DeadLetterSettings = field(default_factory=DeadLetterSettings)
     ephemeral: EphemeralSettings = field(default_factory=EphemeralSettings)
 
 

@@ -15,7 +15,7 @@ from plane import FakeSocket, bench, settle
 
 from holdfast import telemetry
 from holdfast.errors import Unavailable
-from holdfast.fanout.dead_letters import DeadLetter, RecentDeadLetters
+from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.message import Draft, Outcome
 from holdfast.resilience import BreakerSettings
@@ -120,7 +120,7 @@ def test_many_dead_letters_in_an_hour_call_the_operator_once(monkeypatch: pytest
     monkeypatch.setattr(telemetry, "many_dead_letters", calls.append)
 
     async def story() -> None:
-        letters = RecentDeadLetters(alert_per_hour=3)
+        letters = RecentDeadLetters(DeadLetterSettings(alert_threshold_per_hour=3))
         for at in ["2026-01-01T10:59:00.000Z"] * 3 + ["2026-01-01T11:00:00.000Z"] * 6:
             await letters.put(DeadLetter(1, "undecodable", "", b"", at))
 

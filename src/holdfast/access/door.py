@@ -106,14 +106,15 @@ class Buckets:
         return bucket.take(now)
 
 
+ADDRESSES_MAX = 20_000
+"""Whose handshakes are remembered; the longest unused are forgotten."""
+
+
 class HandshakeLimiter:
     """How many handshakes an address may make: ``per_minute`` at once, and as many each minute after that."""
 
-    def __init__(self, per_minute: int = 600, addresses_max: int = 20_000) -> None:
-        self._buckets = Buckets(per_minute / 60, per_minute, addresses_max)
-
-    def __len__(self) -> int:
-        return len(self._buckets)
+    def __init__(self, per_minute: int = 600) -> None:
+        self._buckets = Buckets(per_minute / 60, per_minute, ADDRESSES_MAX)
 
     def take(self, address: str, now: float) -> float:
         """0.0 if this handshake is allowed, else the seconds to wait (Retry-After)."""

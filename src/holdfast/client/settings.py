@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from holdfast.bounds import positive
 from holdfast.resilience import Backoff
 
 
@@ -42,9 +43,7 @@ class ClientSettings:
     refresh_before_expiry_seconds: float = 60
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise ValueError(f"{field.name} must be greater than 0")
+        positive(self, *self.__slots__)
         if self.reconnect_initial_seconds > self.reconnect_cap_seconds:
             raise ValueError("reconnect_initial_seconds must not be above reconnect_cap_seconds")
 

@@ -8,17 +8,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
 
 from holdfast import telemetry
+from holdfast.bounds import positive
 
-TOPIC = "dead_letters.messages"
 DATA_BYTES_MAX = 64 * 1024
 _HOUR = len("2026-01-01T00")
 """So much of a time names its hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSettings:
+    """What becomes of dead letters."""
+
+    topic: str = "dead_letters.messages"
+    """Where unusable events go."""
+    alert_threshold_per_hour: int = 100
+    """More dead letters in an hour of the clock: one critical line in the log."""
+    max_letters: int = 1000
+    """Dead letters remembered for ``holdfast status``; older ones are forgotten, the events stay in the log."""
+
+    def __post_init__(self) -> None:
+        positive(self, "alert_threshold_per_hour", "max_letters")
 
 
 class DeadLetter(Struct, frozen=True):
@@ -42,15 +58,11 @@ class DeadLetters(Protocol):
 
 
 class RecentDeadLetters:
-    """The last ``max_letters``; older ones are forgotten. Above ``alert_per_hour`` an operator is called, once."""
+    """The last ``max_letters``. Above ``alert_threshold_per_hour`` an operator is called, once an hour."""
 
-    topic = TOPIC
-
-    def __init__(self, max_letters: int = 1000, alert_per_hour: int = 100) -> None:
-        if max_letters <= 0 or alert_per_hour <= 0:
-            raise ValueError("max_letters and alert_per_hour must be greater than 0")
-        self._letters: deque[DeadLetter] = deque(maxlen=max_letters)
-        self._alert_per_hour = alert_per_hour
+    def __init__(self, settings: DeadLetterSettings | None = None) -> None:
+        self._settings = settings or DeadLetterSettings()
+        self._letters: deque[DeadLetter] = deque(maxlen=self._settings.max_letters)
         self._hour = ""
         self._in_hour = 0
 
@@ -60,7 +72,7 @@ class RecentDeadLetters:
         if (hour := letter.at[:_HOUR]) != self._hour:
             self._hour, self._in_hour = hour, 0
         self._in_hour += 1
-        if self._in_hour == self._alert_per_hour + 1:
+        if self._in_hour == self._settings.alert_threshold_per_hour + 1:
             telemetry.many_dead_letters(self._in_hour)
 
     async def read(self, limit: int) -> Sequence[DeadLetter]:

@@ -24,8 +24,6 @@ class Members:
     """``load`` reads a chat's members from the store, strongly consistent."""
 
     def __init__(self, load: Callable[[str], Awaitable[Sequence[Member]]], max_members: int = MAX_MEMBERS) -> None:
-        if max_members <= 0:
-            raise ValueError("max_members must be greater than 0")
         self._load = load
         self._max_members = max_members
         self._chats: OrderedDict[str, frozenset[User]] = OrderedDict()

@@ -9,16 +9,17 @@ from holdfast.store.changes import Act, RaiseEpoch
 
 SERVER = "holdfast"
 """The actor of acts that no person did."""
+RAISE_SECONDS = 2.0
+"""How long a raise may take, if its request has so long."""
 
 
 class EpochRaiser:
     """Called by ``store.history`` when a cursor proves a rollback; raises each epoch once, however many prove it."""
 
-    def __init__(self, durability: Durability, clock: Clock, ids: Ids, timeout_seconds: float = 2) -> None:
+    def __init__(self, durability: Durability, clock: Clock, ids: Ids) -> None:
         self._durability = durability
         self._clock = clock
         self._ids = ids
-        self._timeout_seconds = timeout_seconds
 
     async def __call__(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
         """Raises what ``Durability.change`` raises; on return the chat's epoch is above ``epoch``."""
@@ -29,5 +30,5 @@ class EpochRaiser:
             operator=True,
             reason=f"a cursor of {user.user_id} is beyond the head: messages were lost",
         )
-        by = min(deadline, self._clock.monotonic() + self._timeout_seconds)
+        by = min(deadline, self._clock.monotonic() + RAISE_SECONDS)
         await self._durability.change(RaiseEpoch(act, chat_id, epoch), by)

@@ -86,8 +86,7 @@ class Node:
         self._registry = MemoryRegistry()
         self._link = LocalLink()
         self._members = Members(store.members)
-        dlq = settings.fanout.dlq
-        self._dead_letters = RecentDeadLetters(dlq.max_letters, dlq.alert_threshold_per_hour)
+        self._dead_letters = RecentDeadLetters(settings.fanout.dlq)
         self._ephemeral = Ephemeral(self, self._members, self.history.memberships_of, clock, settings.fanout.ephemeral)
         heartbeat = gateway_settings.timeouts.heartbeat_interval_seconds
         self._attendance = Attendance(self.node_id, self._registry, self._ephemeral, heartbeat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.store.contract import Store
 
@@ -32,8 +33,7 @@ class KeySettings:
     def __post_init__(self) -> None:
         if self.idempotency_ttl_days < 0:
             raise ValueError(f"idempotency_ttl_days must be 0 or more, not {self.idempotency_ttl_days}")
-        if self.answers_ttl_days <= 0:
-            raise ValueError(f"answers_ttl_days must be greater than 0, not {self.answers_ttl_days}")
+        positive(self, "answers_ttl_days")
 
 
 class Housekeeping:

@@ -66,14 +66,18 @@ def session_noticed(sign: str) -> None:
         _forced_resyncs.inc()
 
 
+LINES_PER_SECOND = 20
+LINES_BURST = 100
+
+
 class ConnectionLog:
-    """What happened to whose connection, for whoever asks later; in a storm so many lines a second.
+    """What happened to whose connection, for whoever asks later; in a storm ``LINES_PER_SECOND``.
 
     The next line says how many were left out.
     """
 
-    def __init__(self, now: float, lines_per_second: int = 20, burst: int = 100) -> None:
-        self._bucket = Bucket(lines_per_second, burst, now)
+    def __init__(self, now: float) -> None:
+        self._bucket = Bucket(LINES_PER_SECOND, LINES_BURST, now)
         self._left_out = 0
 
     def write(self, now: float, event: str, connection_id: str, user: User | None, **facts: str) -> None:

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from holdfast.errors import BadSetting, HoldfastError, Refused
+from holdfast.errors import HoldfastError, Refused
+from holdfast.extras import extra
 
 Value = str | int | bool
 QUEUE_MAX = 2048
@@ -118,14 +119,12 @@ def tracing(settings: TraceSettings, node_id: str, exporter: Any = None) -> Iter
 
 
 def _provider(settings: TraceSettings, node_id: str, exporter: Any) -> Any:
-    try:
+    with extra("otel"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-    except ImportError as error:
-        raise BadSetting(f"{error.name} is not installed: pip install 'holdfast[otel]'") from None
     provider = TracerProvider(
         sampler=ParentBasedTraceIdRatio(settings.sample_ratio),
         resource=Resource.create({"service.name": settings.service_name, "service.instance.id": node_id}),

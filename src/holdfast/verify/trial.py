@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.bounds import positive
 from holdfast.client import ClientSettings
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.message import Cursor, Message, User
@@ -75,9 +76,7 @@ class TrialSettings:
     settle_seconds: float = 30
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+        positive(self, *self.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
