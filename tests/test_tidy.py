@@ -30,7 +30,7 @@ LAYERS = [
     {"sqlite"},
     {"wire"},
     {"access"},
-    {"resilience", "message", "errors", "clock", "telemetry", "bounds", "places", "extras", "statements"},
+    {"resilience", "message", "errors", "clock", "telemetry", "bounds", "places", "extras", "statements", "files"},
 ]
 CLIENT_MAY_IMPORT = {"client", "wire", "access", "resilience", "message", "errors", "clock", "telemetry", "bounds"}
 VERIFY_USERS = {"cli", "node", "verify"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Principal, Scope
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
+from holdfast.files import replace_file
 from holdfast.message import check_tenant
 
 KeyKind = Literal["tenant", "admin"]
@@ -164,27 +164,8 @@ def save_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace ``path``, mode 0600, at once and durably: a reader or a power cut finds the old or the new file.
-
-    StateDirectory if that cannot be done; then the old file is still there, unless only its durability failed.
-    """
+    """``replace_file``; StateDirectory if that cannot be done."""
     try:
-        _replace(path, data)
+        replace_file(path, data)
     except OSError as error:
         raise StateDirectory(f"{path} cannot be written: {error.strerror}; make room or give write access") from error
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(path.name + ".new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

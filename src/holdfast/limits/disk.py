@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from holdfast import telemetry
+from holdfast.files import replace_file
 from holdfast.limits.hearsay import Place
 from holdfast.limits.rules import RuleSet, Snapshot
 
@@ -82,16 +83,9 @@ def save_nodes(file: Path, nodes: int) -> bool:
 
 
 def _replace(file: Path, saved: Struct, modified_at: float | None = None) -> bool:
-    """Replace the file in one step; False (and a line in the log) if the disk refuses."""
-    fresh = file.with_suffix(".new")
+    """False (and a line in the log) if the disk refuses."""
     try:
-        with fresh.open("wb") as out:
-            out.write(msgspec.json.encode(saved))
-            out.flush()
-            if modified_at is not None:
-                os.utime(out.fileno(), (modified_at, modified_at))
-            os.fsync(out.fileno())
-        fresh.replace(file)
+        replace_file(file, msgspec.json.encode(saved), modified_at)
         return True
     except OSError as error:
         telemetry.log.warning("limits.file_not_saved", file=file.name, error=str(error))

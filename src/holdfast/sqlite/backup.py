@@ -19,9 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.errors import StateCorrupted, StateDirectory
+from holdfast.files import sync
 from holdfast.sqlite import points
 from holdfast.sqlite.copies import Copied, Part, Progress, cannot, copy_database, copy_file, describe, quiet
-from holdfast.sqlite.database import sync
 
 FORMAT = "holdfast-backup"
 FORMAT_VERSION = 1

@@ -12,7 +12,8 @@ import apsw
 from msgspec import Struct
 
 from holdfast.errors import StateCorrupted, StateDirectory
-from holdfast.sqlite.database import sync, version_of
+from holdfast.files import sync
+from holdfast.sqlite.database import version_of
 from holdfast.sqlite.errors import Doing, translate
 
 PAGES_AT_ONCE = 256

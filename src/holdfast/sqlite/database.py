@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import apsw
 from holdfast import telemetry
 from holdfast.bounds import GIB, at_most, positive
 from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
+from holdfast.files import sync
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import KEEPS_HANDLE, TAKEN, Doing, translate
 from holdfast.sqlite.wal import require_whole_log
@@ -156,15 +156,6 @@ def _migrate(connection: apsw.Connection, path: Path, migrations: Sequence[str])
                 connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT")
             connection.execute(script)
             connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _File = tuple[int, int] | None

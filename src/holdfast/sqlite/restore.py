@@ -21,10 +21,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.errors import StateCorrupted, StateDirectory
+from holdfast.files import sync
 from holdfast.sqlite import points
 from holdfast.sqlite.backup import Contents, Manifest, read_manifest
 from holdfast.sqlite.copies import Part, Progress, Restored, cannot, copy_file, describe, quiet
-from holdfast.sqlite.database import SqliteSettings, open_and_migrate, sync
+from holdfast.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.sqlite.errors import Doing, translate
 
 PARTIAL = "restore.partial"
