@@ -11,7 +11,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -82,8 +82,7 @@ class Server:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}")
         if self.node_id and (problem := check_id(self.node_id, "node_id")):
             raise ValueError(problem)
-        for proxy in self.trusted_proxies:
-            ip_network(proxy)
+        _ = self.proxies  # ValueError if one is none
         if "*" in self.allowed_origins:
             raise ValueError("allowed_origins are exact: * is not one")
         if self.host not in LOOPBACK and not self.trusted_proxies:
@@ -96,6 +95,10 @@ class Server:
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        return tuple(ip_network(proxy) for proxy in self.trusted_proxies)
 
     @property
     def state_path(self) -> Path:

@@ -46,7 +46,8 @@ class Bench:
         self.plan = Plan(random.Random(1))
         store = faulty(self.store, self.plan)
         self.members = Members(store.members)
-        self.ephemeral = Ephemeral(self, self.members, store.memberships, self.clock, settings)
+        self.ephemeral = Ephemeral(self.members, store.memberships, self.clock, settings)
+        self.ephemeral.connect(self)
         self.told: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
 

@@ -92,13 +92,12 @@ class Ephemeral:
 
     def __init__(
         self,
-        sessions: Sessions,
         members: Members,
         memberships: Callable[[Sequence[User]], Awaitable[Memberships]],
         clock: Clock,
         settings: EphemeralSettings | None = None,
     ) -> None:
-        self._sessions = sessions
+        self._sessions: Sessions
         self._members = members
         self._memberships = memberships
         self._clock = clock
@@ -114,6 +113,10 @@ class Ephemeral:
         self._news = asyncio.Event()
         self._gathers = False
         """Presences wait for others."""
+
+    def connect(self, sessions: Sessions) -> None:
+        """``sessions`` are told from now on; before ``run``."""
+        self._sessions = sessions
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         """The user types, or stopped; without a new start it stops by itself after 10 s."""

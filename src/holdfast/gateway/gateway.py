@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from holdfast import telemetry
 from holdfast.access import Principal
+from holdfast.clock import wait_at_most
 from holdfast.fanout.contract import Envelope
 from holdfast.gateway.belonging import Belonging
 from holdfast.gateway.connection import Connection
@@ -271,7 +272,7 @@ class Gateway:
                     connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self._plane.spread_ms())
             self._empty.clear()
             if self._connections:
-                await _wait(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
+                await wait_at_most(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
         self._send_away(Closing.SERVER_SHUTDOWN)
 
     def _send_away(self, closing: Closing) -> None:
@@ -294,14 +295,6 @@ async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
             await do()
         except Exception as error:
             telemetry.defect("gateway", error)
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(max(seconds, 0)):
-            await event.wait()
-    except TimeoutError:
-        pass
 
 
 def _cut_behind_events(messages: Sequence[Message]) -> list[Sequence[Message]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from ipaddress import ip_network
 from typing import Any
 
 from holdfast import __version__, telemetry
@@ -64,7 +63,6 @@ class Node:
         self._clock = clock
         self._ids = Ids(clock)
         self._keys = keys
-        self._proxies = tuple(ip_network(proxy) for proxy in settings.server.trusted_proxies)
         self._store = store
         self.tokens = Tokens(settings.access.tokens, shared_secret(secrets.jwt_secret.encode()), clock)
         self._durability = GuardedStore(
@@ -87,11 +85,12 @@ class Node:
         self._link = LocalLink()
         self._members = Members(store.members)
         self._dead_letters = RecentDeadLetters(settings.fanout.dlq)
-        self._ephemeral = Ephemeral(self, self._members, self.history.memberships_of, clock, settings.fanout.ephemeral)
+        self._ephemeral = Ephemeral(self._members, self.history.memberships_of, clock, settings.fanout.ephemeral)
         heartbeat = gateway_settings.timeouts.heartbeat_interval_seconds
         self._attendance = Attendance(self.node_id, self._registry, self._ephemeral, heartbeat)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
         self._link.connect(self.node_id, self.gateway.deliver)
+        self._ephemeral.connect(self.gateway)
         self.log = SqliteEventLog(store)
         self._fanout = self._make_fanout()
         self._work: WorkPlane  # runs on this node's log and history; it comes with ``deps``
@@ -101,12 +100,6 @@ class Node:
         return self.settings.server.url
 
     # --- what the parts need of each other --------------------------------------------------------------
-
-    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
-        self.gateway.push_to_chats(chat_ids, key, frame)
-
-    def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
-        self.gateway.push_to_user(user, key, frame)
 
     def _plane(self) -> Plane:
         return Plane(
@@ -142,7 +135,7 @@ class Node:
             limiter=HandshakeLimiter(access.handshakes_per_ip_per_minute),
             counts=ConnectionCounts(access.connections),
             origins=origins_of(self.settings),
-            proxies=self._proxies,
+            proxies=self.settings.server.proxies,
             draining=lambda: self.gateway.draining,
             rules=self.limits.entrances,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
@@ -151,7 +144,7 @@ class Node:
         return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)
 
     def http_counts(self) -> HttpCounts:
-        return HttpCounts(self.settings.access.http, self._proxies)
+        return HttpCounts(self.settings.access.http, self.settings.server.proxies)
 
     @asynccontextmanager
     async def roles(self) -> AsyncIterator[None]:
@@ -228,7 +221,7 @@ class Node:
             content_bytes_max=self.settings.gateway.backpressure.inbound.max_message_size_bytes,
             pages=self.settings.gateway.pages,
             origins=frozenset(server.allowed_origins),
-            proxies=self._proxies,
+            proxies=self.settings.server.proxies,
         )
 
     async def _presence(self, users: Sequence[User]) -> PresenceView:

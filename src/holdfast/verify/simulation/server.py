@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from holdfast.access import USER_SCOPES, Principal
@@ -61,12 +61,13 @@ class Server:
         self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
         self.history = History(store, EpochRaiser(self.durability, self._clock, ids), self._clock)
         self._members = Members(store.members)
-        self._ephemeral = Ephemeral(self, self._members, self.history.memberships_of, self._clock)
+        self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
         self._attendance = Attendance(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
         plane = Plane(self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng)
         self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES)
         self.gateway.connection_type = watched(watch, parts.connection)
+        self._ephemeral.connect(self.gateway)
         link = LocalLink()
         link.connect(HERE, self.gateway.deliver)
         tried = WatchedLink(faulty(link, plan), watch)
@@ -105,12 +106,6 @@ class Server:
         """Drain and end."""
         self._stopping.set()
         await asyncio.wait([self._life])
-
-    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
-        self.gateway.push_to_chats(chat_ids, key, frame)
-
-    def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
-        self.gateway.push_to_user(user, key, frame)
 
 
 class Mortal:

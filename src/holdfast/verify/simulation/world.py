@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from holdfast import telemetry
 from holdfast.client.settings import ClientSettings
-from holdfast.clock import Ids, timestamp
+from holdfast.clock import Ids, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.message import Cursor, Entry, User
@@ -217,10 +217,7 @@ class World:
             return
         wire.hole = True
         began = self.clock.monotonic()
-        try:
-            async with asyncio.timeout(seconds):
-                await wire.ended.wait()
-        except TimeoutError:
+        if not await wait_at_most(wire.ended, seconds):
             wire.cut()
         self._fault("hole", began, device)
 
