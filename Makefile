@@ -45,6 +45,7 @@ bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratio
 	$(BIN)/python bench/messaging.py $(ARGS)
 	$(BIN)/python bench/work.py $(ARGS)
 	$(BIN)/python bench/limits.py $(ARGS)
+	$(BIN)/python bench/store.py $(ARGS)
 
 dev-engines: $(VENV)/.dev ## Start the engines the tests use and leave them running until Ctrl-C
 	cd tests && ../$(BIN)/python -m engines $(ARGS)

@@ -78,8 +78,8 @@ def measure_sends(report: Report, options: Options) -> None:
             together.append(await servers[0].load(seconds))
             alone.append(await servers[1].load(seconds))
             group = max(1, round(together[-1]["group"]))
-            stored = await asyncio.to_thread(store_bench.measure, group, seconds)
-            stores.append(stored["sends_per_second"])
+            stored, _ = await asyncio.to_thread(store_bench.measure, group, seconds)
+            stores.append(stored)
 
     with cores_awake(), processes((CHILDREN, "node"), (CHILDREN, "node", ONE_BY_ONE)) as nodes:
         uvloop.run(measure(nodes))

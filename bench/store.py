@@ -1,26 +1,29 @@
 """What the SQLite store alone reaches: acknowledged sends per second by group size, on the real path.
 
-    python bench/store.py [--seconds 2] [--groups 1,16,128,512] [--busy] [--json]
+    python bench/store.py [--quick] [--json] [--only alone,busy]
 
-Key check, membership, counter and message insert, synchronous=FULL. ``--busy`` runs it beside a thread that never
-gives up the interpreter by itself, as a saturated event loop would be. CPU is that of the process per send.
+Key check, membership, counter and message insert, synchronous=FULL. ``busy`` runs it beside a thread that never gives
+up the interpreter by itself, as a saturated event loop would be. CPU is that of the process per send.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from harness import arguments, finish
 from holdfast.message import Acked, Draft, User
 from holdfast.store.changes import Act, CreateChat
 from holdfast.store.sqlite import SqliteStore
 
+PARTS = ("alone", "busy")
+GROUPS = (1, 16, 128, 512)
 CHATS = 200
 MEMBERS = 20
 
@@ -38,7 +41,7 @@ def drafts(rng: random.Random, count: int) -> list[Draft]:
     return made
 
 
-async def sends_per_second(directory: Path, group: int, seconds: float) -> dict[str, float]:
+async def appended(directory: Path, group: int, seconds: float) -> tuple[float, float]:
     rng = random.Random(group)
     async with SqliteStore(directory / f"{group}.db") as store:
         for chat in range(CHATS):
@@ -54,34 +57,49 @@ async def sends_per_second(directory: Path, group: int, seconds: float) -> dict[
             if time.perf_counter() - began > seconds:
                 break
         took, used = time.perf_counter() - began, time.process_time() - cpu
-    return {"group": group, "sends_per_second": round(done / took), "cpu_us_per_send": round(used / done * 1e6, 1)}
+    return done / took, used / done * 1e6
 
 
-def measure(group: int, seconds: float) -> dict[str, float]:
-    """The figures of one group size, in a directory of its own."""
+@contextmanager
+def spinning() -> Iterator[None]:
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            sum(range(1_000))
+
+    threading.Thread(target=spin, daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def measure(group: int, seconds: float) -> tuple[float, float]:
+    """Sends per second and CPU microseconds of each, in a directory of its own."""
     with tempfile.TemporaryDirectory() as directory:
-        return asyncio.run(sends_per_second(Path(directory), group, seconds))
+        return asyncio.run(appended(Path(directory), group, seconds))
 
 
-def spin(stop: threading.Event) -> None:
-    while not stop.is_set():
-        sum(range(1_000))
+def figures_of(part: str, seconds: float) -> dict[str, float]:
+    figures = {}
+    for group in GROUPS:
+        rate, cpu_us = measure(group, seconds)
+        figures[f"{part}_{group}_sends_per_second"] = round(rate)
+        figures[f"{part}_{group}_cpu_us_per_send"] = round(cpu_us, 1)
+    return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--groups", default="1,16,128,512")
-    parser.add_argument("--busy", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    stop = threading.Event()
-    if args.busy:
-        threading.Thread(target=spin, args=(stop,), daemon=True).start()
-    rows = [measure(int(group), args.seconds) for group in args.groups.split(",")]
-    stop.set()
-    for row in rows:
-        print(json.dumps(row) if args.json else "  ".join(f"{name} {value:>8}" for name, value in row.items()))
+    args = arguments(__doc__ or "", PARTS)
+    chosen, seconds = args.only.split(","), 0.5 if args.quick else 2.0
+    figures: dict[str, float] = {}
+    if "alone" in chosen:
+        figures |= figures_of("alone", seconds)
+    if "busy" in chosen:
+        with spinning():
+            figures |= figures_of("busy", seconds)
+    finish("store", figures, {}, as_json=args.json)
 
 
 if __name__ == "__main__":
