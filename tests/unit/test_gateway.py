@@ -22,6 +22,7 @@ from holdfast.session.effects import Effects
 from holdfast.session.limits import Backpressure, Outbound
 from holdfast.session.session import Session
 from holdfast.store.memory import MemoryStore
+from holdfast.telemetry.metrics import REGISTRY
 from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.closing import Closing
 from holdfast.wire.codec import encode_frame
@@ -450,6 +451,37 @@ def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
             await asyncio.sleep(0.5)
             assert alice.closed == (4003, "memory_pressure")
             assert bob.closed is None
+
+    run(story())
+
+
+def test_what_a_socket_has_not_passed_on_counts_against_the_memory_budget() -> None:
+    """A page leaves its lane in one piece: with a client that reads nothing it stays in the transport."""
+
+    async def story() -> None:
+        async with bench(memory_budget_bytes=10_000) as parts:
+            alice, bob = await live(parts, "alice"), await live(parts, "bob")
+            alice.unsent, bob.unsent = 8_000, 6_000
+            alice.connection.writing_paused()
+            await asyncio.sleep(0.5)
+            assert REGISTRY.get_sample_value("holdfast_gateway_outbound_buffer_bytes") == 8_000
+            assert alice.closed is None
+            bob.connection.writing_paused()
+            await asyncio.sleep(0.5)
+            assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
+
+    run(story())
+
+
+def test_nobody_is_shed_for_what_a_closing_connection_still_holds() -> None:
+    async def story() -> None:
+        async with bench(memory_budget_bytes=10_000) as parts:
+            alice, bob = await live(parts, "alice"), await live(parts, "bob")
+            alice.unsent, bob.unsent = 50_000, 5_000
+            alice.connection.writing_paused()
+            bob.connection.writing_paused()
+            await asyncio.sleep(1.5)
+            assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
 
     run(story())
 

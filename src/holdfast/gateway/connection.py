@@ -113,7 +113,9 @@ class Connection:
 
     @property
     def waiting_bytes(self) -> int:
-        return self.session.waiting_bytes if self.session is not None else 0
+        """What the client has not taken: of the lanes, and of what was written, for a page leaves its lane at once."""
+        in_lanes = self.session.waiting_bytes if self.session is not None else 0
+        return in_lanes + (self._socket.unsent if self.paused else 0)
 
     # --- what the socket tells -------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -243,18 +243,22 @@ class Gateway:
                 waiting += connection.waiting_bytes
         telemetry.outbound_buffers(waiting)
         if waiting > self._memory_budget_bytes:
-            self._shed(waiting)
+            self._shed()
         patience = self._plane.limits.upstream_failure_close_seconds
         if patience and self._plane.sends_failing_seconds() >= patience:
             self._send_away(Closing.UPSTREAM_FAILURE)
 
-    def _shed(self, waiting: int) -> None:
-        """Close the fullest connections until the rest fits: a disconnected client heals, a dead node does not."""
-        open_ones = [connection for connection in self._connections.values() if connection.closing is None]
-        for connection in sorted(open_ones, key=attrgetter("waiting_bytes"), reverse=True):
+    def _shed(self) -> None:
+        """Close the fullest connections until the rest fits: a disconnected client heals, a dead node does not.
+
+        Those that close already give back what they hold in a moment: nobody goes for their sake.
+        """
+        held = [(c.waiting_bytes, c) for c in self._connections.values() if c.paused and c.closing is None]
+        waiting = sum(size for size, _ in held)
+        for size, connection in sorted(held, key=itemgetter(0), reverse=True):
             if waiting <= self._memory_budget_bytes:
                 return
-            waiting -= connection.waiting_bytes
+            waiting -= size
             connection.close(Closing.MEMORY_PRESSURE, delay_ms=self._plane.spread_ms())
 
     # --- the end ----------------------------------------------------------------------------------------

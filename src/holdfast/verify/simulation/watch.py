@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.access import Principal
 from holdfast.fanout.contract import Envelope, Link
 from holdfast.gateway.connection import Connection
 from holdfast.ingest.intake import Intake
 from holdfast.session.effects import Effects, Observed, Sign
-from holdfast.session.session import Session
 from holdfast.verify.history import Level, Recorder, Tried, Warned
-from holdfast.wire.frames import AnyClientFrame
 from holdfast.wire.run import Run
 
 
@@ -28,17 +27,18 @@ class Watch:
     _envelopes: list[Envelope] = field(default_factory=list)
     _tries: dict[int, int] = field(default_factory=dict)
 
-    def saw(self, session: Session) -> None:
+    def saw(self, connection: Connection) -> None:
+        """What waits for its client: in its lanes, and written to a socket that takes nothing."""
         levels = {
-            "messages": session.waiting_messages,
-            "bytes": session.waiting_bytes,
-            "requests": session.open_requests,
+            "messages": connection.owed.waiting_messages,
+            "bytes": connection.waiting_bytes,
+            "requests": connection.owed.open_requests,
         }
+        name = connection.connection_id
         for what, value in levels.items():
-            key = (session.connection_id, what)
-            if value > self._highs.get(key, 0):
-                self._highs[key] = value
-                where = f"{what} of {self.names.get(session.connection_id, session.connection_id)}"
+            if value > self._highs.get((name, what), 0):
+                self._highs[name, what] = value
+                where = f"{what} of {self.names.get(name, name)}"
                 self.record.note(Level(at=self.now(), where=where, value=value, bound=self.bounds[what]))
 
     def waiting(self, sends: int) -> None:
@@ -89,29 +89,28 @@ def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
     may leave only together with the closing."""
 
     class WatchedDeliveries(base.session_type.deliveries_type):  # type: ignore[misc, name-defined]
-        __slots__ = ("session",)
+        __slots__ = ("connection",)
 
         def deliver(self, run: Run, now: float) -> Effects:
             effects: Effects = super().deliver(run, now)
-            watch.saw(self.session)
+            watch.saw(self.connection)
             return effects
 
     class WatchedSession(base.session_type):  # type: ignore[misc, name-defined]
         __slots__ = ()
         deliveries_type = WatchedDeliveries
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._deliveries.session = self
-
-        def receive(self, frame: AnyClientFrame, now: float) -> Effects:
-            effects: Effects = super().receive(frame, now)
-            watch.saw(self)
-            return effects
-
     class WatchedConnection(base):  # type: ignore[misc, valid-type]
         __slots__ = ()
         session_type = WatchedSession
+
+        def open(self, principal: Principal) -> None:
+            super().open(principal)
+            self.deliveries.connection = self
+
+        def flush(self) -> None:
+            super().flush()
+            watch.saw(self)
 
         def do(self, steps: Sequence[object]) -> None:
             for step in steps:
@@ -119,5 +118,6 @@ def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
                     grace = self._plane.limits.backpressure.outbound.grace_period_seconds
                     watch.warned(self.connection_id, grace)
             super().do(steps)
+            watch.saw(self)
 
     return WatchedConnection

@@ -49,7 +49,7 @@ from holdfast.wire.frames import ConnectionClosing
 LIVENESS_SECONDS = 120.0
 _DEVICE = ClientSettings()
 BYTES_MAX = 6 * 2**20
-"""Deliveries, one page and a full control lane, together."""
+"""Deliveries, one page and a full control lane, together with a page that is on its way."""
 REQUESTS_MAX = 100
 TENANT = "acme"
 OWNER = User(TENANT, "ann")
