@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from supervisor import Again, Forks, Person, Supervisor, all_have_all, executed, percentile, talk
+from supervisor import START_SECONDS_MAX, Again, Forks, Person, Supervisor, all_have_all, executed, percentile, talk
 from tally import tally
 
 from holdfast.verify.checkers import CHECKERS, check, red
@@ -62,7 +62,7 @@ def test_two_people_talk_the_server_is_killed_and_neither_does_anything(tmp_path
         await supervisor.spawn()
         assert await supervisor.serving()
         ann, bob = (Person(supervisor, user, tmp_path) for user in ("ann", "bob"))
-        async with asyncio.timeout(60), ann.online(), bob.online():
+        async with asyncio.timeout(3 * START_SECONDS_MAX), ann.online(), bob.online():
             await ann.say(chat_id, "Are you there?")
             await bob.say(chat_id, "Yes.")
             await supervisor.kill()
@@ -92,7 +92,7 @@ def test_a_client_whose_server_dies_during_the_handshake_tries_again(tmp_path: P
         chat_id = await supervisor.prepare("ann")
         dying = await asyncio.start_server(hang_up, "127.0.0.1", supervisor.port)
         ann = Person(supervisor, "ann", tmp_path)
-        async with asyncio.timeout(60), ann.online():
+        async with asyncio.timeout(3 * START_SECONDS_MAX), ann.online():
             await hung_up.wait()
             dying.close()
             await dying.wait_closed()

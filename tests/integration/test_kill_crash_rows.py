@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from supervisor import Person, Supervisor
+from supervisor import START_SECONDS_MAX, Person, Supervisor
 from virtual import LoopClock, run
 
 from holdfast import telemetry
@@ -37,7 +37,7 @@ def told(tmp_path: Path, story: Story) -> None:
     async def main() -> None:
         supervisor = Supervisor(tmp_path, Recorder(), 1)
         chat_id = await supervisor.prepare("ann", "bob")
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(3 * START_SECONDS_MAX):
             await story(supervisor, chat_id, tmp_path)
 
     asyncio.run(main())

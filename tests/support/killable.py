@@ -2,7 +2,7 @@
 
 ``HOLDFAST_TEST_KILL_AT=commit.after:17:FILE`` kills the process with SIGKILL behind the 17th commit to ``chats.db``
 that reached ``commit.after`` (``holdfast.sqlite.points`` offers the places) since FILE is there: what a server commits
-while it starts does not count.
+while it starts does not count. Its last words, in FILE, are the monotonic time.
 
 ``HOLDFAST_TEST_MARKS=path`` appends the rare moments that the process meets to this file.
 
@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from holdfast import telemetry
@@ -35,6 +36,7 @@ def install(where: str) -> None:
             left -= 1
             if left == 0:
                 telemetry.sometimes("the server was killed", point)
+                Path(armed).write_text(f"{time.monotonic()}")
                 os.kill(os.getpid(), signal.SIGKILL)
 
     points.install(reached)

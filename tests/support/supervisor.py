@@ -15,10 +15,10 @@ import sys
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from program import ROOT
 
@@ -36,15 +36,12 @@ from holdfast.verify.moments import read_marks
 from holdfast.verify.recorded import RecordedClient
 from holdfast.verify.snapshot import note_log, note_store
 
-START_SECONDS_MAX = 30.0
+START_SECONDS_MAX = 90.0
+"""When it will not come any more; how fast it is, is judged elsewhere."""
 TENANT = "default"
 LOG, MARKS, ARMED = "server.log", "marks", "armed"
 QUICK = ClientSettings(reconnect_initial_seconds=0.02, reconnect_cap_seconds=0.1, ack_interval_seconds=0.05)
 SETTINGS = {"gateway.backpressure.inbound.rate_limit_per_second": 2000}
-
-
-UNNOTICED_SECONDS = 0.5
-"""How long a process that killed itself may be dead before its supervisor knows; its clients may know sooner."""
 
 Settings = Mapping[str, str | int]
 Start = Callable[[Settings, str, Path], "Awaitable[Life]"]
@@ -66,10 +63,13 @@ class Forks:
         self._parent = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "killable", "fork", env=_environment(), stdin=PIPE, stdout=PIPE
         )
+        self._life: Life | None = None
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._parent.stdin is not None
+        if self._life is not None:
+            await self._life.end(signal.SIGKILL)  # of a story that failed: its parent waits for it
         self._parent.stdin.close()
         await self._parent.wait()
 
@@ -77,7 +77,8 @@ class Forks:
         assert self._parent.stdin is not None
         order = {"settings": settings, "kill_at": kill_at, "log": str(directory / LOG), "marks": str(directory / MARKS)}
         self._parent.stdin.write(json.dumps(order).encode() + b"\n")
-        return Life(await self._answer("pid"), asyncio.create_task(self._answer("exit")))
+        self._life = Life(await self._answer("pid"), self._answer("exit"))
+        return self._life
 
     async def _answer(self, word: str) -> int:
         assert self._parent.stdout is not None
@@ -87,11 +88,18 @@ class Forks:
 
 
 class Life:
-    """One process, from its start to its end."""
+    """One process, from its start to its end; it does not outlive the loop of a story that failed."""
 
-    def __init__(self, pid: int, ended: asyncio.Task[int]) -> None:
+    def __init__(self, pid: int, ends: Coroutine[Any, Any, int]) -> None:
         self.pid = pid
-        self.ended = ended
+        self.ended = asyncio.create_task(self._until_it(ends))
+
+    async def _until_it(self, ends: Coroutine[Any, Any, int]) -> int:
+        try:
+            return await ends
+        except asyncio.CancelledError:
+            os.kill(self.pid, signal.SIGKILL)
+            raise
 
     async def end(self, number: signal.Signals) -> int:
         """Send a signal unless it has ended; its exit code."""
@@ -115,7 +123,7 @@ async def executed(
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "killable", *arguments, env=environment, stdout=out, stderr=out
         )
-    return Life(process.pid, asyncio.create_task(process.wait()))
+    return Life(process.pid, process.wait())
 
 
 def _environment() -> dict[str, str]:
@@ -197,9 +205,12 @@ class Supervisor:
     async def kill(self) -> None:
         """SIGKILL, unless it has killed itself; returns when the process is gone."""
         assert self._life is not None
-        self._down_since = time.monotonic() - (UNNOTICED_SECONDS if self.died() else 0.0)
+        self._down_since = time.monotonic()
         code = await self._life.end(signal.SIGKILL)
         assert code == -signal.SIGKILL, f"exit code {code}; see {self.log_path}"
+        armed = self.directory / ARMED
+        if armed.exists() and (last_words := armed.read_text()):  # its clients may have known sooner than we
+            self._down_since = float(last_words)
         self.kills += 1
         self._dead_since = time.monotonic()
 
