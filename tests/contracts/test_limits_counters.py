@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import math
 import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -21,6 +23,7 @@ from engines import Server
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.algorithms import (
+    CODES,
     COUNTERS,
     Concurrency,
     Counter,
@@ -35,7 +38,9 @@ from holdfast.limits.algorithms import (
 from holdfast.limits.counters import redis as redis_counters
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key, key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.counters.pipe import Script
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
+from holdfast.limits.counters.table import CounterTable
 from holdfast.limits.rules import Algorithm, Rule, Stamp
 
 AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
@@ -157,6 +162,62 @@ def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed:
         assert verdicts == {True, False}
 
     counting(scenario)
+
+
+class AtAnyTime(RedisCounters):
+    """Redis, asked as if it were the time that a test says. Counters are kept long enough for the test."""
+
+    now = 1_700_000_000_000.0
+    script = Script("head", *CODES, "tail")
+    for written, meant in {
+        "local time = call('TIME')\nlocal now = time[1] * 1000 + time[2] / 1000": "local now = tonumber(ARGV[2])",
+        "'PX', min(ceil(reset), KEPT_MS_MAX) + 1000": "'PX', 600000",
+    }.items():
+        assert written in script.source
+        script.source = script.source.replace(written, meant)
+    script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+
+    def _run(self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Any) -> Awaitable[Any]:
+        return super()._run(self.script, keys, (*arguments, repr(self.now)), read)
+
+
+def random_adjustment(rng: random.Random, key: int, now: float) -> Adjustment:
+    ask = random_ask(rng, key)
+    if ask.hold:
+        held = Adjustment(ask.key, ask.terms, held=ask.hold, held_ms=rng.choice([1.0, 30.0]))
+        return rng.choice([held, Adjustment(ask.key, ask.terms, released=ask.hold)])
+    taken_at = now - rng.choice([0, 1, 20, 40, 70, 1000])
+    given = Adjustment(ask.key, ask.terms, given=rng.randint(1, 4), taken_at=taken_at)
+    return rng.choice([given, Adjustment(ask.key, ask.terms, charged=rng.randint(1, 20))])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_redis_and_memory_tell_one_story_whatever_their_clock_does(redis_server: Server, seed: int) -> None:
+    """Takes, groups, gifts, charges and holds, changed rules, two stores, hours that pass and hours that come back."""
+
+    async def main() -> None:
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        await client.flushall()
+        await client.aclose()
+        rng, table, counters = random.Random(seed), CounterTable(), AtAnyTime(RedisSettings(redis_server.url))
+        found: set[bool] = set()
+        for _ in range(400):
+            counters.now = now = counters.now + rng.choice([0, 0, 0.25, 7, 33, 41, 70, 3_600_000, -1, -35, -3_600_000])
+            if rng.random() < 0.3:
+                adjustment = random_adjustment(rng, rng.randrange(12), now)
+                expected = table.adjust(adjustment, now)
+                assert await counters.adjust([adjustment]) == expected, adjustment
+                found.add(expected)
+                continue
+            entry = [random_ask(rng, key) for key in rng.sample(range(12), rng.choice([1, 1, 1, 2, 3]))]
+            if len(entry) > 1:
+                entry = [structs.replace(ask, times=1, want=0, spent=0) for ask in entry]
+            taken = await counters.take([entry])
+            assert taken.readings == [table.decide(entry, now)], entry
+        assert found == {True, False}
+        await counters.aclose()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])

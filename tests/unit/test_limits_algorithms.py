@@ -93,13 +93,24 @@ def test_what_has_drained_is_not_given_back_again(algorithm: Algorithm) -> None:
     assert counter.room(later) == room
 
 
-def test_a_fixed_window_that_was_begun_is_counted_to_its_end() -> None:
-    counter = fresh("fixed_window", 10)
-    take(counter, terms("fixed_window", 10), T0, 10)
-    shorter = terms("fixed_window", 10, version=2, window_ms=1000)
-    assert take(counter, shorter, T0 + 5000, 1).admitted == 0
-    assert take(counter, shorter, T0 + 60_000, 1, times=20).admitted == 10
-    assert take(counter, shorter, T0 + 61_000, 1, times=20).admitted == 10
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_a_window_that_was_a_mistake_is_over_soon_after_it_is_corrected(algorithm: Algorithm) -> None:
+    counter = fresh(algorithm, 10, window_ms=86_400_000)
+    take(counter, terms(algorithm, 10, window_ms=86_400_000), T0, 10)
+    shorter = terms(algorithm, 10, version=2, window_ms=1000)
+    refused = take(counter, shorter, T0, 1)
+    assert refused.admitted == 0 and 0 < refused.wait_ms <= 2000, "what was used is used in the new window"
+    assert take(counter, shorter, T0 + refused.wait_ms + 0.001, 1).admitted == 1
+    assert take(counter, shorter, T0 + 10_000, 1, times=20).admitted == 10
+
+
+def test_what_was_used_in_a_fixed_window_is_used_in_a_longer_one() -> None:
+    counter = fresh("fixed_window", 10, window_ms=1000)
+    take(counter, terms("fixed_window", 10, window_ms=1000), T0 + 30_000, 8)
+    longer = terms("fixed_window", 10, version=2)
+    assert take(counter, longer, T0 + 30_500, 1, times=20).admitted == 2
+    assert take(counter, longer, T0 + 59_000, 1).admitted == 0
+    assert take(counter, longer, T0 + 60_000, 1, times=20).admitted == 10
 
 
 def test_a_sliding_window_fades_and_survives_a_new_length() -> None:
@@ -115,7 +126,10 @@ def test_a_clock_that_steps_back_neither_refills_nor_raises() -> None:
     for algorithm in AMOUNTS:
         counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
         take(counter, rule, T0, 10)
-        assert take(counter, rule, T0 - 3_600_000, 1).admitted == 0
+        refused = take(counter, rule, T0 - 3_600_000, 1)
+        assert refused.admitted == 0 and refused.wait_ms <= 120_000
+        later = T0 - 3_600_000 + refused.wait_ms + 0.001
+        assert take(counter, rule, later, 1).admitted == 1, "nobody waits for the clock to be where it was"
 
 
 def test_holders_come_and_go() -> None:
@@ -163,6 +177,62 @@ def test_no_history_admits_more_than_its_bound(
         for moment, amount in admitted[begin:]:
             total += amount
             assert total <= bound(algorithm, limit, moment - first) + 1e-6
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    algorithm=st.sampled_from(AMOUNTS),
+    limit=st.integers(1, 20),
+    asks=st.lists(
+        st.tuples(st.floats(0, 30_000), st.integers(1, 5), st.sampled_from([0, 0, 0, 1, 30_000, 3_600_000])),
+        max_size=60,
+    ),
+)
+def test_a_clock_that_steps_back_admits_no_more_than_its_bound(
+    algorithm: Algorithm, limit: int, asks: list[tuple[float, int, float]]
+) -> None:
+    """In true time. A step may cut a fixed window short, which then grants its limit once more."""
+    counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
+    moment, behind, admitted = T0, 0.0, [(T0, 0, 0)]
+    for pause, count, back in asks:
+        moment += pause
+        behind += back
+        amount = take(counter, rule, moment - behind, 1, count).admitted
+        admitted.append((moment, amount, back > 0))
+    for begin in range(len(admitted)):
+        total, steps, first = 0, 0, admitted[begin][0]
+        for moment, amount, stepped in admitted[begin:]:
+            total += amount
+            steps += stepped
+            again = steps * limit if algorithm == "fixed_window" else 0
+            assert total <= bound(algorithm, limit, moment - first) + again + 1e-6
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    algorithm=st.sampled_from(AMOUNTS),
+    steps=st.lists(
+        st.tuples(
+            st.floats(0, 100_000),
+            st.integers(1, 30),
+            st.sampled_from([10, 15, 40]),
+            st.sampled_from([1000.0, 60_000.0, 90_000.0]),
+        ),
+        max_size=30,
+    ),
+)
+def test_a_changed_rule_leaves_its_limit_less_what_was_used(
+    algorithm: Algorithm, steps: list[tuple[float, int, int, float]]
+) -> None:
+    counter, now = fresh(algorithm), T0
+    for version, (pause, count, limit, window_ms) in enumerate(steps, 2):
+        now += pause
+        counter.settle(now)
+        used = counter.terms.capacity - counter.room(now)
+        changed = terms(algorithm, limit, version, window_ms)
+        reading = take(counter, changed, now, 1, count)
+        assert reading.admitted <= max(0, limit - used) + 1e-6
+        assert reading.admitted == min(count, max(0, int(limit - used + 1e-6)))
 
 
 def bound(algorithm: Algorithm, limit: int, elapsed_ms: float) -> float:

@@ -26,7 +26,7 @@ T0 = 1_700_000_040_000.0
 
 
 class Life:
-    """A counter under everything that can happen to one: takes, gifts, charges, changed rules."""
+    """A counter under everything that can happen to one: takes, gifts, charges, changed rules, a clock that steps."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self.algorithm: Algorithm = algorithm
@@ -44,7 +44,7 @@ class Life:
 
     def step(self) -> None:
         rng = self.rng
-        self.now += rng.choice([0, 0, 1, 50, 999, 1000, 60_000, 2000 * rng.random()])
+        self.now += rng.choice([0, 0, 1, 50, 999, 1000, 60_000, -500, -3_600_000, 2000 * rng.random()])
         if rng.random() < 0.1:
             self.change_rule()
         if self.algorithm == "concurrency":

@@ -4,8 +4,9 @@ A counter stores what is *used*, never what is left, so a changed limit carries 
 when the limit is raised to 500, and 0 until drained when it is lowered to 50. A counter also stores the rule it
 was last counted by: who asks with an older rule is judged by the newer one and told so.
 
-Times are milliseconds of one clock; a clock that steps back stops the draining and breaks nothing. Each
-algorithm has three steps, and only ``take`` and ``give`` change what is used:
+Times are milliseconds of one clock. If it steps back, what is used stays used and drains from there on as it would
+have: nobody waits for the clock to come back to where it was. A changed window does not wait for the old one to end
+either. Each algorithm has three steps, and only ``take`` and ``give`` change what is used:
 
 - ``settle``  bring the counter to ``now``: drain, or turn the window over
 - ``room``    how much can be used now
@@ -120,7 +121,7 @@ class TokenBucket(Counter, gc=False):
     def settle(self, now: float) -> None:
         if now > self.at:
             self.used = max(0.0, self.used - (now - self.at) * self.terms.limit / self.terms.window_ms)
-            self.at = now
+        self.at = now
 
     def room(self, now: float) -> float:
         return self.terms.capacity - self.used
@@ -145,7 +146,7 @@ class TokenBucket(Counter, gc=False):
             used -= (now - self.at) * limit / window_ms
             if used < 0.0:
                 used = 0.0
-            self.at = now
+        self.at = now
         room = capacity - used + EPSILON
         if cost > room:
             self.used = used
@@ -160,7 +161,7 @@ class TokenBucket(Counter, gc=False):
 
 
 class FixedWindow(Counter, gc=False):
-    """``limit`` in each window; a window that was begun is counted to its end, also under a new length."""
+    """``limit`` in each window. Under a new length, all that counts now was used in the new current window."""
 
     used: int = 0
     begins: float = 0.0
@@ -169,6 +170,7 @@ class FixedWindow(Counter, gc=False):
     def settle(self, now: float) -> None:
         if now >= self.ends:
             self.used = 0
+        if now >= self.ends or now < self.begins or self.ends != self.begins + self.terms.window_ms:
             self.begins = begin(now, self.terms.window_ms)
             self.ends = self.begins + self.terms.window_ms
 
@@ -201,21 +203,16 @@ class SlidingWindow(Counter, gc=False):
         self.length = self.terms.window_ms
 
     def settle(self, now: float) -> None:
-        if self.length != self.terms.window_ms:
-            self._relength(now)
         elapsed = now - self.start
         if elapsed >= self.length:
             self.previous = self.used if elapsed < 2 * self.length else 0.0
             self.used = 0.0
             self.start = begin(now, self.length)
+        if elapsed < 0 or self.length != self.terms.window_ms:
+            self._begin_anew(now)
 
-    def _relength(self, now: float) -> None:
-        """Under a new length all that counts now was used in the new current window."""
-        old = self.length
-        if now - self.start >= old:
-            self.previous = self.used if now - self.start < 2 * old else 0.0
-            self.used = 0.0
-            self.start = begin(now, old)
+    def _begin_anew(self, now: float) -> None:
+        """All that counts now was used in the new current window; of a clock that stepped back, nothing has faded."""
         self.used = self.used + self._faded(now)
         self.previous = 0.0
         self.length = self.terms.window_ms

@@ -68,14 +68,16 @@ class CounterTable:
         return reading(after, now, admitted, 1)
 
     def adjust(self, adjustment: Adjustment, now: float) -> bool:
-        """Whether it found what it puts right."""
+        """Whether it found what it puts right: what was taken by other terms stays charged."""
         counter = self._find(adjustment.key)
         if counter is None and (adjustment.charged or adjustment.held):
             counter = self.counter(adjustment.key, adjustment.terms, now)
         if counter is None:
             return False
-        if not adjustment.given:
-            counter.agree(adjustment.terms)
+        theirs, ours = adjustment.terms, counter.terms
+        if adjustment.given and (theirs.stamp, theirs.store) != (ours.stamp, ours.store):
+            return False
+        counter.agree(theirs)
         counter.settle(now)
         return _apply(adjustment, counter, now)
 
@@ -148,14 +150,12 @@ class CounterTable:
 
 
 def _apply(adjustment: Adjustment, counter: Counter, now: float) -> bool:
-    """Put one settled counter right; a gift of another version stays charged, a charge ends at the capacity."""
+    """Put one settled counter right; a charge ends at the capacity."""
     if isinstance(counter, Concurrency):
         if not adjustment.held:
             return counter.release(adjustment.released)
         counter.holders[adjustment.held] = now + adjustment.held_ms
     elif adjustment.given:
-        if (counter.terms.stamp, counter.terms.store) != (adjustment.terms.stamp, adjustment.terms.store):
-            return False
         counter.give(now, adjustment.given, adjustment.taken_at)
     elif adjustment.charged:
         counter.take(now, min(adjustment.charged, reading(counter, now, 0, 0).remaining))

@@ -1,4 +1,4 @@
--- fixed_window: `limit` in each window; a window that was begun is counted to its end, also under a new length.
+-- fixed_window: `limit` in each window. Under a new length, all that counts now was used in the new current window.
 -- state: [1] used, [2] begins (ms), [3] ends (ms)
 
 local fixed_window = { fresh = function() return { 0, 0, 0 } end }
@@ -6,6 +6,8 @@ local fixed_window = { fresh = function() return { 0, 0, 0 } end }
 function fixed_window.peek(state, terms, now)
   if now >= state[3] then
     state[1] = 0
+  end
+  if now >= state[3] or now < state[2] or state[3] ~= state[2] + terms.window then
     state[2] = floor(now / terms.window) * terms.window
     state[3] = state[2] + terms.window
   end

@@ -7,21 +7,17 @@ local function faded(state, now)
   return state[2] * (1 - max(0, now - state[3]) / state[4])
 end
 
-local function turn(state, now)
+function sliding_window.peek(state, terms, now)
+  if state[4] == 0 then
+    state[4] = terms.window
+  end
   local elapsed = now - state[3]
   if elapsed >= state[4] then
     state[2] = elapsed < 2 * state[4] and state[1] or 0
     state[1] = 0
     state[3] = floor(now / state[4]) * state[4]
   end
-end
-
-function sliding_window.peek(state, terms, now)
-  if state[4] == 0 then
-    state[4] = terms.window
-  end
-  turn(state, now)
-  if state[4] ~= terms.window then
+  if elapsed < 0 or state[4] ~= terms.window then -- all that counts now was used in the new current window
     state[1] = state[1] + faded(state, now)
     state[2] = 0
     state[4] = terms.window

@@ -100,7 +100,7 @@ local function adjust(change)
   local key, asked = KEYS[change[1]], request[1][change[2]]
   local given, taken_at, charged, released, held, held_ms = unpack(change, 3)
   local algorithm, state, terms, counted_by = open(key, asked, charged == 0 and held == '')
-  if not algorithm then
+  if not algorithm or (given > 0 and not counted_by) then
     return 0
   end
   local room, found = algorithm.peek(state, terms, now), 1
@@ -109,10 +109,8 @@ local function adjust(change)
     state[released] = nil
   elseif held ~= '' then
     state[held] = now + held_ms
-  elseif given > 0 and counted_by then
-    algorithm.give(state, terms, now, given, taken_at)
   elseif given > 0 then
-    found = 0
+    algorithm.give(state, terms, now, given, taken_at)
   else
     algorithm.take(state, terms, now, min(charged, max(0, floor(room + EPSILON))))
   end

@@ -7,8 +7,8 @@ local token_bucket = { fresh = function() return { 0, 0 } end }
 function token_bucket.peek(state, terms, now)
   if now > state[2] then
     state[1] = max(0, state[1] - (now - state[2]) * terms.limit / terms.window)
-    state[2] = now
   end
+  state[2] = now
   return terms.capacity - state[1], state[1] * terms.window / terms.limit
 end
 
