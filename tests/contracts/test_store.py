@@ -381,8 +381,12 @@ async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
         ("chat_c", "C", "member", 2, 0, 0),
     ]
     assert [s.last_message and s.last_message.sequence for s in listed] == [1, 3, None]
-    pages = [await store.chats_of(BOB, 1, after) for after in (None, "chat_b", "chat_a", "chat_c")]
+    places = (None, ("chat_b", 1), ("chat_a", 3), ("chat_c", 0))
+    pages = [await store.chats_of(BOB, 1, after) for after in places]
     assert [[s.chat.chat_id for s in page] for page in pages] == [["chat_b"], ["chat_a"], ["chat_c"], []]
+    await send(store, "again", chat_id="chat_b")
+    (entry,) = await store.chats_of(BOB, 1, ("chat_b", 1))
+    assert entry.chat.chat_id == "chat_a", "where the page ended, not where its last chat is by now"
     await create(store, "bob", chat_id="chat_d")
     assert (await store.chats_of(BOB, 1))[0].chat.chat_id == "chat_d", "a new chat is on top"
 

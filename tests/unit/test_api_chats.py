@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import httpx
+import pytest
 from rest import Rest, error_of, with_rest
 
 from holdfast.api import PresenceView
@@ -125,14 +126,38 @@ def test_the_list_is_paged_without_loss_or_repetition() -> None:
     with_rest(scenario)
 
 
+def test_a_message_to_the_chat_where_a_page_ended_does_not_move_the_place() -> None:
+    async def scenario(rest: Rest) -> None:
+        made = [await rest.chat() for _ in range(4)]
+        for number, chat in enumerate(made):
+            await rest.send(chat, "hello", f"k{number}")
+        first = (await rest.ask("GET", "/v1/chats?limit=2", rest.token("alice"))).json()
+        await rest.send(made[2], "again", "k5")
+        after = first["next"]
+        rest_of = (await rest.ask("GET", f"/v1/chats?limit=2&after={after}", rest.token("alice"))).json()
+        pages = [[entry["chat"]["chat_id"] for entry in page["chats"]] for page in (first, rest_of)]
+        assert pages == [[made[3], made[2]], [made[1], made[0]]]
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize("after", ["chat_a", "x.chat_a", "-1.chat_a", "\u0663.chat_a", f"{2**53}.chat_a", ".", ""])
+def test_a_place_that_no_page_named_is_refused(after: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        refused = await rest.ask("GET", f"/v1/chats?after={after}", rest.token("alice"))
+        assert error_of(refused) == (400, "INVALID_MESSAGE")
+
+    with_rest(scenario)
+
+
 def test_another_tenants_chat_cannot_be_probed_as_a_cursor() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()
         evil = rest.token("mallory", "evil")
-        there = await rest.ask("GET", f"/v1/chats?after={chat}", evil)
-        nowhere = await rest.ask("GET", "/v1/chats?after=chat_none", evil)
+        there = await rest.ask("GET", f"/v1/chats?after=0.{chat}", evil)
+        nowhere = await rest.ask("GET", "/v1/chats?after=0.chat_none", evil)
         assert error_of(there) == error_of(nowhere) == (404, "NOT_FOUND")
-        same_tenant = await rest.ask("GET", f"/v1/chats?after={chat}", rest.token("nora"))
+        same_tenant = await rest.ask("GET", f"/v1/chats?after=0.{chat}", rest.token("nora"))
         assert error_of(same_tenant) == (403, "NOT_A_MEMBER")
 
     with_rest(scenario)

@@ -101,7 +101,7 @@ class ChatsQuery(Body, frozen=True):
     """``after`` is the ``next`` of the page before."""
 
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    after: Id | None = None
+    after: Annotated[str, Meta(max_length=ID_BYTES_MAX + 17)] | None = None
 
 
 class MessagesQuery(Body, frozen=True):

@@ -21,7 +21,7 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps, PresenceView
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotAMember, Unavailable
-from holdfast.message import Chat, User, check_id
+from holdfast.message import SEQUENCE_MAX, Chat, User, check_id
 from holdfast.store.changes import (
     Act,
     AddMember,
@@ -76,14 +76,31 @@ async def create_chat(deps: Deps, call: Call) -> Answer:
 
 async def list_chats(deps: Deps, call: Call) -> Answer:
     query: ChatsQuery = call.query
-    user, after = call.principal.user, query.after
+    user, after = call.principal.user, _place(query.after)
     if after is not None:
-        # A cursor is a chat of one's own: another's would tell whether it exists, and when it was last used.
-        await deps.history.ask(lambda store: store.chat(after, user), call.deadline, user)
+        await _require_own(deps, call, after[0])
     chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after), call.deadline, user)
     shown = [replace(entry, chat=_for_members(entry.chat)) for entry in chats[: query.limit]]
-    more = len(chats) > query.limit
-    return Answer(ChatPage(shown, shown[-1].chat.chat_id if more else None))
+    last = shown[-1].chat if len(chats) > query.limit else None
+    return Answer(ChatPage(shown, f"{last.head}.{last.chat_id}" if last is not None else None))
+
+
+async def _require_own(deps: Deps, call: Call, chat_id: str) -> None:
+    """Another's chat as a place in one's list would tell when it was last used."""
+    user = call.principal.user
+    try:
+        await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline, user)
+    except NotAMember:
+        raise NotAMember("you are no member of the chat where that page ended; list from the beginning") from None
+
+
+def _place(after: str | None) -> tuple[str, int] | None:
+    if after is None:
+        return None
+    head, dot, chat_id = after.partition(".")
+    if not dot or not head.isdecimal() or not head.isascii() or int(head) > SEQUENCE_MAX:
+        raise InvalidMessage("after is the `next` of the page before", field="after")
+    return chat_id, int(head)
 
 
 async def get_chat(deps: Deps, call: Call) -> Answer:

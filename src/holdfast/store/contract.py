@@ -129,8 +129,11 @@ class Store(Protocol):
         """For each user the (epoch, head) of every chat they are a member of now, read in one snapshot."""
         ...
 
-    async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
-        """The user's chats, newest activity first; ``after`` is the last chat_id of the page before.
+    async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
+        """The user's chats, newest activity first; ``after`` is the last of the page before: its id and head there.
+
+        A message that came to that chat since does not move the place where the list goes on. NotFound if the user's
+        tenant has no such chat.
 
         ``read`` is the furthest of the user's read watermarks. The cost grows with no chat's length.
         """

@@ -138,12 +138,14 @@ class MemoryStore:
             for user in users
         }
 
-    async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
+    async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
         newest_first = sorted(self._chats_with(user), key=lambda held: held.activity, reverse=True)
         if after is not None:
-            if after not in self._chats:
-                raise unknown_chat(after)
-            edge = self._chats[after].activity
+            held = self._chats.get(after[0])
+            if held is None or held.chat.tenant != user.tenant:
+                raise unknown_chat(after[0])
+            there = (e.position for e in self._log if (e.message.chat_id, e.message.sequence) == after)
+            edge = (next(there, held.last_position), held.number)
             newest_first = [held for held in newest_first if held.activity < edge]
         return [held.summary(user) for held in newest_first[:limit]]
 

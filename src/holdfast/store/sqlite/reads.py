@@ -145,13 +145,16 @@ def memberships(handle: Handle, deadline: Deadline, users: Sequence[User]) -> di
     return dict(zip(users, _cursors_of_each.decode(text), strict=True))
 
 
-def chats_of(handle: Handle, deadline: Deadline, user: User, limit: int, after: str | None) -> list[ChatSummary]:
+def chats_of(
+    handle: Handle, deadline: Deadline, user: User, limit: int, after: tuple[str, int] | None
+) -> list[ChatSummary]:
     with deadline.over(handle) as connection:
         edge: tuple[int | None, int | None] = (None, None)
         if after is not None:
-            edge = connection.execute(SQL["list_edge"], {"chat_id": after}).get
+            asked = {"tenant": user.tenant, "chat_id": after[0], "head": after[1]}
+            edge = connection.execute(SQL["list_edge"], asked).get
             if edge is None:
-                raise unknown_chat(after)
+                raise unknown_chat(after[0])
         page = {"limit": limit, "edge_position": edge[0], "edge_chat": edge[1], "looked_at": UNREAD_LOOKED_AT}
         rows = _summaries.decode(connection.execute(SQL["chats_of"], {**user._asdict(), **page}).get)
     return [

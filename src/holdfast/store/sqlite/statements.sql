@@ -246,9 +246,10 @@ SELECT json_group_array(json((
 FROM json_each(:users) AS u;
 
 -- name: list_edge
--- Where a page of a list of chats ended.
-SELECT coalesce(k.last_position, 0), c.chat
-FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :chat_id;
+-- Where a page of a list of chats ended: at a chat whose head was :head then.
+SELECT coalesce((SELECT m.position FROM messages AS m WHERE m.chat = c.chat AND m.sequence = :head), k.last_position, 0),
+       c.chat
+FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :chat_id AND c.tenant = :tenant;
 
 -- name: chats_of
 -- A page of a user's chats, newest activity first. Of all chats of the user it looks at the counters only; of those on

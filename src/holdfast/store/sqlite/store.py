@@ -130,7 +130,7 @@ class SqliteStore:
     async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
         return await self._read(reads.memberships, users)
 
-    async def chats_of(self, user: User, limit: int, after: str | None = None) -> Sequence[ChatSummary]:
+    async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
         return await self._read(reads.chats_of, user, limit, after)
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
