@@ -57,6 +57,20 @@ def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open
     check(opened, body)
 
 
+def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft() for _ in range(5)])
+        hand = await Hand.sit(o.store)
+        assert (await hand.call(2)).through == seqs[1]
+        await hand.turn(0)
+        assert (await hand.call(1)).through == seqs[2]
+        assert (await hand.call(10)).through >= seqs[4], "to the end"
+        await hand.rewind()
+        assert (await hand.call(1)).through == seqs[0]
+
+    check(opened, body)
+
+
 def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])

@@ -221,6 +221,32 @@ def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(postgres
     run(main())
 
 
+def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(postgres_server: Server) -> None:
+    """It may mark jobs as held after they were read as ready: then newer ones of the stream would pass them."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            seqs = await o.store.enqueue([draft() for _ in range(3)])
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            seat: Any = hand.seat
+            lost, seat_again = seat._connection, await asyncpg.connect(postgres_server.url)
+            watcher = await asyncpg.connect(postgres_server.url)
+            async with lost.transaction():
+                await hand.seat.process(Report(held=seqs[1:]), Want())
+                seat._connection = seat_again
+                reading = asyncio.ensure_future(hand.rewind())
+                waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
+                await until(lambda: watcher.fetchval(waits, seat_again.get_server_pid()))
+                assert not reading.done()
+            await reading
+            assert list(hand.rewound.backlogs) == ["s"]
+            await lost.close()
+            await watcher.close()
+
+    run(main())
+
+
 def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
     """A hundred thousand blocked jobs must cost nothing: the claim reads ready ones by an index of their own."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from work_stores import Opened, draft, embedded_work, postgres_work, run, until
+from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting, Unavailable
@@ -749,6 +749,31 @@ def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -
         assert done["deep"] == list(range(200))
         (blocked,) = await o.store.streams()
         assert blocked.waiting == 99
+
+    check(opened, body)
+
+
+def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_much_else_to_do(opened: Any) -> None:
+    """The first of the stream were in the memory of the one who left, the others it had given back for want of room."""
+
+    async def body(o: Opened) -> None:
+        handlers, done = Handlers(), list[int]()
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.order_id == "deep":
+                done.append(order.number)
+
+        await o.store.enqueue([handlers.draft(Order(f"s{n}")) for n in range(100)])
+        deep = await o.store.enqueue([handlers.draft(Order("deep", n)) for n in range(10)])
+        hand = await Hand.sit(o.store)
+        await hand.turn(200)
+        await hand.turn(held=deep[6:])
+        await hand.seat.leave()
+        settings = WorkerSettings(concurrency=2, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05)
+        async with Worker(o.store, handlers, settings=settings).running():
+            await until(lambda: empty(o))
+        assert done == list(range(10))
 
     check(opened, body)
 

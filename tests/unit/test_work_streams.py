@@ -78,7 +78,7 @@ def test_followers_of_a_failed_head_are_held_and_come_back_when_it_succeeds() ->
     assert streams.backlogs() == {"a": 0}
     streams.add(jobs("a", 5))
     assert streams.take_held() == [5], "a newer job must not overtake the backlog"
-    streams.add_backlog(jobs("a", 2, 3, 4, 5), Want(backlogs={"a": 0}))
+    streams.add_backlog(jobs("a", 2, 3, 4, 5), Want(backlogs={"a": 0}), through=5)
     assert streams.backlogs() == {}
     order = []
     for _ in range(4):
@@ -189,7 +189,7 @@ def test_a_backlog_that_was_cut_by_its_bytes_is_read_on_and_every_stream_has_its
     streams.rewound([], ["a", "b", "c"])
     asked = Want(bytes_max=4, backlogs=streams.backlogs(limit=2))
     assert list(asked.backlogs) == ["a", "b"]
-    streams.add_backlog([*jobs("a", 1), *jobs("b")], asked)
+    streams.add_backlog([*jobs("a", 1), *jobs("b")], asked, through=1)
     assert streams.backlogs(limit=2) == {"c": 0, "a": 1}, "two bytes of a were all that was asked for; b has no more"
 
 
@@ -258,6 +258,9 @@ class Store:
     blocks: dict[int, Block] = field(default_factory=dict)
     cursor: int = 0
 
+    def __post_init__(self) -> None:
+        self.last = max(self.streams)
+
     def report(self, done: list[int], failed: dict[int, Block], held: list[int]) -> None:
         for seq in done:
             self.streams.pop(seq, None)
@@ -280,7 +283,8 @@ class Store:
         late = sorted(seq for seq in self.retry if seq <= self.cursor)
         self.retry.clear()
         forward = [seq for seq in sorted(self.streams) if seq > self.cursor and seq not in self.held][:want]
-        self.cursor = forward[-1] if forward else self.cursor
+        if want:
+            self.cursor = forward[-1] if len(forward) == want else self.last
         return [self.job(seq) for seq in late + forward]
 
     def rewind(self) -> tuple[list[Block], set[str]]:
@@ -332,7 +336,7 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
         backlog, claimed = store.backlog(asked), store.claim(streams.room()[0])
         run_some()  # while the answer is under way
         streams.reported(reported)
-        streams.add_backlog(backlog, asked)
+        streams.add_backlog(backlog, asked, store.cursor)
         streams.add(claimed)
         streams.announced_by_store([job.seq for job in claimed if rng.random() < 0.5])
         run_some()
@@ -364,15 +368,32 @@ def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_cam
 def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> None:
     streams = Streams()
     streams.rewound([Block("a", 1, released_ids=frozenset({3, 4}))], ["a"])
-    streams.add_backlog(jobs("a", 2), Want(backlogs={"a": 0}, per_backlog=1))
+    streams.add_backlog(jobs("a", 2), Want(backlogs={"a": 0}, per_backlog=1), through=4)
     streams.add(jobs("a", 1))
     start_all(streams)
     asked = Want(backlogs=streams.backlogs(), per_backlog=1)
     assert asked.backlogs == {"a": 2}
     streams.done(streams.started[1])
-    streams.add_backlog(jobs("a", 3), asked)
+    streams.add_backlog(jobs("a", 3), asked, through=4)
     assert streams.backlogs() == {"a": 0}, "what the lifted block held stands before"
     assert start_all(streams) == []
+
+
+def test_held_jobs_wait_for_ready_ones_before_them_that_are_yet_to_be_read() -> None:
+    """Another worker left the stream so: what it had in memory is ready, what it gave back before is held."""
+    streams = Streams()
+    streams.rewound([], ["a"])
+    streams.add_backlog(jobs("a", 2, 4, 6), Want(backlogs={"a": 0}), through=3)
+    assert start_all(streams) == [2]
+    streams.add_backlog(jobs("a", 4, 6), Want(backlogs={"a": 2}), through=3)
+    streams.done(streams.started[2])
+    assert start_all(streams) == [] and streams.backlogs() == {"a": 2}
+    streams.add(jobs("a", 5))
+    assert streams.take_held() == [5]
+    streams.add_backlog(jobs("a", 4, 5, 6), Want(backlogs={"a": 2}), through=9)
+    assert start_all(streams) == [4] and streams.backlogs() == {}
+    streams.done(streams.started[4])
+    assert start_all(streams) == [5]
 
 
 def test_a_share_moves_only_from_or_to_the_one_who_comes_or_goes() -> None:

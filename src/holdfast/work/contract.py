@@ -111,15 +111,17 @@ class Want:
 class Claimed:
     """What ``process`` hands out. ``jobs`` rise by seq; the first ``Want.starting`` unsuspected ones are in flight.
 
-    ``backlog`` are held jobs of the wanted streams. ``busy`` are completed parents whose children's lane is taken by
-    an open transaction: they and their children were not stored and must be reported again. ``notice``: an
-    operator changed something, or a failure fitted no job as it is now; call ``rewind``. ``next_due_seconds``: when the
-    next retry is due, None for never.
+    ``backlog`` are held jobs of the wanted streams. ``through``: every ready job up to it has been handed out since the
+    last rewind; before a held job beyond it, older ready ones of its stream may be yet to come. ``busy`` are completed
+    parents whose children's lane is taken by an open transaction: they and their children were not stored and must be
+    reported again. ``notice``: an operator changed something, or a failure fitted no job as it is now; call
+    ``rewind``. ``next_due_seconds``: when the next retry is due, None for never.
     """
 
     jobs: list[Job] = field(default_factory=list)
     started: set[int] = field(default_factory=set)
     backlog: list[Job] = field(default_factory=list)
+    through: int = 0
     busy: list[int] = field(default_factory=list)
     notice: bool = False
     next_due_seconds: float | None = None

@@ -308,7 +308,7 @@ class _Shift:
             self._put_off_seconds = self._settings.poll_min_seconds
         self._streams.reported(seq for seq in report.completed if seq not in busy)
         self._streams.reported(failed.seq for failed in report.failed)
-        self._streams.add_backlog(claimed.backlog, want)
+        self._streams.add_backlog(claimed.backlog, want, claimed.through)
         self._streams.add(claimed.jobs)
         self._streams.announced_by_store(claimed.started)
         telemetry.work_completed(len(report.completed) - len(busy))

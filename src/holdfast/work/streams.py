@@ -78,8 +78,12 @@ class Streams:
             else:
                 self._join(stream, job)
 
-    def add_backlog(self, jobs: Sequence[Job], asked: Want) -> None:
-        """Take the held jobs that were asked for; a stream that got less than was asked for has no more."""
+    def add_backlog(self, jobs: Sequence[Job], asked: Want, through: int) -> None:
+        """Take the held jobs that were asked for; a stream that got less than was asked for has no more.
+
+        Those beyond ``through`` come again: whoever had the stream before may have left ready jobs before them, which
+        have not been read yet.
+        """
         # Where a stream is read from may have changed meanwhile: closed, rewound, or a block lifted or made.
         current = {
             key: stream
@@ -89,6 +93,8 @@ class Streams:
         counts, sizes = dict.fromkeys(current, 0), dict.fromkeys(current, 0)
         for job in jobs:
             key = job.stream or ""
+            if job.seq > through:
+                current.pop(key, None)
             if key not in current:
                 continue
             stream = current[key]

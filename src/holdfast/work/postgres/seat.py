@@ -124,6 +124,7 @@ class PostgresSeat:
             claimed.notice = True
         elif row["snapshot"] is not None and sweep is self._sweep:
             sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
+            claimed.through = sweep.through
             _unpack(row, claimed)
         if want.sleeping and row["snapshot"] is not None and row["seqs"] is None:
             self._doze.found_nothing(int(row["xid"]), row["snapshot"])
@@ -137,6 +138,7 @@ class PostgresSeat:
         self._sweep = Sweep()
         owned = self._owned()
         async with self._call() as connection:
+            await connection.execute(SQL["calls_over"], self.instance)
             blocks = [block_of(row) for row in await connection.fetch(SQL["blocks"], owned)]
             return Rewound(blocks, [row["stream"] for row in await connection.fetch(SQL["backlogs"], owned)])
 

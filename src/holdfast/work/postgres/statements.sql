@@ -24,8 +24,15 @@ UPDATE holdfast_work.partition SET owner = $1, epoch = epoch + 1
 RETURNING id, epoch
 
 -- name: give
--- $1 instance, $2 partitions
-UPDATE holdfast_work.partition SET owner = NULL WHERE id = ANY ($2::smallint[]) AND owner = $1
+-- Not before earlier calls of this worker are over, see `calls_over`. $1 instance, $2 partitions
+UPDATE holdfast_work.partition SET owner = NULL
+ WHERE id = ANY ($2::smallint[]) AND owner = $1
+   AND EXISTS (SELECT FROM holdfast_work.instance WHERE id = $1 FOR SHARE)
+
+-- name: calls_over
+-- Wait until earlier calls of this worker are over: one whose answer was lost may still be under way, and mark jobs as
+-- held that are about to be read as ready. $1 instance
+SELECT FROM holdfast_work.instance WHERE id = $1 FOR SHARE
 
 -- name: step
 -- Add completed stages to a running job of this owner; whether it still owns it, and whether the job was there.

@@ -203,9 +203,9 @@ class EmbeddedSeat:
 
     async def process(self, report: Report, want: Want) -> Claimed:
         rewinds, cursor, now = self._rewinds, self._cursor, self._clock.now()
-        claimed, read = await self._transact(lambda db: verbs.process(db, self.instance, report, want, cursor, now))
+        claimed = await self._transact(lambda db: verbs.process(db, self.instance, report, want, cursor, now))
         if rewinds == self._rewinds:
-            self._cursor = read
+            self._cursor = claimed.through
         return claimed
 
     async def rewind(self) -> Rewound:

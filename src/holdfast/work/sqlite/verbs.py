@@ -82,10 +82,10 @@ def step(db: apsw.Connection, seat: int, seq: int, stages: int) -> None:
         raise JobGone
 
 
-def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: int, now: float) -> tuple[Claimed, int]:
-    """See ``contract.Seat.process``; also returns the sequence up to which was read."""
+def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: int, now: float) -> Claimed:
+    """See ``contract.Seat.process``; ``cursor`` is how far was read before."""
     notice, running = fenced(db, seat)
-    claimed = Claimed(notice=notice)
+    claimed = Claimed(through=cursor, notice=notice)
     _store_children(db, report, now)
     if report.completed:
         done = json.dumps(report.completed)
@@ -103,13 +103,13 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
             release(db, stream, [seq], [], 0, ("worker", "released by its worker"))
             claimed.notice = True
     if want.jobs > 0:
-        cursor = _read(db, want, cursor, now, claimed)
+        _read(db, want, now, claimed)
     due = _next_due(db, want)
     claimed.next_due_seconds = max(0.0, due - now) if due is not None else None
     in_flight = json.dumps([*report.running, *sorted(claimed.started)])
     if in_flight != running or notice:
         db.execute(SQL["record_running"], (in_flight,))
-    return claimed, cursor
+    return claimed
 
 
 def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
@@ -119,20 +119,20 @@ def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
     enqueue(db, (child.draft for child in report.children if child.parent in alive), now)
 
 
-def _read(db: apsw.Connection, want: Want, cursor: int, now: float, claimed: Claimed) -> int:
+def _read(db: apsw.Connection, want: Want, now: float, claimed: Claimed) -> None:
     due = [seq for seq, *_ in _fitting(_due(db, want, now), 1, want.bytes_max)]
     due += [seq for kind in want.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
     if due:
         db.execute(SQL["make_ready"], (json.dumps(due),))
-    late = [Job(*db.execute(SQL["one"], (seq,)).get) for seq in sorted(due) if seq <= cursor]
+    late = [Job(*db.execute(SQL["one"], (seq,)).get) for seq in sorted(due) if seq <= claimed.through]
     for stream, after in want.backlogs.items():
         held = db.execute(SQL["backlog"], (stream, after, want.per_backlog))
         claimed.backlog.extend(starmap(Job, _fitting(held, 2, want.per_backlog_bytes, len)))
-    forward, cut = _forward(db, want, cursor)
+    forward, cut = _forward(db, want, claimed.through)
     claimed.jobs = late + forward
     starting = [job.seq for job in claimed.jobs if not job.suspect][: want.starting]
     claimed.started = set(starting)
-    return forward[-1].seq if cut else int(db.execute(SQL["last"]).get or 0)
+    claimed.through = forward[-1].seq if cut else int(db.execute(SQL["last"]).get or 0)
 
 
 def _due(db: apsw.Connection, want: Want, now: float) -> Iterable[Any]:
