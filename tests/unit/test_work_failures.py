@@ -62,6 +62,16 @@ def test_what_no_database_can_keep_is_replaced() -> None:
     assert failure.error.startswith("a") and failure.error.endswith("c")
 
 
+def test_of_a_class_as_much_of_its_name_is_kept_as_any_database_takes() -> None:
+    class Odd(Exception): ...
+
+    Odd.__qualname__ = "A\x00" + 10_000 * "E" + "rror"
+    failure = classify(Odd("x"))
+    assert failure.error_type.endswith("EError") and len(failure.error_type.encode()) <= 200
+    Odd.__qualname__ = "A\x00B"
+    assert classify(Odd("x")).error_type == "A\N{REPLACEMENT CHARACTER}B"
+
+
 def test_equal_failures_have_one_fingerprint_and_others_another() -> None:
     def of(order: str) -> None:
         raise ValueError(f"no stock for {order}")
@@ -147,6 +157,21 @@ WEBHOOKS = ["timeout_seconds", "connections_per_host", "answer_bytes_max"]
 def test_a_bound_of_nothing_is_refused_by_its_name(settings: type[Any], name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be greater than 0, not {value}$"):
         settings(**{name: value})
+
+
+def test_a_payload_whose_class_says_not_which_job_it_is_is_refused() -> None:
+    handlers = Handlers()
+    with pytest.raises(BadSetting, match="a payload of dict is not handled"):
+        handlers.draft({})
+    for name in ("order", "mail"):
+
+        @handlers.handle(dict, type=name)
+        async def handle(ctx: Context, payload: dict[str, str]) -> None: ...
+
+        if name == "order":
+            assert handlers.draft({}).type == "order"
+    with pytest.raises(BadSetting, match="handled as order, mail: make its Draft"):
+        handlers.draft({})
 
 
 def test_a_handler_and_a_transport_without_time_to_run_are_refused() -> None:

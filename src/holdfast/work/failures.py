@@ -16,6 +16,7 @@ Hook = Callable[[BaseException], Reason | None]
 """The user's say: the reason for an exception, or None to leave it to the table."""
 
 
+KIND_BYTES_MAX = 200
 RETRY_AFTER_MAX_SECONDS = 86400.0
 """The longest wait an exception may ask for: what asks for more is tried again after a day."""
 
@@ -69,7 +70,7 @@ By package and name, so that none of them is needed here. An outage must not tur
 def classify(error: BaseException, hook: Hook | None = None) -> Failure:
     """The failure as it is kept: bounded texts and a fingerprint that is equal for equal failures."""
     reason = _reason(error, hook)
-    kind = type(error).__qualname__
+    kind = kind_of(error)
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{frame.filename}:{frame.name}" for frame in frames[-8:]]
     fingerprint = hashlib.sha256("\n".join([reason.name, kind, *places]).encode()).hexdigest()[:16]
@@ -77,6 +78,11 @@ def classify(error: BaseException, hook: Hook | None = None) -> Failure:
     trace = "".join(traceback.format_exception(error))
     texts = clipped(message, ERROR_BYTES_MAX), clipped(trace, TRACE_BYTES_MAX)
     return Failure(reason, kind, *texts, fingerprint, _retry_after(error))
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of its class, which may be made up at run time: bounded like its text."""
+    return clipped(type(error).__qualname__, KIND_BYTES_MAX)
 
 
 def _reason(error: BaseException, hook: Hook | None) -> Reason:

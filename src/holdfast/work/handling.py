@@ -129,7 +129,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self._by_type: dict[str, Handling] = {}
-        self._by_class: dict[type[Any], Handling] = {}
+        self._by_class: dict[type[Any], list[Handling]] = {}
         self._by_scheme: dict[str, Handling] = {}
 
     def find(self, job: Job) -> Handling | None:
@@ -165,16 +165,19 @@ class Handlers:
 
         def register(run: Typed[Payload]) -> Typed[Payload]:
             handling = Handling(name, decode, run, stream, deadline_seconds)
-            self._by_type[name] = self._by_class[payload] = handling
+            self._by_type[name] = handling
+            self._by_class.setdefault(payload, []).append(handling)
             return run
 
         return register
 
     def draft(self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = "") -> Draft:
-        """The job for a payload whose type is registered: its type, its stream, its bytes."""
-        handling = self._by_class.get(payload.__class__)
-        if handling is None:
-            raise BadSetting(f"no handler for {payload.__class__.__name__}")
+        """The job for a payload whose class is registered, once: its type, its stream, its bytes."""
+        known = self._by_class.get(payload.__class__, [])
+        if len(known) != 1:
+            told = f"handled as {', '.join(each.type for each in known)}: make its Draft" if known else "not handled"
+            raise BadSetting(f"a payload of {payload.__class__.__name__} is {told}")
+        (handling,) = known
         stream = handling.stream(payload) if handling.stream is not None else None
         data = _encode(payload)
         return Draft(handling.type, data, stream, delay_seconds=delay_seconds, source=source, source_id=source_id)

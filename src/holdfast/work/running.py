@@ -11,7 +11,7 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.work.breakers import Breakers
 from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, Seat
-from holdfast.work.failures import Hook, UnknownType, classify
+from holdfast.work.failures import Hook, UnknownType, classify, kind_of
 from holdfast.work.handling import Context, Handlers, Handling
 from holdfast.work.job import DEFAULTS, Action, Failure, Job, Policies, Policy, Reason, Verdict, decide
 
@@ -161,8 +161,8 @@ class Runner:
             return failure, self._policies.lookup(job.type, failure.reason)
         except Exception as defect:
             telemetry.defect("work", defect)
-            told = f"the failure could not be judged: {type(defect).__qualname__}"
-            return Failure(Reason.UNKNOWN, type(error).__qualname__, told), DEFAULTS[Reason.UNKNOWN]
+            told = f"the failure could not be judged: {kind_of(defect)}"
+            return Failure(Reason.UNKNOWN, kind_of(error), told), DEFAULTS[Reason.UNKNOWN]
 
     def _put_off(self, job: Job, seconds: float) -> Outcome:
         delay = seconds * (1 + 0.1 * self._rng.random())
