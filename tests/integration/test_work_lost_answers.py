@@ -28,7 +28,7 @@ from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Policies, Stage, State
 
 NAMES = {text: name for name, text in statements("holdfast.work.postgres").items()}
-CALLS = ("process", "bury_dead", "blocks", "backlogs", "open_breakers", "alive", "owners", "take", "give")
+CALLS = ("process", "bury_dead", "blocks", "backlogs", "open_breakers", "alive", "owners", "take", "give", "bury_left")
 SETTINGS = WorkerSettings(concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32)
 POLICIES = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False)
 
@@ -45,8 +45,7 @@ class Breaking:
 
     def __getattr__(self, method: str) -> Any:
         async def call(statement: str, *values: Any, **more: Any) -> Any:
-            function = statement.partition("holdfast_work.")[2].partition("(")[0]
-            fault, seconds = self._plan.next(NAMES.get(statement, function))
+            fault, seconds = self._plan.next(NAMES[statement])
             if fault is Fault.FAIL:
                 raise asyncpg.ConnectionDoesNotExistError("injected: before")
             answer = await getattr(self._connection, method)(statement, *values, **more)

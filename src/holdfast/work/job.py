@@ -237,7 +237,7 @@ class Policies:
     """The policy for each (job type, reason): the type's own first, then the reason's."""
 
     by_reason: Mapping[Reason, Policy] = field(default_factory=lambda: DEFAULTS)
-    by_type: Mapping[tuple[str, Reason | None], Policy] = field(default_factory=dict)
+    by_type: Mapping[tuple[str, Reason], Policy] = field(default_factory=dict)
 
     @classmethod
     def preset(cls, name: str) -> Policies:
@@ -247,8 +247,7 @@ class Policies:
         return cls(presets[name])
 
     def lookup(self, job_type: str, reason: Reason) -> Policy:
-        own = self.by_type.get((job_type, reason)) or self.by_type.get((job_type, None))
-        return own or self.by_reason[reason]
+        return self.by_type.get((job_type, reason)) or self.by_reason[reason]
 
     def with_type(self, job_type: str, reason: Reason | None = None, **changes: object) -> Policies:
         """The same with changed values for one job type, for one reason or for all."""

@@ -43,7 +43,7 @@ class SqliteEndpoints:
         return self._version
 
     async def add(self, endpoint: Endpoint) -> None:
-        await self._write(lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall())
+        await self._transact(lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall())
         self._version += 1
 
     async def get(self, endpoint_id: str) -> Endpoint:
@@ -53,10 +53,10 @@ class SqliteEndpoints:
                 raise NotFound(f"no webhook endpoint {endpoint_id}")
             return Endpoint(*row)
 
-        return await self._write(read)
+        return await self._transact(read)
 
     async def all(self) -> Sequence[Endpoint]:
-        return await self._write(lambda db: [Endpoint(*row) for row in db.execute(SQL["all"])])
+        return await self._transact(lambda db: [Endpoint(*row) for row in db.execute(SQL["all"])])
 
     async def disable(self, endpoint_id: str, why: str) -> None:
         def disable(db: apsw.Connection) -> None:
@@ -73,18 +73,18 @@ class SqliteEndpoints:
         await self._change(endpoint_id, remove)
 
     async def removed(self, endpoint_id: str) -> bool:
-        return bool(await self._write(lambda db: db.execute(SQL["removed"], (endpoint_id,)).get))
+        return bool(await self._transact(lambda db: db.execute(SQL["removed"], (endpoint_id,)).get))
 
     async def log(self, delivery: Delivery) -> None:
         def write(db: apsw.Connection) -> None:
             db.execute(SQL["log"], msgspec.structs.astuple(delivery))
             db.execute(SQL["trim"], (delivery.endpoint_id, DELIVERIES_KEPT_PER_ENDPOINT))
 
-        await self._write(write)
+        await self._transact(write)
 
     async def deliveries(self, endpoint_id: str, limit: int = 100) -> Sequence[Delivery]:
         values = (endpoint_id, limit)
-        return await self._write(lambda db: [Delivery(*row) for row in db.execute(SQL["deliveries"], values)])
+        return await self._transact(lambda db: [Delivery(*row) for row in db.execute(SQL["deliveries"], values)])
 
     async def close(self) -> None:
         await self._crew.close()
@@ -95,10 +95,10 @@ class SqliteEndpoints:
             if not db.changes():
                 raise NotFound(f"no webhook endpoint {endpoint_id}")
 
-        await self._write(work)
+        await self._transact(work)
         self._version += 1
 
-    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
+    async def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
         def transaction(handle: Handle) -> T:
             with handle.transaction() as db:
                 return work(db)

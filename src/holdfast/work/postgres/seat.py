@@ -30,8 +30,6 @@ from holdfast.work.postgres.sweep import Doze, Sweep
 
 SQL = statements("holdfast.work.postgres")
 _CHANNEL = "holdfast_work"
-_CASTS = {33: "::text::pg_snapshot", 34: "::text::xid8", 35: "::text[]::xid8[]"}
-_PROCESS = f"SELECT * FROM holdfast_work.process({', '.join(f'${n}{_CASTS.get(n, str())}' for n in range(1, 42))})"
 _SEEN_BATCH = 1000
 _SEEN_BATCHES_MAX = 20
 """At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
@@ -115,7 +113,7 @@ class PostgresSeat:
         sweep = self._sweep
         async with self._call() as connection:
             values = (*_reported(self.instance, report, self._rng), *self._wanted(report, want))
-            row = await connection.fetchrow(_PROCESS, *values, timeout=self._settings.call_timeout_seconds)
+            row = await connection.fetchrow(SQL["process"], *values, timeout=self._settings.call_timeout_seconds)
         if row["lost"]:
             raise LeaseLost(_LOST)
         self._heartbeat.confirm(sent_at)

@@ -34,6 +34,20 @@ UPDATE holdfast_work.partition SET owner = NULL
 -- held that are about to be read as ready. $1 instance
 SELECT FROM holdfast_work.instance WHERE id = $1 FOR SHARE
 
+-- name: process
+-- The one round trip of a worker; functions/process.sql names its arguments, in this order: who reports, what is
+-- completed, $3 to $14 failures, what is held and released, $17 to $24 children, what runs and how much is wanted,
+-- $31 to $35 where its sweep stands, $36 to $39 backlogs, and the types that are shut.
+SELECT * FROM holdfast_work.process(
+    $1, $2,
+    $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,
+    $15, $16,
+    $17, $18, $19, $20, $21, $22, $23, $24,
+    $25, $26, $27, $28, $29, $30,
+    $31, $32, $33::text::pg_snapshot, $34::text::xid8, $35::text[]::xid8[],
+    $36, $37, $38, $39,
+    $40, $41)
+
 -- name: step
 -- Add completed stages to a running job of this owner; whether it still owns it, and whether the job was there.
 -- $1 seq, $2 stages, $3 partition, $4 instance

@@ -227,7 +227,7 @@ class _Act:
 
     def __init__(self, connection: Any, verb: str, target: str, by: str, why: str) -> None:
         self.connection = connection
-        self._record = (verb, target), (by, why)
+        self._verb, self._target, self._by, self._why = verb, target, by, why
 
     async def fetch(self, name: str, *values: Any) -> list[Any]:
         return list(await self.connection.fetch(SQL[name], *values))
@@ -236,8 +236,8 @@ class _Act:
         """Record the act on these rows; NotFound, and nothing changed, if there are none."""
         if not rows:
             raise NotFound(nothing)
-        what, who = self._record
-        await self.connection.execute(SQL["record"], *what, len(rows), *who, ACTS_KEPT_MAX)
+        record = (self._verb, self._target, len(rows), self._by, self._why)
+        await self.connection.execute(SQL["record"], *record, ACTS_KEPT_MAX)
         partitions = [row["partition"] for row in rows if "partition" in row]
         await self.connection.execute(SQL["tell"], partitions)
         return len(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -34,7 +33,6 @@ from holdfast.work.sqlite import verbs
 
 T = TypeVar("T")
 SQL = verbs.SQL
-_ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 _FORGOTTEN_AT_ONCE_MAX = 20_000
 """At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
 
@@ -115,7 +113,7 @@ class EmbeddedWork:
         return seqs
 
     async def position(self, reader: str) -> int | None:
-        return await self._transact(lambda db: db.execute(SQL["position"], (reader,)).get)
+        return await self._look(lambda db: db.execute(SQL["position"], (reader,)).get)
 
     async def join(self, name: str) -> EmbeddedSeat:
         number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
@@ -123,11 +121,11 @@ class EmbeddedWork:
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit}
-        return await self._look(lambda db: [_entry(row) for row in db.execute(SQL["find"], values)])
+        return await self._look(lambda db: verbs.find(db, values))
 
     async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
-        values = {**_conditions(query), "limit": limit, "oldest": 0}
-        return await self._look(lambda db: [_entry(row) for row in db.execute(SQL["dead"], values)])
+        values = {**_conditions(query), "limit": limit}
+        return await self._look(lambda db: verbs.dead(db, values))
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         now = self._clock.now()
@@ -278,10 +276,6 @@ def _conditions(query: Query) -> dict[str, Any]:
         "state": int(query.state) if query.state is not None else None,
         "fingerprint": query.fingerprint,
     }
-
-
-def _entry(row: Any) -> Entry:
-    return Entry.stored(zip(_ENTRY_COLUMNS, row, strict=True))
 
 
 def _blocked(row: Any) -> BlockedStream:

@@ -6,6 +6,7 @@ proof that the one before is gone, and what it had in flight gets a crash.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
@@ -17,11 +18,23 @@ import apsw
 
 from holdfast.errors import NotFound
 from holdfast.statements import migrations, statements
-from holdfast.work.contract import ACTS_KEPT_MAX, Claimed, Failed, JobGone, LeaseLost, Mark, Report, Rewound, Want
+from holdfast.work.contract import (
+    ACTS_KEPT_MAX,
+    Claimed,
+    Entry,
+    Failed,
+    JobGone,
+    LeaseLost,
+    Mark,
+    Report,
+    Rewound,
+    Want,
+)
 from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
 
 SQL = statements("holdfast.work.sqlite")
 MIGRATIONS = migrations("holdfast.work.sqlite")
+_ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 
 
 def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[int]:
@@ -256,21 +269,32 @@ def _each(db: apsw.Connection, name: str, rows: Iterable[tuple[Any, ...]]) -> in
     return count
 
 
+def find(db: apsw.Connection, conditions: dict[str, Any]) -> list[Entry]:
+    return [_entry(row) for row in db.execute(SQL["find"], conditions)]
+
+
+def dead(db: apsw.Connection, conditions: dict[str, Any], *, oldest: bool = False) -> list[Entry]:
+    """Dead letters, the newest first or the oldest."""
+    return [_entry(row) for row in db.execute(SQL["dead"], {**conditions, "oldest": oldest})]
+
+
+def _entry(row: Any) -> Entry:
+    return Entry.stored(zip(_ENTRY_COLUMNS, row, strict=True))
+
+
 def replay(db: apsw.Connection, conditions: dict[str, Any], now: float) -> int:
     """Dead letters back into the job table, oldest first."""
-    rows = list(db.execute(SQL["dead"], {**conditions, "oldest": 1}))
-    for row in rows:
-        seq, kind, stream, *_, stages = row[:8]
-        destination, payload, source, source_id, origin = row[10], row[11], row[17], row[18], row[19]
-        (new,) = enqueue(db, [Draft(kind, payload, stream, destination)], now)
-        db.execute(SQL["remember"], (new, origin or seq, stages, source, source_id))
-        db.execute(SQL["discard"], (seq,))
-    return len(rows)
+    letters = dead(db, conditions, oldest=True)
+    for letter in letters:
+        (new,) = enqueue(db, [Draft(letter.type, letter.payload, letter.stream, letter.destination)], now)
+        origin, came_from = letter.origin or letter.seq, (letter.source or None, letter.source_id or None)
+        db.execute(SQL["remember"], (new, origin, letter.stages, *came_from))
+        db.execute(SQL["discard"], (letter.seq,))
+    return len(letters)
 
 
 def discard(db: apsw.Connection, conditions: dict[str, Any]) -> int:
-    rows = list(db.execute(SQL["dead"], {**conditions, "oldest": 1}))
-    return _each(db, "discard", ((row[0],) for row in rows))
+    return _each(db, "discard", ((letter.seq,) for letter in dead(db, conditions, oldest=True)))
 
 
 def record(db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float) -> int:
