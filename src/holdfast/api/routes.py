@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.api import admin, chats, limits, messages, probes, work
+from holdfast.api import admin, chats, jobs, limits, messages, probes, webhooks
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
@@ -244,86 +244,87 @@ HOOK = "/admin/webhooks/{endpoint_id}"
 
 JOBS: Sequence[Endpoint] = (
     Endpoint(
-        "GET", "/admin/jobs", work.list_jobs, "List jobs by sequence", "operator", "jobs:read",
-        query=work.JobsQuery, answer=work.JobList, errors=_GONE,
+        "GET", "/admin/jobs", jobs.list_jobs, "List jobs by sequence", "operator", "jobs:read",
+        query=jobs.JobsQuery, answer=jobs.JobList, errors=_GONE,
     ),
     Endpoint(
-        "GET", "/admin/jobs/stats", work.get_job_stats, "Jobs by state, reason and attempt; backlog; oldest age",
-        "operator", "jobs:read", answer=work.StatsView, errors=_GONE,
+        "GET", "/admin/jobs/stats", jobs.get_job_stats, "Jobs by state, reason and attempt; backlog; oldest age",
+        "operator", "jobs:read", answer=jobs.StatsView, errors=_GONE,
     ),
     Endpoint(
-        "GET", "/admin/jobs/streams", work.list_job_streams, "Blocked streams, longest waiting first", "operator",
-        "jobs:read", query=work.LimitQuery, answer=work.StreamList, errors=_GONE,
+        "GET", "/admin/jobs/streams", jobs.list_job_streams, "Blocked streams, longest waiting first", "operator",
+        "jobs:read", query=jobs.LimitQuery, answer=jobs.StreamList, errors=_GONE,
     ),
     Endpoint(
-        "GET", "/admin/jobs/breakers", work.list_job_breakers, "Job types whose breaker is open", "operator",
-        "jobs:read", answer=work.BreakerList, errors=_GONE,
+        "GET", "/admin/jobs/breakers", jobs.list_job_breakers, "Job types whose breaker is open", "operator",
+        "jobs:read", answer=jobs.BreakerList, errors=_GONE,
     ),
     Endpoint(
-        "GET", "/admin/jobs/acts", work.list_job_acts, "What operators did to jobs, newest first", "operator",
-        "jobs:read", query=work.LimitQuery, answer=work.ActList, errors=_GONE,
+        "GET", "/admin/jobs/acts", jobs.list_job_acts, "What operators did to jobs, newest first", "operator",
+        "jobs:read", query=jobs.LimitQuery, answer=jobs.ActList, errors=_GONE,
     ),
     Endpoint(
-        "GET", "/admin/jobs/dead", work.list_dead_jobs, "Dead letters, newest first", "operator", "jobs:read",
-        query=work.JobsQuery, answer=work.JobList, errors=_GONE,
+        "GET", "/admin/jobs/dead", jobs.list_dead_jobs, "Dead letters, newest first", "operator", "jobs:read",
+        query=jobs.JobsQuery, answer=jobs.JobList, errors=_GONE,
     ),
     Endpoint(
-        "GET", "/admin/jobs/{seq}", work.get_job, "One job or dead letter with its payload and trace", "operator",
-        "jobs:read", answer=work.JobView, errors=_GONE,
+        "GET", "/admin/jobs/{seq}", jobs.get_job, "One job or dead letter with its payload and trace", "operator",
+        "jobs:read", answer=jobs.JobView, errors=_GONE,
     ),
     Endpoint(
-        "POST", "/admin/jobs/retry", work.retry_jobs, "Run waiting or parked jobs now", "operator", "jobs:write",
-        body=work.RetryJobs, answer=work.Count, key="kept", errors=_GONE,
+        "POST", "/admin/jobs/retry", jobs.retry_jobs, "Run waiting or parked jobs now", "operator", "jobs:write",
+        body=jobs.RetryJobs, answer=jobs.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
-        "POST", "/admin/jobs/release", work.release_jobs, "Let jobs pass their stream's failed head", "operator",
-        "jobs:write", body=work.ReleaseJobs, answer=work.Count, key="kept", errors=_GONE,
+        "POST", "/admin/jobs/release", jobs.release_jobs, "Let jobs pass their stream's failed head", "operator",
+        "jobs:write", body=jobs.ReleaseJobs, answer=jobs.Count, key="kept", errors=_GONE,
         note="The head keeps its own retry; a later failure makes a new block. 404 if the stream is not blocked.",
     ),
     Endpoint(
-        "POST", "/admin/jobs/park", work.park_jobs, "Stop jobs and the streams behind them", "operator", "jobs:write",
-        body=work.TheseJobs, answer=work.Count, key="kept", errors=_GONE,
+        "POST", "/admin/jobs/park", jobs.park_jobs, "Stop jobs and the streams behind them", "operator", "jobs:write",
+        body=jobs.TheseJobs, answer=jobs.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
-        "POST", "/admin/jobs/bury", work.bury_jobs, "Move jobs to the dead letters", "operator", "jobs:write",
-        body=work.TheseJobs, answer=work.Count, key="kept", errors=_GONE,
+        "POST", "/admin/jobs/bury", jobs.bury_jobs, "Move jobs to the dead letters", "operator", "jobs:write",
+        body=jobs.TheseJobs, answer=jobs.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
-        "POST", "/admin/jobs/replay", work.replay_jobs, "Enqueue dead letters again, oldest first", "operator",
-        "jobs:write", body=work.TheseDead, answer=work.Count, key="kept", errors=_GONE,
+        "POST", "/admin/jobs/replay", jobs.replay_jobs, "Enqueue dead letters again, oldest first", "operator",
+        "jobs:write", body=jobs.TheseDead, answer=jobs.Count, key="kept", errors=_GONE,
         note="At most `limit` of those that match; repeat it for more, at the rate you want.",
     ),
     Endpoint(
-        "POST", "/admin/jobs/discard", work.discard_jobs, "Forget dead letters for good", "operator", "jobs:write",
-        body=work.TheseDead, answer=work.Count, key="kept", errors=_GONE,
+        "POST", "/admin/jobs/discard", jobs.discard_jobs, "Forget dead letters for good", "operator", "jobs:write",
+        body=jobs.TheseDead, answer=jobs.Count, key="kept", errors=_GONE,
     ),
 )  # fmt: skip
 
 WEBHOOKS: Sequence[Endpoint] = (
     Endpoint(
-        "GET", "/admin/webhooks", work.list_webhooks, "List the endpoints of webhooks", "operator", "webhooks:write",
-        answer=work.HookList, errors=_GONE,
+        "GET", "/admin/webhooks", webhooks.list_webhooks, "List the endpoints of webhooks", "operator",
+        "webhooks:write", answer=webhooks.EndpointList, errors=_GONE,
     ),
     Endpoint(
-        "POST", "/admin/webhooks", work.create_webhook, "Add an endpoint", "operator", "webhooks:write",
-        body=work.NewHook, answer=work.HookView, status=201, key="kept", secret="secret", errors=_GONE,
+        "POST", "/admin/webhooks", webhooks.create_webhook, "Add an endpoint", "operator", "webhooks:write",
+        body=webhooks.NewEndpoint, answer=webhooks.EndpointView, status=201, key="kept", secret="secret",
+        errors=_GONE,
         note="It gets the tenant's messages from now on, signed as Standard Webhooks. The secret is shown once.",
     ),
     Endpoint(
-        "DELETE", HOOK, work.delete_webhook, "Remove an endpoint and its log", "operator", "webhooks:write",
-        query=Why, answer=work.HookView, errors=_GONE,
+        "DELETE", HOOK, webhooks.delete_webhook, "Remove an endpoint and its log", "operator", "webhooks:write",
+        query=Why, answer=webhooks.EndpointView, errors=_GONE,
     ),
     Endpoint(
-        "POST", HOOK + "/enable", work.enable_webhook, "Enable a disabled endpoint again", "operator",
-        "webhooks:write", body=Why, answer=work.HookView, key="kept", errors=_GONE,
+        "POST", HOOK + "/enable", webhooks.enable_webhook, "Enable a disabled endpoint again", "operator",
+        "webhooks:write", body=Why, answer=webhooks.EndpointView, key="kept", errors=_GONE,
     ),
     Endpoint(
-        "POST", HOOK + "/test", work.check_webhook, "Send a test delivery", "operator", "webhooks:write",
-        body=Why, answer=work.Count, key="kept", errors=_GONE,
+        "POST", HOOK + "/test", webhooks.check_webhook, "Send a test delivery", "operator", "webhooks:write",
+        body=Why, answer=jobs.Count, key="kept", errors=_GONE,
     ),
     Endpoint(
-        "GET", HOOK + "/deliveries", work.list_webhook_deliveries, "The last deliveries, newest first", "operator",
-        "webhooks:write", query=work.LimitQuery, answer=work.DeliveryList, errors=_GONE,
+        "GET", HOOK + "/deliveries", webhooks.list_webhook_deliveries, "The last deliveries, newest first", "operator",
+        "webhooks:write", query=jobs.LimitQuery, answer=webhooks.DeliveryList, errors=_GONE,
     ),
 )  # fmt: skip
 

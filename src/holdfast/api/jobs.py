@@ -1,4 +1,4 @@
-"""Jobs for operators: what waits, why, and the acts that repair it; and the endpoints of webhooks.
+"""Jobs for operators: what waits, why, and the acts that repair it.
 
 Every act carries its reason and is in the audit log before it is done; acts on jobs also stand with the jobs
 themselves, with what came of them (``GET /admin/jobs/acts``).
@@ -6,25 +6,18 @@ themselves, with what came of them (``GET /admin/jobs/acts``).
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from holdfast.api.admin import record
-from holdfast.api.bodies import Body, Id, Reason
+from holdfast.api.bodies import Body, Reason
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.clock import timestamp
-from holdfast.errors import InvalidMessage, NotFound, Unavailable
+from holdfast.errors import InvalidMessage, NotFound
 from holdfast.message import SEQUENCE_MAX
-from holdfast.webhooks.contract import Delivery
-from holdfast.webhooks.contract import Endpoint as Hook
-from holdfast.webhooks.delivery import Notice, draft_of
-from holdfast.webhooks.guard import check_url
-from holdfast.webhooks.signing import SECRET_BYTES, new_secret
 from holdfast.work.contract import BlockedStream, Entry, Query, WorkStore
 from holdfast.work.job import NAME_LENGTH_MAX, State
 from holdfast.work.job import Reason as JobReason
@@ -183,33 +176,6 @@ class Count(Struct, frozen=True):
     """How many jobs, dead letters or blocks it concerned."""
 
     count: int
-
-
-class NewHook(Body, frozen=True):
-    url: Annotated[str, Meta(min_length=1, max_length=2000)]
-    reason: Reason
-    tenant: Id = "default"
-    description: Annotated[str, Meta(max_length=200)] = ""
-
-
-class HookView(Struct, frozen=True):
-    """``secret`` is shown once, when the endpoint is made."""
-
-    endpoint_id: str
-    tenant: str
-    url: str
-    description: str
-    created_at: str
-    disabled: str
-    secret: str | None = None
-
-
-class HookList(Struct, frozen=True):
-    endpoints: Sequence[HookView]
-
-
-class DeliveryList(Struct, frozen=True):
-    deliveries: Sequence[Delivery]
 
 
 def _when(at: float | None) -> str | None:
@@ -377,55 +343,3 @@ async def discard_jobs(deps: Deps, call: Call) -> Answer:
         return await jobs.discard(_dead(body), limit=body.limit, by=by, why=body.reason)
 
     return await _acted(deps, call, "discard", _dead_words(body), discard)
-
-
-def _hook_view(hook: Hook, secret: str | None = None) -> HookView:
-    return HookView(hook.endpoint_id, hook.tenant, hook.url, hook.description, hook.created_at, hook.disabled, secret)
-
-
-async def list_webhooks(deps: Deps, call: Call) -> Answer:
-    return Answer(HookList([_hook_view(hook) for hook in await call.in_time(deps.work.webhooks.endpoints.all())]))
-
-
-async def create_webhook(deps: Deps, call: Call) -> Answer:
-    body: NewHook = call.body
-    plane = deps.work.webhooks
-    check_url(body.url, private_allowed=plane.private_allowed)
-    if not plane.begun():
-        raise Unavailable("the store of jobs has been away since the start: an endpoint would miss what comes now")
-    secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
-    hook = Hook(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
-    await record(deps, call, "webhook.add", f"{hook.endpoint_id} {hook.tenant} {hook.url}", body.reason)
-    await call.done_in_time(plane.endpoints.add(hook))
-    return Answer(_hook_view(hook, secret))
-
-
-async def delete_webhook(deps: Deps, call: Call) -> Answer:
-    plane = deps.work.webhooks
-    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    await record(deps, call, "webhook.remove", f"{hook.endpoint_id} {hook.url}", call.query.reason)
-    await call.done_in_time(plane.endpoints.remove(hook.endpoint_id))
-    return Answer(_hook_view(hook))
-
-
-async def enable_webhook(deps: Deps, call: Call) -> Answer:
-    plane = deps.work.webhooks
-    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    await record(deps, call, "webhook.enable", hook.endpoint_id, call.body.reason)
-    await call.done_in_time(plane.endpoints.disable(hook.endpoint_id, ""))
-    return Answer(_hook_view(replace(hook, disabled="")))
-
-
-async def check_webhook(deps: Deps, call: Call) -> Answer:
-    plane = deps.work.webhooks
-    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    await record(deps, call, "webhook.test", hook.endpoint_id, call.body.reason)
-    at = timestamp(deps.clock.now())
-    jobs = deps.work.jobs.enqueue([draft_of(Notice(hook.endpoint_id, hook.tenant, at))])
-    return Answer(Count(len(await call.done_in_time(jobs))))
-
-
-async def list_webhook_deliveries(deps: Deps, call: Call) -> Answer:
-    plane = deps.work.webhooks
-    hook = await call.in_time(plane.endpoints.get(call.path["endpoint_id"]))
-    return Answer(DeliveryList(await call.in_time(plane.endpoints.deliveries(hook.endpoint_id, call.query.limit))))

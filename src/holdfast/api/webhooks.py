@@ -1,0 +1,104 @@
+"""Endpoints of webhooks for operators. Every act carries its reason and is in the audit log before it is done."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
+
+from holdfast.api.admin import record
+from holdfast.api.bodies import Body, Id, Reason
+from holdfast.api.call import Answer, Call
+from holdfast.api.deps import Deps
+from holdfast.api.jobs import Count
+from holdfast.clock import timestamp
+from holdfast.errors import Unavailable
+from holdfast.webhooks.contract import Delivery, Endpoint
+from holdfast.webhooks.delivery import Notice, draft_of
+from holdfast.webhooks.guard import URL_LENGTH_MAX, check_url
+from holdfast.webhooks.signing import SECRET_BYTES, new_secret
+
+
+class NewEndpoint(Body, frozen=True):
+    url: Annotated[str, Meta(min_length=1, max_length=URL_LENGTH_MAX)]
+    reason: Reason
+    tenant: Id = "default"
+    description: Annotated[str, Meta(max_length=200)] = ""
+
+
+class EndpointView(Struct, frozen=True):
+    """``secret`` is shown once, when the endpoint is made."""
+
+    endpoint_id: str
+    tenant: str
+    url: str
+    description: str
+    created_at: str
+    disabled: str
+    secret: str | None = None
+
+
+class EndpointList(Struct, frozen=True):
+    endpoints: Sequence[EndpointView]
+
+
+class DeliveryList(Struct, frozen=True):
+    deliveries: Sequence[Delivery]
+
+
+def _view(endpoint: Endpoint, secret: str | None = None) -> EndpointView:
+    return EndpointView(**{**asdict(endpoint), "secret": secret})
+
+
+async def _named(deps: Deps, call: Call) -> Endpoint:
+    """The endpoint that the path names; NotFound if there is none."""
+    return await call.in_time(deps.work.webhooks.endpoints.get(call.path["endpoint_id"]))
+
+
+async def list_webhooks(deps: Deps, call: Call) -> Answer:
+    found = await call.in_time(deps.work.webhooks.endpoints.all())
+    return Answer(EndpointList([_view(endpoint) for endpoint in found]))
+
+
+async def create_webhook(deps: Deps, call: Call) -> Answer:
+    body: NewEndpoint = call.body
+    plane = deps.work.webhooks
+    check_url(body.url, private_allowed=plane.private_allowed)
+    if not plane.begun():
+        raise Unavailable("the store of jobs has been away since the start: an endpoint would miss what comes now")
+    secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
+    endpoint = Endpoint(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
+    await record(deps, call, "webhook.add", f"{endpoint.endpoint_id} {endpoint.tenant} {endpoint.url}", body.reason)
+    await call.done_in_time(plane.endpoints.add(endpoint))
+    return Answer(_view(endpoint, secret))
+
+
+async def delete_webhook(deps: Deps, call: Call) -> Answer:
+    endpoint = await _named(deps, call)
+    await record(deps, call, "webhook.remove", f"{endpoint.endpoint_id} {endpoint.url}", call.query.reason)
+    await call.done_in_time(deps.work.webhooks.endpoints.remove(endpoint.endpoint_id))
+    return Answer(_view(endpoint))
+
+
+async def enable_webhook(deps: Deps, call: Call) -> Answer:
+    endpoint = await _named(deps, call)
+    await record(deps, call, "webhook.enable", endpoint.endpoint_id, call.body.reason)
+    await call.done_in_time(deps.work.webhooks.endpoints.disable(endpoint.endpoint_id, ""))
+    return Answer(_view(replace(endpoint, disabled="")))
+
+
+async def check_webhook(deps: Deps, call: Call) -> Answer:
+    endpoint = await _named(deps, call)
+    await record(deps, call, "webhook.test", endpoint.endpoint_id, call.body.reason)
+    at = timestamp(deps.clock.now())
+    jobs = deps.work.jobs.enqueue([draft_of(Notice(endpoint.endpoint_id, endpoint.tenant, at))])
+    return Answer(Count(len(await call.done_in_time(jobs))))
+
+
+async def list_webhook_deliveries(deps: Deps, call: Call) -> Answer:
+    endpoint = await _named(deps, call)
+    found = deps.work.webhooks.endpoints.deliveries(endpoint.endpoint_id, call.query.limit)
+    return Answer(DeliveryList(await call.in_time(found)))
