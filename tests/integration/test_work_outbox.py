@@ -37,6 +37,7 @@ def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Se
             async with connection.transaction():
                 (seq,) = await enqueue(connection, draft(payload=b"kept"))
                 assert await stored(o.store) == [], "nothing is seen before the commit"
+                assert await enqueue(connection, *[]) == [], "a transaction may have nothing to tell"
             with pytest.raises(ZeroDivisionError):
                 async with connection.transaction():
                     await enqueue(connection, draft(payload=b"lost"))
@@ -59,6 +60,7 @@ def test_psycopg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Se
             await connection.close()
             with psycopg.connect(postgres_server.url) as sync:
                 enqueue_sync(sync, draft(payload=b"sync"))
+                assert enqueue_sync(sync, *[]) == []
             assert await stored(o.store) == [b"async", b"two", b"sync"]
 
     run(main())

@@ -47,6 +47,8 @@ def arguments(drafts: Sequence[Draft], rng: random.Random) -> tuple[list[Any] | 
 
 async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
     """Store jobs in the connection's transaction; their sequences, 0 for one that the inbox has seen before."""
+    if not drafts:
+        return []
     values = arguments(drafts, _RANDOM)
     match type(connection).__module__.partition(".")[0]:
         case "asyncpg":
@@ -65,6 +67,8 @@ async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
 
 def enqueue_sync(connection: Any, *drafts: Draft) -> list[int]:
     """``enqueue`` for a synchronous connection or session of psycopg or SQLAlchemy."""
+    if not drafts:
+        return []
     values = arguments(drafts, _RANDOM)
     match type(connection).__module__.partition(".")[0]:
         case "psycopg":
