@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from psycopg.rows import dict_row, tuple_row
 from sqlalchemy.ext.asyncio import create_async_engine
 from work_stores import Hand, draft, postgres_work, run, until
 
@@ -49,16 +50,17 @@ def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Se
     run(main())
 
 
-def test_psycopg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Server) -> None:
+@pytest.mark.parametrize("rows", [tuple_row, dict_row])
+def test_psycopg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Server, rows: Any) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            connection = await psycopg.AsyncConnection.connect(postgres_server.url)
+            connection = await psycopg.AsyncConnection.connect(postgres_server.url, row_factory=rows)
             await enqueue(connection, draft(payload=b"async"), draft(None, payload=b"two"))
             await connection.commit()
             await enqueue(connection, draft(payload=b"lost"))
             await connection.rollback()
             await connection.close()
-            with psycopg.connect(postgres_server.url) as sync:
+            with psycopg.connect(postgres_server.url, row_factory=rows) as sync:
                 enqueue_sync(sync, draft(payload=b"sync"))
                 assert enqueue_sync(sync, *[]) == []
             assert await stored(o.store) == [b"async", b"two", b"sync"]

@@ -2,7 +2,7 @@
 
 What is judged is what the socket connects to, be it resolved from a name or written in the URL: a name that changes
 its mind (DNS rebinding) and an address in strange clothes (``①27.0.0.1``) gain nothing. ``check_url`` only tells a
-person early.
+person early. (Pure.)
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
         case "asyncpg":
             return list(await connection.fetchval(ENQUEUE, *values))
         case "psycopg":
-            cursor = await connection.execute(_PSYCOPG, values)
-            return list((await cursor.fetchone())[0])
+            async with connection.cursor(**_plain_rows()) as cursor:
+                await cursor.execute(_PSYCOPG, values)
+                return list((await cursor.fetchone())[0])
         case "sqlalchemy":
             result = await connection.execute(*_sqlalchemy(values))
             return list(result.scalar_one())
@@ -72,11 +73,19 @@ def enqueue_sync(connection: Any, *drafts: Draft) -> list[int]:
     values = arguments(drafts, _RANDOM)
     match type(connection).__module__.partition(".")[0]:
         case "psycopg":
-            return list(connection.execute(_PSYCOPG, values).fetchone()[0])
+            with connection.cursor(**_plain_rows()) as cursor:
+                return list(cursor.execute(_PSYCOPG, values).fetchone()[0])
         case "sqlalchemy":
             return list(connection.execute(*_sqlalchemy(values)).scalar_one())
         case other:
             raise BadSetting(f"enqueue_sync takes a connection of psycopg or SQLAlchemy, not of {other!r}")
+
+
+def _plain_rows() -> dict[str, Any]:
+    """Whatever rows the caller's own connection makes."""
+    from psycopg.rows import tuple_row  # only when the caller uses it
+
+    return {"row_factory": tuple_row}
 
 
 def _sqlalchemy(values: Sequence[list[Any] | None]) -> tuple[Any, dict[str, Any]]:
