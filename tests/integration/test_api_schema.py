@@ -79,12 +79,12 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     started: list[Served] = []
     ready, stop = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with serving(SETTINGS) as rest:
+        async with serving(SETTINGS, folder=tmp_path_factory.mktemp("state")) as rest:
             chat = await rest.chat("alice", ["bob"])
             await rest.send(chat, "hello", "k1")
             keys = {"user": rest.token("alice", ttl_seconds=86400), "tenant": rest.tenant_key(),
