@@ -8,6 +8,7 @@ defaults, the file (TOML or YAML), ``HOLDFAST_…`` variables (``__`` between th
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -44,6 +45,8 @@ NOT_SETTINGS = frozenset(
     f"HOLDFAST_{name}" for name in ("CONFIG", "INSTALL_ENGINES", "REQUIRE_ENGINES", "SEED", "SEEDS", "TOKEN", "URL")
 )
 """Variables that other parts read: the tests and the command line's client side."""
+SERVICE_LINKS = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
+"""Variables that Kubernetes gives every container beside a Service named holdfast; and HOLDFAST_PORT, as a URL."""
 SHORT_NAMES = {"HOST": "server.host", "PORT": "server.port", "STATE_DIR": "server.state_dir"}
 AROUND_A_MESSAGE_BYTES = 1024
 """What a frame or a body has besides the message's content, at least."""
@@ -243,12 +246,16 @@ UNUSED_WITHOUT_ENGINES = (
 """The seed's settings of engines that are not here yet: accepted, without effect, and told so in the posture."""
 
 
+def _is_service_link(name: str, value: str) -> bool:
+    return SERVICE_LINKS.fullmatch(name) is not None or (name == "HOLDFAST_PORT" and "://" in value)
+
+
 def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
     """The settings of this start; BadSetting names the path and the reason. ``overrides`` are by dotted path."""
     tree: dict[str, Any] = _read_file(file) if file else {}
     _check_names(tree, Settings, "", str(file))
     for name, value in environ.items():
-        if name.startswith(PREFIX) and name not in NOT_SETTINGS:
+        if name.startswith(PREFIX) and name not in NOT_SETTINGS and not _is_service_link(name, value):
             short = name.removeprefix(PREFIX)
             _put(tree, SHORT_NAMES.get(short, short.lower().replace("__", ".")), value, name)
     for path, value in overrides.items():

@@ -35,6 +35,22 @@ def test_what_differs_from_its_default_is_listed() -> None:
     assert list(differences(settings)) == [("gateway.circuit_breaker.min_failure_ratio", 0.0, 0.5)]
 
 
+def test_the_variables_of_a_kubernetes_service_with_our_name_are_not_settings() -> None:
+    links = {
+        "HOLDFAST_SERVICE_HOST": "10.0.0.7",
+        "HOLDFAST_SERVICE_PORT": "8080",
+        "HOLDFAST_SERVICE_PORT_HTTP": "8080",
+        "HOLDFAST_PORT": "tcp://10.0.0.7:8080",
+        "HOLDFAST_PORT_8080_TCP": "tcp://10.0.0.7:8080",
+        "HOLDFAST_PORT_8080_TCP_PROTO": "tcp",
+        "HOLDFAST_PORT_8080_TCP_PORT": "8080",
+        "HOLDFAST_PORT_8080_TCP_ADDR": "10.0.0.7",
+    }
+    assert load(None, links, {}) == Settings()
+    with pytest.raises(BadSetting, match="service_hosts"):
+        load(None, {"HOLDFAST_SERVICE_HOSTS": "10.0.0.7"}, {})
+
+
 def test_lists_in_the_environment_are_separated_by_commas() -> None:
     settings = load(None, {"HOLDFAST_SERVER__TRUSTED_PROXIES": "10.0.0.1, 192.168.0.0/16"}, {})
     assert settings.server.trusted_proxies == ("10.0.0.1", "192.168.0.0/16")
