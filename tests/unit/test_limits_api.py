@@ -532,6 +532,9 @@ def test_any_asgi_application_can_be_limited() -> None:
         assert seen == ["/"], "a refused request never reaches the application"
         statuses = [message["status"] for message in sent if "status" in message]
         assert statuses == [200, 429]
+        passed = dict(sent[0]["headers"])
+        assert passed[b"ratelimit-policy"] == b'"acme//";q=1;w=60' and passed[b"x-ratelimit-remaining"] == b"0"
+        assert passed[b"ratelimit"].startswith(b'"acme//";r=0;t=')
         headers = dict(sent[2]["headers"])
         assert headers[b"content-type"] == b"application/problem+json"
         assert int(headers[b"retry-after"]) >= 1

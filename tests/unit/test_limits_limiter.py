@@ -366,6 +366,7 @@ def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None
         assert [d.exceeded for d in second] == [False, True, True, False]
         alone = await limits.check("acme", "send", "ann")
         assert alone.remaining == 8, "a refused group counts nothing"
+        assert (await limits.check("acme", "connect", "ann")).decided_by == "denial_cache", "and is remembered"
         twice = [Check("acme", "send", "bob", 5), Check("acme", "send", "bob", 4)]
         assert [d.remaining for d in await limits.check_many(twice)] == [1, 1], "the same rule twice is one sum"
 
