@@ -18,7 +18,7 @@ from holdfast.api.limits import RULES_PER_PAGE_MAX
 from holdfast.api.openapi import describe
 from holdfast.api.routes import ENDPOINTS
 from holdfast.cli.operate import alarms
-from holdfast.clock import SystemClock
+from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidMessage, Unauthorized, Unavailable
 from holdfast.limits.answers import rate_limit_headers, retry_after
 from holdfast.limits.asgi import RateLimited
@@ -49,7 +49,8 @@ def limited(
     async def main() -> None:
         clock = SystemClock()
         async with SqliteRuleStore(folder / "limits.db", clock) as store:
-            limiter = Limiter(MemoryCounters(clock), clock)
+            standing = ManualClock()  # no window ends while a scenario runs
+            limiter = Limiter(MemoryCounters(standing), standing)
 
             def apply(rules: RuleSet) -> None:
                 limiter.use(rules)
@@ -508,9 +509,9 @@ def test_a_wait_longer_than_a_header_can_say_is_the_longest_it_can() -> None:
 
 def test_any_asgi_application_can_be_limited() -> None:
     async def main() -> None:
-        limiter = Limiter(
-            MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([Rule("acme", "/", "fixed_window", 1, 60.0)])
-        )
+        clock = ManualClock()
+        rules = RuleSet.of([Rule("acme", "/", "fixed_window", 1, 60.0)])
+        limiter = Limiter(MemoryCounters(clock), clock, rules=rules)
         seen: list[str] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:

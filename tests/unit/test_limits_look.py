@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.clock import SystemClock
+from holdfast.clock import ManualClock
 from holdfast.errors import InternalError, RateLimited
 from holdfast.limits.algorithms import CODES, Terms
 from holdfast.limits.counters.contract import Adjustment, Ask
@@ -113,7 +113,7 @@ async def send_all(doors: Entrances, senders: list[str]) -> tuple[list[str], lis
 def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grants_so_many(
     algorithm: Algorithm, least: float
 ) -> None:
-    clock = SystemClock()
+    clock = ManualClock()
     rules = [Rule("*", "send:user", "token_bucket", 3000, 60.0), Rule("*", "send:tenant", algorithm, 5, 60.0)]
     doors = Entrances(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
     admitted, told = asyncio.run(send_all(doors, ["ann"] * 12))
@@ -131,7 +131,7 @@ def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_e
                 raise ZeroDivisionError
             return count, None
 
-    clock = SystemClock()
+    clock = ManualClock()
     doors = Broken(Limiter(MemoryCounters(clock), clock))
     admitted, told = asyncio.run(send_all(doors, ["ann", "bob", "bob", "cid"]))
     assert admitted == ["ann", "cid"]

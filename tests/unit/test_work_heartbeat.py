@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from holdfast.clock import SystemClock
+from holdfast.clock import ManualClock, SystemClock
 from holdfast.work.postgres.heartbeat import Beat, Heartbeat
 
 
@@ -59,17 +59,40 @@ def test_it_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
     asyncio.run(main())
 
 
+class Watched(ManualClock):
+    """Counts how often it is looked at; the heartbeat does so before each beat."""
+
+    looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return super().monotonic()
+
+
+def block_until(condition: Callable[[], bool]) -> None:
+    """The loop is stuck meanwhile, which is what is tested."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
     async def main() -> None:
-        store = Store()
-        async with heartbeat(store).beating():
+        store, clock = Store(), Watched()
+        beating = Heartbeat(store.connect, clock, interval_seconds=0.02, stuck_after_seconds=0.25)
+        async with beating.beating():
             await until(lambda: len(store.beats) > 2)
-            started = time.monotonic()
-            time.sleep(1.0)  # noqa: ASYNC251 - the loop is stuck, which is what is tested
-            during = [at for at in store.beats if at > started]
-            assert during, "a loop that is busy for less than the bound is alive"
-            assert max(during) - started < 0.6, "a loop that is stuck longer is not"
-            await until(lambda: store.beats[-1] > started + 1.0)
+            clock.advance(0.2)
+            before = len(store.beats)
+            block_until(lambda: len(store.beats) > before + 2)  # one that is busy for less than the bound is alive
+            clock.advance(0.2)
+            looks = clock.looks
+            block_until(lambda: clock.looks > looks + 2)  # a beat that had begun before is over
+            looks, during = clock.looks, len(store.beats)
+            block_until(lambda: clock.looks > looks + 5)
+            assert len(store.beats) == during, "a loop that is stuck longer is not"
+            await until(lambda: len(store.beats) > during)
 
     asyncio.run(main())
 
