@@ -191,6 +191,17 @@ def random_adjustment(rng: random.Random, key: int, now: float) -> Adjustment:
     return rng.choice([given, Adjustment(ask.key, ask.terms, charged=rng.randint(1, 20))])
 
 
+def test_any_text_is_a_subject(counting: Callable[[Scenario], None]) -> None:
+    """Half of a surrogate pair once failed the whole call, with everybody in it."""
+
+    async def scenario(counters: Counters) -> None:
+        for subject in ("\ud800", "\udfff", "\0", "\u2028", "ß" * 1024):
+            asks = [Ask(at(subject), terms("token_bucket", 2)) for _ in range(3)]
+            assert [(await one(counters, ask)).admitted for ask in asks] == [1, 1, 0], ascii(subject)
+
+    counting(scenario)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_redis_and_memory_tell_one_story_whatever_their_clock_does(redis_server: Server, seed: int) -> None:
     """Takes, groups, gifts, charges and holds, changed rules, two stores, hours that pass and hours that come back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -652,6 +652,23 @@ def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.Mon
         limits.check_soon("acme", "send", "bob")
         await asyncio.sleep(0.01)
         assert limits._counted_later == 0, "what nobody waits for makes room, however it ended"
+
+    virtual.run(main())
+
+
+def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:
+    class Broken(Shared):
+        def take(self, entries: Sequence[Sequence[Ask]]) -> Awaitable[Taken]:  # type: ignore[override]
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        limits = limiter(Broken(), rule(10))
+        began = asyncio.get_running_loop().time()
+        with capture_logs() as logs:
+            decisions = await ask(limits, 2)
+        assert [decision.degraded for decision in decisions] == [True, True]
+        assert asyncio.get_running_loop().time() == began, "by the share, and at once"
+        assert [entry["log_level"] for entry in logs if "ZeroDivisionError" in str(entry)] == ["error"]
 
     virtual.run(main())
 

@@ -198,7 +198,12 @@ class Batcher:
     def _send(self, batch: _Batch) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
-        call = asyncio.ensure_future(self._counters.take([entry.asks for entry in batch.entries]))
+        call: asyncio.Future[Taken]
+        try:
+            call = asyncio.ensure_future(self._counters.take([entry.asks for entry in batch.entries]))
+        except Exception as error:  # a defect; those who asked must not wait for an answer that nobody will give
+            call = loop.create_future()
+            call.set_exception(error)
         self._calls.add(call)
         call.add_done_callback(partial(self._ended, batch, timer))
 

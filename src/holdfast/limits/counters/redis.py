@@ -101,11 +101,14 @@ class RedisCounters:
         return self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read)
 
     def _name(self, key: Key) -> bytes:
-        """Subjects are hashed: of any length, and no address or user id is to be read in Redis."""
-        subject = hashlib.blake2b(key[1].encode(), digest_size=12).hexdigest()
+        """Subjects are hashed: of any length, and no address or user id is to be read in Redis.
+
+        Half of a surrogate pair, which JSON can spell and UTF-8 cannot, is a character like any other here.
+        """
+        subject = hashlib.blake2b(key[1].encode(errors="surrogatepass"), digest_size=12).hexdigest()
         if len(self._names) >= NAMES_MAX:
             self._names.clear()
-        name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode()
+        name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode(errors="surrogatepass")
         return name
 
     def _run(
