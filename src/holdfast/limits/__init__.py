@@ -6,6 +6,7 @@
 - ``changes``     what one admin call does to one rule                                           (pure)
 - ``counters/``   where the counting happens: memory, or Redis with the same algorithms in Lua
 - ``limiter``     one check: snapshot, denial cache, lease, batch, breaker, local share
+- ``answers``     how decisions look in HTTP, at every door                                      (pure)
 - ``rulestore/``  the durable rules and their change log: SQLite, or PostgreSQL with a replica
 - ``feed``        how a change reaches this node: the log by a cursor, doorbells as hints
 - ``control``     what an operator can do
