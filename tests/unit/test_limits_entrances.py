@@ -9,10 +9,12 @@ import virtual
 from limitworld import Shared
 
 from holdfast.clock import ManualClock
+from holdfast.limits.algorithms import Terms
+from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import Entrances, LimitedSends
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.rules import Algorithm, Rule, RuleSet
+from holdfast.limits.rules import Algorithm, Check, Mode, Rule, RuleSet
 from holdfast.message import User
 from holdfast.wire.frames import SendBody
 
@@ -109,3 +111,60 @@ def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> 
         assert taken.at == asked, "in the very turn in which they came"
 
     virtual.run(main())
+
+
+def tally(limits: Limiter, by: str) -> list[int]:
+    """Checks refused, allowed, and over a limit in shadow mode."""
+    return limits._decisions.tally[by]
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"])
+@pytest.mark.parametrize("mode", ["enforce", "shadow"])
+def test_a_shadow_counts_what_its_rule_would_have_and_each_check_once(algorithm: Algorithm, mode: Mode) -> None:
+    clock = ManualClock()
+    rule = Rule("*", "send:user", algorithm, 15, 3600.0, mode=mode)
+    limits = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of([rule]))
+    passed = [Entrances(limits).admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(3)]
+    hold = "h" if algorithm == "concurrency" else ""
+    assert passed == ([10, 5, 0] if mode == "enforce" else [10, 10, 10])
+    assert limits._counters.take_now((key_prefix("acme", rule), "ann"), _terms(limits), 1, hold).remaining == 0
+    assert tally(limits, "counters") == ([15, 15, 0] if mode == "enforce" else [0, 15, 15])
+
+
+def _terms(limits: Limiter) -> Terms:
+    plan = limits._plan("acme", "send:user")
+    assert plan is not None
+    return plan.terms
+
+
+@pytest.mark.parametrize("counters", ["near", "far", "away"])
+def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> None:
+    async def main() -> None:
+        clock, shared = virtual.LoopClock(), Shared()
+        shared.mood = "away" if counters == "away" else "well"
+        rules = [Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()]
+        near = MemoryCounters(clock)
+        limits = Limiter(near if counters == "near" else shared, clock, rules=RuleSet.of(rules))
+        doors, asked, passed = Entrances(limits), 0, 0
+        for size in (10, 7, 1, 20, 3, 1, 12):
+            asked += size
+            passed += doors.admit_at_once("send", User("acme", "ann"), size)[0]
+            await asyncio.sleep(0.2)
+        refused, allowed, exceeded = (sum(counts) for counts in zip(*limits._decisions.tally.values(), strict=True))
+        assert (allowed, exceeded) == (2 * passed, 0), "by each of the two rules"
+        assert refused == asked - passed, "by the first that refused"
+
+    virtual.run(main())
+
+
+WHOSE = {"user": 15, "tenant": 100}
+
+
+def test_checks_of_a_group_are_counted_one_by_one_also_where_two_ask_for_the_same() -> None:
+    clock = ManualClock()
+    rules = RuleSet.of([Rule("*", name, "fixed_window", 4, 3600.0) for name in ("x", "y")])
+    limits = Limiter(MemoryCounters(clock), clock, rules=rules)
+    group = [Check("acme", "x", "ann"), Check("acme", "x", "ann"), Check("acme", "y", "ann"), Check("acme", "-", "ann")]
+    for _ in range(3):
+        asyncio.run(limits.check_many(group))
+    assert (tally(limits, "counters"), tally(limits, "no_rule")) == ([3, 6, 0], [0, 3, 0])

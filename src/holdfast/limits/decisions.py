@@ -1,6 +1,6 @@
 """What a check is answered: what the counters said, or what is remembered of them, in the words of its rule.
 
-Every decision is counted, by who decided; the counts go to the metrics with each heartbeat.
+Every check is counted, by who decided and what he said; the counts go to the metrics with each heartbeat.
 """
 
 from __future__ import annotations
@@ -20,31 +20,52 @@ from holdfast.limits.shortcuts import Denial, Known
 FREE = Decision(True)
 """Where there is no rule."""
 
+_REFUSED, _ALLOWED, _EXCEEDED = 0, 1, 2
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 
 
 class Decisions:
-    """Makes the decisions of one node; ``region`` is told in each. ``tally`` counts [refusals, admissions]."""
+    """Makes the decisions of one node; ``region`` is told in each.
+
+    ``tally`` counts what was refused, allowed, and exceeded the limit of a rule in shadow mode.
+    """
 
     def __init__(self, region: str, monotonic: Callable[[], float]) -> None:
         self._region = region
         self._monotonic = monotonic
-        self.tally: dict[str, list[int]] = {by: [0, 0] for by in get_args(DecidedBy)}
+        self.tally: dict[str, list[int]] = {by: [0, 0, 0] for by in get_args(DecidedBy)}
 
     def of(self, plan: Plan, reading: Reading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
         """``hold`` is what was asked for, and given only with a yes."""
-        self.tally[by][allowed] += 1
-        reset, version, window = reading.reset_ms / 1000, reading.stamp.version, plan.rule.window_seconds
-        if allowed:
-            return Decision(
-                True, reading.limit, reading.remaining, reset, 0.0, plan.label, version,
-                by, by in _DEGRADED, False, window, self._region, hold,
-            )  # fmt: skip
+        if not allowed:
+            return self.refused(plan, reading, by)
+        self.tally[by][_ALLOWED] += 1
+        return Decision(
+            True, reading.limit, reading.remaining, reading.reset_ms / 1000, 0.0, plan.label, reading.stamp.version,
+            by, by in _DEGRADED, False, plan.rule.window_seconds, self._region, hold,
+        )  # fmt: skip
+
+    def refused(self, plan: Plan, reading: Reading, by: DecidedBy, times: int = 1) -> Decision:
+        """What the rule refuses, told to so many; in shadow mode all the same allowed."""
+        self.tally[by][_EXCEEDED if plan.shadow else _REFUSED] += times
         wait = reading.wait_ms / 1000
         return Decision(
-            plan.shadow, reading.limit, reading.remaining, reset, wait, plan.label, version,
-            by, by in _DEGRADED, wait > 0, window, self._region,
+            plan.shadow, reading.limit, reading.remaining, reading.reset_ms / 1000, wait, plan.label,
+            reading.stamp.version, by, by in _DEGRADED, wait > 0, plan.rule.window_seconds, self._region,
         )  # fmt: skip
+
+    def of_alike(self, plan: Plan, reading: Reading, count: int, by: DecidedBy) -> tuple[int, Decision | None]:
+        """How many of so many may pass, and what the others are told."""
+        admitted = reading.admitted
+        self.tally[by][_ALLOWED] += admitted
+        if admitted == count:
+            return count, None
+        refused = self.refused(plan, reading, by, count - admitted)
+        return (count, None) if refused.allowed else (admitted, refused)
+
+    def again(self, decision: Decision) -> None:
+        """The same was told to one more."""
+        self.tally[decision.decided_by][_ALLOWED if decision.allowed else _REFUSED] += 1
 
     def of_group(
         self, plans: Sequence[Plan], asks: Sequence[Ask], readings: Sequence[Reading], by: DecidedBy | None
@@ -56,32 +77,35 @@ class Decisions:
             for plan, ask, reading in zip(plans, asks, readings, strict=True)
         ]
 
-    def from_memory(self, plan: Plan, known: Known, cost: int) -> Decision | None:
-        """By a denial that still holds, or by a lease that has enough; None if neither can answer."""
+    def from_memory(self, plan: Plan, known: Known, cost: int, times: int = 1) -> Decision | None:
+        """By a denial that still holds, or by a lease that has enough; None if neither can answer.
+
+        ``times`` alike have one answer.
+        """
         denial, lease, terms = known.denial, known.lease, plan.terms
         now = self._monotonic()
         if denial is not None:
             if denial.stands(cost, terms.stamp, now):
-                return self.denied(plan, denial, now)
+                return self.denied(plan, denial, now, times)
             if now >= denial.until:
                 known.denial = None
-        if lease is None or lease.tokens < cost or now >= lease.until:
+        if lease is None or lease.tokens < cost * times or now >= lease.until:
             return None
         if lease.terms is not terms and lease.terms != terms:
             return None
-        lease.tokens = left = lease.tokens - cost
-        self.tally["lease"][True] += 1
+        lease.tokens = left = lease.tokens - cost * times
+        self.tally["lease"][_ALLOWED] += times
         reset = lease.reset_at - now
         return Decision(
             True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0, plan.label,
             terms.stamp.version, "lease", False, False, plan.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def denied(self, plan: Plan, denial: Denial, now: float) -> Decision:
+    def denied(self, plan: Plan, denial: Denial, now: float, times: int = 1) -> Decision:
         reading = structs.replace(denial.reading, wait_ms=(denial.until - now) * 1000)
-        return self.of(plan, reading, False, "denial_cache")
+        return self.refused(plan, reading, "denial_cache", times)
 
     def report(self) -> None:
         telemetry.limits_checked(self.tally)
         for counts in self.tally.values():
-            counts[:] = (0, 0)
+            counts[:] = (0, 0, 0)

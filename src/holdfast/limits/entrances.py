@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from holdfast import telemetry
 from holdfast.access.door import address_group
-from holdfast.errors import HoldfastError, InternalError, InvalidCheck, RateLimited
+from holdfast.errors import HoldfastError, InternalError, RateLimited
 from holdfast.limits.answers import refusal
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
@@ -103,26 +103,10 @@ class Entrances:
             if decision is not None:
                 count, refused = admitted, refusal([decision])
         for check in asked if count else ():
-            admitted, decision = self._admit(check, count)
+            admitted, decision = self._limiter.admit_soon(check, count)
             if decision is not None:
                 count, refused = admitted, refusal([decision])
         return count, refused
-
-    def _admit(self, check: Check, count: int) -> tuple[int, Decision | None]:
-        """All at once where they fit, else one by one up to the first that is refused."""
-        if count > 1 and self._fit(check, count):
-            return count, None
-        for admitted in range(count):
-            decision = self._limiter.check_soon(*check)
-            if not decision.allowed:
-                return admitted, decision
-        return count, None
-
-    def _fit(self, check: Check, count: int) -> bool:
-        try:
-            return self._limiter.check_soon(check.tenant, check.resource, check.subject, 1, count).allowed
-        except InvalidCheck:  # more than the rule ever grants at once, or one that counts holders one by one
-            return False
 
 
 class Sends(Protocol):

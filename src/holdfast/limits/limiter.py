@@ -30,7 +30,7 @@ from holdfast.limits.decisions import FREE, Decisions
 from holdfast.limits.leases import Leases
 from holdfast.limits.nodes import Nodes
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
-from holdfast.limits.rules import Check, Decision, RuleSet
+from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
 from holdfast.limits.share import LocalShare
 from holdfast.limits.shortcuts import Bounded, Denial, Known
 from holdfast.limits.upkeep import Upkeep
@@ -179,35 +179,70 @@ class Limiter:
         known = self._known.get((plan.prefix, subject))
         return self._decisions.from_memory(plan, known, cost) if known is not None and not plan.holds else None
 
-    def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1, times: int = 1) -> Decision:
+    def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
         """``check`` for who cannot wait: ``try_check``, or allowed and counted a moment later.
 
         Exact where the counters need no I/O. Otherwise a first check of a subject is allowed, and what may slip
         through is what the subject can ask within one round trip: all of it is charged, room or not, and until that
-        has drained the answer is remembered. Without the counters the local share decides. ``times`` alike may be
-        asked for together, and have one answer.
+        has drained the answer is remembered. Without the counters the local share decides.
         """
-        found = self.try_check(tenant, resource, subject, cost * times)
+        found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
         plan = self._plans[tenant, resource]
         assert plan is not None
-        key, healthy = (plan.prefix, subject), self._batcher.healthy
-        exhausted = self._share.exhausted(key, self._monotonic() * 1000)
+        ask = self._question(plan, subject, cost)
+        reading, by = self._soon(plan, ask)
+        return self._decisions.of(plan, reading, reading.admitted > 0, by, ask.hold)
+
+    def admit_soon(self, check: Check, count: int) -> tuple[int, Decision | None]:
+        """``check_soon`` for ``count`` alike, of cost 1: how many may pass, and what the first of the others is told.
+
+        As many are taken as fit. A rule in shadow mode takes no more than it would, and all may pass.
+        """
+        plan = self._plan(check.tenant, check.resource)
+        if count == 1 or plan is None or plan.holds:
+            return self._one_by_one(check, count)
+        validate(plan, check.subject, 1)
+        key = (plan.prefix, check.subject)
+        if self._immediate:
+            return self._decisions.of_alike(plan, self._take_now(key, plan.terms, 1, "", count), count, "counters")
+        known = self._known.get(key)
+        found = self._decisions.from_memory(plan, known, 1, count) if known is not None else None
+        if found is not None:
+            return (count, None) if found.allowed else (0, found)
+        ask = self._question(plan, check.subject, 1)
+        ask.times = count
+        reading, by = self._soon(plan, ask)
+        return self._decisions.of_alike(plan, reading, count, by)
+
+    def _one_by_one(self, check: Check, count: int) -> tuple[int, Decision | None]:
+        """Up to the first that is refused: so are the others."""
+        for passed in range(count):
+            decision = self.check_soon(*check)
+            if not decision.allowed:
+                self._decisions.tally[decision.decided_by][False] += count - passed - 1
+                return passed, decision
+        return count, None
+
+    def _soon(self, plan: Plan, ask: Ask) -> tuple[Reading, DecidedBy]:
+        """What can be said without waiting: allowed, while it is asked for; or what this node's share says."""
+        healthy, now = self._batcher.healthy, self._monotonic() * 1000
+        exhausted = self._share.exhausted(ask.key, now)
         if healthy and not exhausted and self._counted_later < COUNTED_LATER_MAX:
-            ask = self._question(plan, subject, cost)
-            ask.times = ask.spent = times
+            times = ask.spent = ask.times
             if self._batcher.ask(plan, ask) is not None:
                 self._counted_later += times
-                limit, stamp, capacity = plan.terms.limit, plan.terms.stamp, plan.terms.capacity
-                reading = Reading(1, limit, 0.0, 0.0, 0, limit, stamp, capacity)
-                return self._decisions.of(plan, reading, True, "counted_later", ask.hold)
+                terms = plan.terms
+                reading = Reading(times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity)
+                return reading, "counted_later"
         elif self._batcher.idle or (healthy and exhausted):
-            self._batcher.ask(plan, Ask(key, plan.terms, cost, 0))  # takes nothing, but somebody may answer again
-        return self._local(plan, self._question(plan, subject, cost * times))
+            self._batcher.ask(plan, Ask(ask.key, plan.terms, ask.cost, 0))  # takes nothing; somebody may answer again
+        reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), now, ask.times)
+        return reading, plan.rule.on_store_failure
 
     def look(self, check: Check, count: int) -> tuple[int, Decision | None]:
-        """Of ``count`` alike, how many the rule would admit, and what the next is told. Nothing is counted.
+        """Of ``count`` alike, how many the rule would admit, and what the others are told. Nothing is taken.
 
         Exact where the counters need no I/O; otherwise it knows only a denial that still holds.
         """
@@ -218,12 +253,12 @@ class Limiter:
             reading = self._counters.look_now((plan.prefix, check.subject), plan.terms, count)
             if reading is None:
                 return count, None
-            return reading.admitted, self._decisions.of(plan, reading, False, "counters")
+            return reading.admitted, self._decisions.refused(plan, reading, "counters", count - reading.admitted)
         known, now = self._known.get((plan.prefix, check.subject)), self._monotonic()
         denial = known.denial if known is not None else None
         if denial is None or not denial.stands(1, plan.terms.stamp, now):
             return count, None
-        return 0, self._decisions.denied(plan, denial, now)
+        return 0, self._decisions.denied(plan, denial, now, count)
 
     async def check_many(self, checks: Sequence[Check]) -> list[Decision]:
         """Several checks at once: all are admitted and counted, or none; each refusing rule says so itself.
@@ -246,10 +281,17 @@ class Limiter:
             if plan is None or plan.shadow
         }
         together = await self._check_group(group)
-        decisions = []
+        decisions, told = [], set[Key]()
         for at, (plan, check) in enumerate(zip(plans, checks, strict=True)):
-            begun = together[plan.prefix, check.subject] if plan is not None and not plan.shadow else alone[at]
-            decisions.append(begun if isinstance(begun, Decision) else await begun)
+            if plan is None or plan.shadow:
+                begun = alone[at]
+                decisions.append(begun if isinstance(begun, Decision) else await begun)
+                continue
+            key = (plan.prefix, check.subject)
+            decisions.append(together[key])
+            if key in told:
+                self._decisions.again(together[key])
+            told.add(key)
         return decisions
 
     def in_shadow(self, check: Check) -> bool:

@@ -58,15 +58,15 @@ class LocalShare:
             self._nodes = nodes
             self._terms.clear()
 
-    def decide_one(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> Reading:
-        """One ask; ``last`` is what the shared counters last said of its key."""
+    def decide_one(self, rule: Rule, ask: Ask, last: Known | None, now: float, times: int = 1) -> Reading:
+        """One ask, for so many alike; ``last`` is what the shared counters last said of its key."""
         if rule.on_store_failure == "closed":
             return _closed(ask)
-        own = Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, hold=ask.hold)
+        own = Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, times, hold=ask.hold)
         self._seed(rule, own, last, now)
         reading = self._table.take(own, now)
         if reading.admitted:
-            self._remember(ask)
+            self._remember(ask, reading.admitted)
         return reading
 
     def decide(

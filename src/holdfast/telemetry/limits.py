@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.telemetry.metrics import counter, gauge
 
-_checks = counter("limits_checks", "Checks answered, by what decided and what it said", ("decided_by", "decision"))
+_checks = counter(
+    "limits_checks",
+    "Checks answered, by what decided and what it said (exceeded: over a limit in shadow mode)",
+    ("decided_by", "decision"),
+)
 _limits_batch = gauge("limits_batch_keys", "Keys in the last call to the counters")
 _lease_stock = gauge("limits_lease_tokens", "Tokens leased from the counters and not yet spent")
 _limits_nodes = gauge("limits_nodes", "Live nodes of this region, as last known")
@@ -21,9 +25,9 @@ _admin_errors = counter(
 
 
 def limits_checked(tally: Mapping[str, Sequence[int]]) -> None:
-    """How many checks were refused and allowed, by what decided, since the last call."""
+    """How many checks were refused, allowed, and over a limit in shadow mode, by what decided, since the last call."""
     for decided_by, counts in tally.items():
-        for decision, count in zip(("refused", "allowed"), counts, strict=True):
+        for decision, count in zip(("refused", "allowed", "exceeded"), counts, strict=True):
             if count:
                 _checks.labels(decided_by, decision).inc(count)
 

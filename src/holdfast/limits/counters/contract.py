@@ -78,7 +78,7 @@ class Counters(Protocol):
     immediate: bool
     """Whether ``take_now`` and ``look_now`` answer: the counters are in this process."""
 
-    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
+    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
         """The answer to one ask, without I/O. Only where the counters are immediate."""
         ...
 

@@ -20,10 +20,10 @@ class MemoryCounters:
         self.table = CounterTable(subjects_max)
         self._get = self.table.get
 
-    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
+    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
         now = self._monotonic() * 1000
-        if hold:
-            return self.table.take(Ask(key, terms, cost, hold=hold), now)
+        if hold or times != 1:
+            return self.table.take(Ask(key, terms, cost, times, hold=hold), now)
         counter = self._get(key)
         if counter is None:
             counter = self.table.counter(key, terms, now)

@@ -66,7 +66,7 @@ class RedisCounters:
             retry=Retry(NoBackoff(), 0),
         )
 
-    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "") -> Reading:
+    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
         raise Unavailable("these counters are a round trip away")
 
     def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
