@@ -362,6 +362,8 @@ async def test_heads_and_memberships_name_what_is_there(store: Any, rig: Rig) ->
     anns = {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
     assert await store.memberships([BOB, STRANGER, ANN]) == {BOB: {"chat_a": Cursor(1, 4)}, STRANGER: {}, ANN: anns}
     assert await store.memberships([]) == {}
+    for chats_max, answered in ((0, [ANN]), (2, [ANN]), (3, [ANN, BOB, STRANGER])):
+        assert list(await store.memberships([ANN, BOB, STRANGER], chats_max)) == answered
     many = [f"chat_none_{n}" for n in range(2_500)] + ["chat_a"]
     assert await store.heads(many) == {"chat_a": Cursor(1, 4)}
 

@@ -724,7 +724,7 @@ COSTS: dict[str, dict[str, Any]] = {
         "edge_chat": None,
         "looked_at": UNREAD_LOOKED_AT,
     },
-    "memberships": {"users": '[["default","ann"]]'},
+    "memberships": {"users": '[["default","ann"]]', "chats_max": 100},
     "known": {"senders": '[["chat_mine_1", "ann"]]', "keys": '[["chat_mine_1", 12345, "ann", "k"]]'},
     "advance_counters": {"counters": "[[1, 9, 9], [2, 9, 9]]"},
     "messages_after": {"chat": 1, "after": 0, "limit": 64, "one": 1, "bytes_max": 1 << 20, "envelope": 256},

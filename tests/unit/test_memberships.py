@@ -12,7 +12,7 @@ from virtual import LoopClock, run
 from holdfast.errors import InternalError, ServerBusy, Unavailable
 from holdfast.message import Cursor, User
 from holdfast.store.history import History, HistorySettings
-from holdfast.store.memberships import GATHER_SECONDS, USERS_PER_READ
+from holdfast.store.memberships import CHATS_PER_TURN, GATHER_SECONDS, USERS_PER_READ
 from holdfast.store.memory import MemoryStore
 
 Found = Mapping[User, Mapping[str, Cursor]]
@@ -64,6 +64,63 @@ def test_who_asks_in_one_turn_of_the_loop_is_read_together_and_a_read_is_bounded
         assert [len(users) for users in store.asked] == [USERS_PER_READ, USERS_PER_READ, 20]
 
     with_history(test)
+
+
+class Crowded(Store):
+    """Everybody has many chats: a read answers for three users."""
+
+    async def memberships(self, users: Sequence[User]) -> Found:
+        self.asked.append(list(users))
+        await asyncio.sleep(self.seconds)
+        return {user: {f"chat_{n}": Cursor(1, 0) for n in range(CHATS_PER_TURN)} for user in users[:3]}
+
+
+def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
+    async def main() -> None:
+        store = Crowded()
+        history = History(store, never, LoopClock())
+        store.seconds = 0.1
+        found = await asyncio.gather(*(history.memberships(user) for user in USERS[:8]))
+        assert [len(chats) for chats in found] == [CHATS_PER_TURN] * 8
+        assert [len(users) for users in store.asked] == [8, 5, 2]
+        assert list(await history.memberships_of(USERS[:5])) == USERS[:5]
+
+    run(main())
+
+
+def test_who_waits_for_the_reads_of_a_crowd_is_answered_in_time() -> None:
+    async def main() -> None:
+        store = Crowded()
+        history = History(store, never, LoopClock())
+        found = await asyncio.gather(*(history.memberships(user) for user in USERS[:20]), return_exceptions=True)
+        assert LoopClock().monotonic() == pytest.approx(5.0)
+        assert [type(each) for each in found] == [dict] * 12 + [Unavailable] * 8
+
+    run(main())
+
+
+def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
+    """Fifty of them would otherwise make places of a quarter of a million chats before anybody else ran."""
+
+    async def main() -> None:
+        store = Crowded()
+        store.seconds = 0
+        history = History(store, never, LoopClock())
+        turn = 0
+        let_in: list[int] = []
+
+        async def come(user: User) -> None:
+            await history.memberships(user)
+            let_in.append(turn)
+
+        async with asyncio.TaskGroup() as crowd:
+            coming = [crowd.create_task(come(user)) for user in USERS[:3]]
+            while not all(task.done() for task in coming):
+                await asyncio.sleep(0)
+                turn += 1
+        assert len(set(let_in)) == 3
+
+    run(main())
 
 
 def test_resumes_are_read_together_with_those_who_come() -> None:

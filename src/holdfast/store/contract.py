@@ -20,6 +20,8 @@ from msgspec import Struct
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
 from holdfast.store.changes import Act, Changed, Command
 
+MEMBERSHIPS_MAX = 20_000
+"""So many chats one read of ``memberships`` answers with: four users with as many as a user may have."""
 LOOKED_AT_ONCE = 5_000
 """So many entries of the log ``sent_by`` looks at."""
 UNREAD_LOOKED_AT = 100
@@ -125,8 +127,14 @@ class Store(Protocol):
         """The present (epoch, head) of each chat; unknown chats are left out."""
         ...
 
-    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
-        """For each user the (epoch, head) of every chat they are a member of now, read in one snapshot."""
+    async def memberships(
+        self, users: Sequence[User], chats_max: int = MEMBERSHIPS_MAX
+    ) -> Mapping[User, Mapping[str, Cursor]]:
+        """For each user the (epoch, head) of every chat they are a member of now, read in one snapshot.
+
+        From the first on as many users as have ``chats_max`` chats together, and at least the first; ask again for
+        the others.
+        """
         ...
 
     async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:

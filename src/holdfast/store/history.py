@@ -118,7 +118,7 @@ class History:
         refusal = "messages cannot be read now; try again later"
         self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
         self._raised: dict[str, _Raise] = {}
-        self._memberships = Memberships(self.memberships_of)
+        self._memberships = Memberships(self._some_memberships)
         self._reads = Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
         self._resumes = Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
 
@@ -174,13 +174,23 @@ class History:
         deadline = self._deadline(None) if deadline is None else deadline
         longest = GATHER_SECONDS + self._settings.max_wait_seconds + self._settings.read_timeout_seconds
         if deadline - self._clock.monotonic() >= longest:
-            found = await self._memberships.of(user)
+            try:
+                async with asyncio.timeout(deadline - self._clock.monotonic()):
+                    found = await self._memberships.of(user)
+            except TimeoutError:
+                raise Unavailable("your chats could not be read in time; try again", retry_after_seconds=1) from None
             if found is not None:
                 return found
         return (await self.ask(lambda store: store.memberships([user]), deadline, user))[user]
 
     async def memberships_of(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
-        """The same of several users, in one read."""
+        """The same of several users, in as few reads as their chats allow."""
+        found: dict[User, Mapping[str, Cursor]] = {}
+        while rest := [user for user in users if user not in found]:
+            found.update(await self._some_memberships(rest))
+        return found
+
+    async def _some_memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
         return await self.ask(lambda store: store.memberships(users))
 
     async def heads(self, chat_ids: Iterable[str], deadline: float | None = None) -> Mapping[str, Cursor]:

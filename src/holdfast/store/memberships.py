@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from holdfast.message import Cursor, User
 
 USERS_PER_READ = 50
-"""Each may be in thousands of chats."""
+"""Each may be in thousands of chats: the store answers for as many as it can at once, and is asked again."""
+CHATS_PER_TURN = 5_000
+"""So many are handed out in one turn of the loop, for who gets them makes something of each; others run in between."""
 GATHER_SECONDS = 0.005
 """So long those who ask while a read is under way wait for each other."""
 
@@ -25,6 +27,7 @@ class Memberships:
     """
 
     def __init__(self, read: Callable[[Sequence[User]], Awaitable[Mapping[User, Chats]]]) -> None:
+        """``read`` may leave out some users, for which it is called again, but not the first."""
         self._read = read
         self._asked: list[_Asked] = []
         self._reads: set[asyncio.Task[None]] = set()
@@ -49,17 +52,31 @@ class Memberships:
             task.add_done_callback(self._reads.discard)
 
     async def _answer(self, asked: Sequence[_Asked]) -> None:
-        found: Mapping[User, Chats] = {}
+        waiting = asked
         failure: Exception | None = None
         try:
-            found = await self._read(list(dict.fromkeys(user for user, _ in asked)))
+            while waiting and (found := await self._read(list(dict.fromkeys(user for user, _ in waiting)))):
+                await _hand_out(waiting, found)
+                waiting = [(user, answer) for user, answer in waiting if user not in found]
         except Exception as error:
             failure = error
         finally:  # a server that stops cancels the read, and then nobody has an answer to wait for
-            for user, answer in asked:
+            for _, answer in asked:
                 if answer.done():
                     continue
-                if failure is not None and len(asked) == 1:
+                if failure is not None and len(waiting) == 1:
                     answer.set_exception(failure)
                 else:
-                    answer.set_result(found.get(user))
+                    answer.set_result(None)
+
+
+async def _hand_out(waiting: Sequence[_Asked], found: Mapping[User, Chats]) -> None:
+    chats = 0
+    for user, answer in waiting:
+        if user not in found or answer.done():
+            continue
+        answer.set_result(found[user])
+        chats += len(found[user])
+        if chats >= CHATS_PER_TURN:
+            chats = 0
+            await asyncio.sleep(0)

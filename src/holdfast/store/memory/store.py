@@ -23,6 +23,7 @@ from holdfast.message import (
 from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
+    MEMBERSHIPS_MAX,
     AuditRecord,
     ChatSummary,
     Committed,
@@ -132,11 +133,17 @@ class MemoryStore:
     async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
         return {c: Cursor(self._chats[c].chat.epoch, self._chats[c].head) for c in chat_ids if c in self._chats}
 
-    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
-        return {
-            user: {held.chat.chat_id: Cursor(held.chat.epoch, held.head) for held in self._chats_with(user)}
-            for user in users
-        }
+    async def memberships(
+        self, users: Sequence[User], chats_max: int = MEMBERSHIPS_MAX
+    ) -> Mapping[User, Mapping[str, Cursor]]:
+        found: dict[User, dict[str, Cursor]] = {}
+        for user in users:
+            chats = {held.chat.chat_id: Cursor(held.chat.epoch, held.head) for held in self._chats_with(user)}
+            chats_max -= len(chats)
+            if chats_max < 0 and found:
+                break
+            found[user] = chats
+        return found
 
     async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
         newest_first = sorted(self._chats_with(user), key=lambda held: held.activity, reverse=True)

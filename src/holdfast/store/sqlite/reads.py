@@ -139,10 +139,13 @@ def heads(handle: Handle, deadline: Deadline, chat_ids: Sequence[str]) -> dict[s
         return _cursors.decode(connection.execute(SQL["heads"], {"chat_ids": encode(chat_ids).decode()}).get)
 
 
-def memberships(handle: Handle, deadline: Deadline, users: Sequence[User]) -> dict[User, dict[str, Cursor]]:
+def memberships(
+    handle: Handle, deadline: Deadline, users: Sequence[User], chats_max: int
+) -> dict[User, dict[str, Cursor]]:
+    asked = {"users": encode(users).decode(), "chats_max": chats_max}
     with deadline.over(handle) as connection:
-        text = connection.execute(SQL["memberships"], {"users": encode(users).decode()}).get
-    return dict(zip(users, _cursors_of_each.decode(text), strict=True))
+        text = connection.execute(SQL["memberships"], asked).get
+    return dict(zip(users, _cursors_of_each.decode(text), strict=False))
 
 
 def chats_of(

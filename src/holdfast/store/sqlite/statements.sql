@@ -238,12 +238,17 @@ SELECT json_group_object(v.chat_id, json_array(v.epoch, v.head))
 FROM json_each(:chat_ids) AS c CROSS JOIN chat_values AS v ON v.chat_id = c.value;
 
 -- name: memberships
--- For each of [[tenant, user_id], ...], in order, their chats.
+-- For each of [[tenant, user_id], ...], in order, their chats: as long as these are :chats_max together, and of the first.
+WITH asked AS MATERIALIZED (
+  SELECT u.key AS place, u.value ->> 0 AS tenant, u.value ->> 1 AS user_id, sum((
+    SELECT count(*) FROM members AS m INDEXED BY members_by_user
+    WHERE m.tenant = u.value ->> 0 AND m.user_id = u.value ->> 1)) OVER (ORDER BY u.key) AS chats_so_far
+  FROM json_each(:users) AS u)
 SELECT json_group_array(json((
   SELECT json_group_object(v.chat_id, json_array(v.epoch, v.head))
   FROM members AS m INDEXED BY members_by_user CROSS JOIN chat_values AS v ON v.chat = m.chat
-  WHERE m.tenant = u.value ->> 0 AND m.user_id = u.value ->> 1)) ORDER BY u.key)
-FROM json_each(:users) AS u;
+  WHERE m.tenant = asked.tenant AND m.user_id = asked.user_id)) ORDER BY asked.place)
+FROM asked WHERE asked.chats_so_far <= :chats_max OR asked.place = 0;
 
 -- name: list_edge
 -- Where a page of a list of chats ended: at a chat whose head was :head then.

@@ -16,7 +16,7 @@ from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavai
 from holdfast.message import Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
 from holdfast.sqlite.threads import Crew
 from holdfast.store.changes import Act, Changed, Command
-from holdfast.store.contract import AuditRecord, ChatSummary, Committed, Inspection, SentBy
+from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, Committed, Inspection, SentBy
 from holdfast.store.plan import ChatLimits
 from holdfast.store.sqlite import append, change, forget, reads
 from holdfast.store.sqlite.append import Written
@@ -127,8 +127,10 @@ class SqliteStore:
             found.update(await self._read(reads.heads, wanted[start : start + HEADS_AT_ONCE]))
         return found
 
-    async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
-        return await self._read(reads.memberships, users)
+    async def memberships(
+        self, users: Sequence[User], chats_max: int = MEMBERSHIPS_MAX
+    ) -> Mapping[User, Mapping[str, Cursor]]:
+        return await self._read(reads.memberships, users, chats_max)
 
     async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
         return await self._read(reads.chats_of, user, limit, after)
