@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -454,17 +453,6 @@ def test_a_backup_killed_anywhere_leaves_nothing_that_looks_like_one(point: str,
     assert [entry.name for entry in (state / "backups").iterdir()] == ["backup-2"]
     with pytest.raises(StateDirectory, match="exists"):
         back_up(state, "backup-2")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
-    mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True, text=True)
-    if mounting.returncode != 0:
-        pytest.skip(f"a small file system needs root and mount: {mounting.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_a_full_disk_ends_a_backup_and_a_restore_and_leaves_everything_as_it_was(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,14 +15,13 @@ from chats import (
     EVE,
     PAGE,
     STRANGER,
-    MemoryRig,
     Rig,
-    SqliteRig,
     acked,
     act,
     create,
     draft,
     fill,
+    on_every_store,
     operator,
     send,
 )
@@ -48,21 +46,6 @@ from holdfast.verify.faults import Fault, Plan, faulty
 from holdfast.wire.codec import encode_frame
 
 Scenario = Callable[..., Awaitable[None]]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
-    return MemoryRig() if request.param == "memory" else SqliteRig(tmp_path)
-
-
-def on_every_store(scenario: Scenario) -> Callable[[Rig], None]:
-    """Run ``scenario(store, rig)`` on each adapter."""
-
-    def test(rig: Rig) -> None:
-        rig.run(lambda store: scenario(store, rig))
-
-    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
-    return test
 
 
 def metric(name: str) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import chats
 import msgspec
 import pytest
-from chats import ANN, BOB, CARL, EVE, PAGE, STRANGER, MemoryRig, Rig, SqliteRig, acked, act, create, operator, send
+from chats import ANN, BOB, CARL, EVE, PAGE, STRANGER, Rig, acked, act, create, operator, send
 
 from holdfast.errors import ChatHalted, Forbidden, HoldfastError, InvalidMessage, KeyReused, NotAMember, NotFound
 from holdfast.message import Acked, User, Watermark
@@ -28,21 +28,8 @@ from holdfast.store.changes import (
 )
 from holdfast.store.plan import ChatLimits
 
-
-@pytest.fixture(params=["memory", "sqlite"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
-    return MemoryRig() if request.param == "memory" else SqliteRig(tmp_path)
-
-
-def on_every_store(scenario: Callable[..., Awaitable[None]]) -> Callable[[Rig], None]:
-    """Run ``scenario(store, rig)`` on each adapter, with small limits."""
-
-    def test(rig: Rig) -> None:
-        rig.limits = ChatLimits(members_max=4, members_at_creation_max=3, chats_per_user_max=3, name_characters_max=10)
-        rig.run(lambda store: scenario(store, rig))
-
-    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
-    return test
+LIMITS = ChatLimits(members_max=4, members_at_creation_max=3, chats_per_user_max=3, name_characters_max=10)
+on_every_store = partial(chats.on_every_store, limits=LIMITS)
 
 
 async def roles(store: Any, chat_id: str = "chat_a") -> dict[str, str]:

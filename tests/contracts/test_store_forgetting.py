@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
-from chats import AT, BOB, PAGE, MemoryRig, Rig, SqliteRig, acked, act, create, draft, operator, send
+from chats import AT, BOB, PAGE, Rig, SqliteRig, acked, act, create, draft, operator, send
 from msgspec.structs import replace
-from virtual import LoopClock, run
 
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, InvalidMessage, KeyReused
@@ -22,13 +20,9 @@ from holdfast.store.housekeeping import DAY_SECONDS, FORGOTTEN_AT_ONCE, SWEEP_SE
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import database
 from holdfast.store.sqlite.store import SqliteStore
+from holdfast.verify.virtual import LoopClock, run
 
 LATER = "2026-01-08T00:00:00.000Z"
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    yield MemoryRig() if request.param == "memory" else SqliteRig(tmp_path)
 
 
 async def rename(store: Any, name: str, key: str, at: str = AT) -> Any:

@@ -591,18 +591,6 @@ def test_a_group_that_was_unknown_and_is_stored_after_all_stands_in_the_log(tmp_
         disk.unregister()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 2 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True, text=True)
-    if mounting.returncode != 0:
-        pytest.skip(f"a small file system needs root and mount: {mounting.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
 def test_redacted_content_is_nowhere_in_the_file(tmp_path: Path) -> None:
     """Short ones lie in a page of the table, long ones in pages of their own."""
     secrets = {"short": "S3cret-" * 4, "long": "L0ng-s3cret-" * 300}

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from supervisor import percentile
 from tally import tally
-from virtual import LoopClock, run
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids, SystemClock
@@ -30,6 +29,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.verify.faults import Odds, Plan, faulty
 from holdfast.verify.results import Row
+from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.frames import SendBody
 
 ANN = User("default", "ann")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from supervisor import START_SECONDS_MAX, Person, Supervisor
-from virtual import LoopClock, run
 
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, Unavailable
@@ -29,6 +28,7 @@ from holdfast.verify.controls import weather
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
 from holdfast.verify.history import Recorder
 from holdfast.verify.simulation import Parts, play
+from holdfast.verify.virtual import LoopClock, run
 
 Story = Callable[[Supervisor, str, Path], Awaitable[None]]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import virtual
 from limitworld import Log, Members
 from msgspec import structs
 from tally import tally
@@ -26,6 +25,7 @@ from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.rules import Decision, Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.contract import Head, Ring
+from holdfast.verify import virtual
 from holdfast.verify.checkers.limits import (
     Admitted,
     Bound,

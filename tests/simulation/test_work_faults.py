@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 from tally import tally
-from virtual import LoopClock, run
 
 from holdfast.errors import InternalError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.verify.moments import collected
 from holdfast.verify.results import Row
+from holdfast.verify.virtual import LoopClock, run
 from holdfast.work.contract import Claimed, Query, Report, Want
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers

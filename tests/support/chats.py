@@ -137,6 +137,17 @@ class SqliteRig:
 Rig = MemoryRig | SqliteRig
 
 
+def on_every_store(scenario: Callable[..., Awaitable[None]], limits: ChatLimits | None = None) -> Callable[[Rig], None]:
+    """A test that runs ``scenario(store, rig)`` on each store."""
+
+    def test(rig: Rig) -> None:
+        rig.limits = limits
+        rig.run(lambda store: scenario(store, rig))
+
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    return test
+
+
 async def _run(opening: AbstractAsyncContextManager[Any], test: Callable[[Any], Awaitable[None]]) -> None:
     async with opening as store:
         await test(store)

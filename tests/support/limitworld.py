@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-import virtual
-
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.changes import RuleChange
 from holdfast.limits.counters.contract import Adjustment, Ask, Taken
@@ -14,6 +12,7 @@ from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import Bell
 from holdfast.limits.rulestore.contract import Head, Ring
+from holdfast.verify import virtual
 
 
 class Log:

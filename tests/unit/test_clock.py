@@ -6,9 +6,9 @@ import asyncio
 import random
 
 import pytest
-from virtual import run
 
 from holdfast.clock import TURN_SECONDS, Ids, ManualClock, Turns, timestamp, wait_at_most
+from holdfast.verify.virtual import run
 
 
 def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Se
 import pytest
 from chats import act
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
-from virtual import LoopClock, run
 
 from holdfast import telemetry
 from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
@@ -23,6 +22,7 @@ from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.message import Draft, Entry, Member, User
 from holdfast.store.changes import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import LoopClock, run
 
 
 def metric(name: str, **labels: str) -> float:

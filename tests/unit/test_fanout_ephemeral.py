@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from chats import act
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
-from virtual import LoopClock, run
 
 from holdfast.clock import TURN_SECONDS
 from holdfast.fanout.attendance import Attendance
@@ -25,6 +24,7 @@ from holdfast.message import Entry, Message, User, Watermark
 from holdfast.store.changes import AddMember
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.virtual import LoopClock, run
 
 
 class Working(LoopClock):

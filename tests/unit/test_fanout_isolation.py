@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from chats import MemoryRig
 from scripted import ANNA, BELA, CHAT, Answers, body, create_chat
-from virtual import LoopClock, run
 
 from holdfast import telemetry
 from holdfast.clock import Ids
@@ -31,6 +30,7 @@ from holdfast.resilience import BreakerState
 from holdfast.store.history import History
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.virtual import LoopClock, run
 
 
 def metric(name: str, **labels: str) -> float:

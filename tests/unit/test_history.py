@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from chats import act, operator
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
-from virtual import LoopClock, run
 
 from holdfast.bounds import KIB
 from holdfast.errors import InternalError, NotAMember, ServerBusy, Unavailable
@@ -22,6 +21,7 @@ from holdfast.store.history import History, HistorySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry import REGISTRY
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.virtual import LoopClock, run
 
 OTHER = User("other", "olaf")
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from chats import act
 from scripted import ANNA, BELA, CHAT, ScriptedStore, acks, create_chat
-from virtual import LoopClock, run
 
 from holdfast.errors import (
     ChatHalted,
@@ -28,6 +27,7 @@ from holdfast.resilience import BreakerState
 from holdfast.store.changes import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry import REGISTRY
+from holdfast.verify.virtual import LoopClock, run
 
 
 def shown_up() -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from scripted import ANNA, BELA, CHAT, Answers, ScriptedStore, acks, body, create_chat
-from virtual import LoopClock, run
 
 from holdfast.clock import Ids
 from holdfast.errors import ChatHalted, NotAMember, OutcomeUnknown, Unavailable
@@ -18,6 +17,7 @@ from holdfast.ingest.waiting import IntakeSettings
 from holdfast.message import Acked, Draft, Outcome, User, Watermark
 from holdfast.store.changes import Changed, Command
 from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.frames import SendBody
 
 

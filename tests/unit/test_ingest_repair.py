@@ -6,7 +6,6 @@ import random
 
 from scripted import ANNA, BELA, CHAT, create_chat
 from structlog.testing import capture_logs
-from virtual import LoopClock, run
 
 from holdfast.clock import Ids
 from holdfast.ingest.durability import GuardedStore
@@ -14,6 +13,7 @@ from holdfast.ingest.repair import EpochRaiser
 from holdfast.message import Cursor
 from holdfast.store.history import History
 from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import LoopClock, run
 
 
 def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ANNA, BELA, CHAT, create_chat
-from virtual import LoopClock, run
 
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.watermarks import Watermarks, WatermarkSettings, merged
 from holdfast.message import Draft, Watermark
 from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import LoopClock, run
 
 
 class Plane:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import virtual
 from limitworld import Shared
 
 from holdfast.limits.answers import rate_limit_headers
@@ -16,6 +15,7 @@ from holdfast.limits.entrances import Entrances
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.message import User
+from holdfast.verify import virtual
 
 SLOTS = Rule("acme", "/slots", "concurrency", 2, 3600.0)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import virtual
 from limitworld import Shared
 
 from holdfast.clock import ManualClock, SystemClock
@@ -25,6 +24,7 @@ from holdfast.limits.rulestore.contract import RetentionSettings
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import Outcome, User
 from holdfast.telemetry import REGISTRY
+from holdfast.verify import virtual
 
 RULE: dict[str, Any] = {
     "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",

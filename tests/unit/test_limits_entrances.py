@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import virtual
 from limitworld import Shared
 
 from holdfast.clock import ManualClock
@@ -16,6 +15,7 @@ from holdfast.limits.entrances import Entrances, LimitedSends
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Algorithm, Check, Mode, Rule, RuleSet
 from holdfast.message import User
+from holdfast.verify import virtual
 from holdfast.wire.frames import SendBody
 
 

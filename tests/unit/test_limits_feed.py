@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-import virtual
 from limitworld import Log
 from msgspec import structs
 from redis.asyncio.client import PubSub
@@ -23,6 +22,7 @@ from holdfast.limits.rules import RuleSet, Snapshot
 from holdfast.limits.rulestore.contract import Head, Ring
 from holdfast.limits.rulestore.reading import heard_ring, ring_of
 from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.verify import virtual
 
 
 def feed_of(log: Log, file: Path | None = None) -> tuple[Feed, list[RuleSet]]:

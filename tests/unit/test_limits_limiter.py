@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 import pytest
-import virtual
 from limitworld import Shared
 from msgspec import structs
 from structlog.testing import capture_logs
@@ -23,6 +22,7 @@ from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Taken
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter, LimiterSettings
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
+from holdfast.verify import virtual
 
 
 def rule(limit: int = 10, resource: str = "send", **changes: Any) -> Rule:

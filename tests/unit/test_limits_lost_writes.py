@@ -6,7 +6,6 @@ The surviving rule may have a lower version than the lost one. In virtual time.
 from __future__ import annotations
 
 import pytest
-import virtual
 from limitworld import Shared
 from msgspec import structs
 
@@ -14,6 +13,7 @@ from holdfast.clock import ManualClock
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter, LimiterSettings
 from holdfast.limits.rules import Algorithm, Rule, RuleSet, Snapshot
+from holdfast.verify import virtual
 
 ALGORITHMS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window", "concurrency"]
 

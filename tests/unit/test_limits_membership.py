@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-import virtual
 from limitworld import Members
 
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.membership import Membership
 from holdfast.limits.rules import Rule, RuleSet
+from holdfast.verify import virtual
 
 NODES = 10
 LIMIT = 100

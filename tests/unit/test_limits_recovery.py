@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import virtual
 from limitworld import Members, Shared
 from msgspec import structs
 
@@ -19,6 +18,7 @@ from holdfast.limits.algorithms import terms_of
 from holdfast.limits.counters.contract import Adjustment, Ask
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.rules import Check, Rule, RuleSet
+from holdfast.verify import virtual
 
 
 def node(counters: Shared, rule: Rule, name: str = "a", **settings: Any) -> Limiter:

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-import virtual
 from limitworld import Log, Shared
 
 from holdfast.clock import SystemClock
@@ -18,6 +17,7 @@ from holdfast.limits.limiter import Limiter, Place
 from holdfast.limits.rules import Rule, RuleSet, Snapshot
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import REGISTRY
+from holdfast.verify import virtual
 
 RULE = Rule("acme", "send", "fixed_window", 100, 3600.0)
 

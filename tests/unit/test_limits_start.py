@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-import virtual
 from limitworld import Log
 
 from holdfast import telemetry
@@ -15,6 +14,7 @@ from holdfast.limits.entrances import DEFAULT_RULES
 from holdfast.limits.feed import Feed
 from holdfast.limits.opening import RULES_NAME, LimitsSettings, opened
 from holdfast.limits.rules import Rule, RuleSet
+from holdfast.verify import virtual
 
 NOWHERE = LimitsSettings(rules_url="postgresql://127.0.0.1:1/none")
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
-from virtual import LoopClock, run
 
 from holdfast.errors import InternalError, ServerBusy, Unavailable
 from holdfast.message import Cursor, User
 from holdfast.store.history import History, HistorySettings
 from holdfast.store.memberships import CHATS_PER_TURN, GATHER_SECONDS, USERS_PER_READ
 from holdfast.store.memory import MemoryStore
+from holdfast.verify.virtual import LoopClock, run
 
 Found = Mapping[User, Mapping[str, Cursor]]
 USERS = [User("acme", f"user-{n}") for n in range(120)]

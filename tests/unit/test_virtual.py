@@ -6,7 +6,8 @@ import asyncio
 import time
 
 import pytest
-from virtual import Deadlock, LoopClock, run
+
+from holdfast.verify.virtual import Deadlock, LoopClock, run
 
 
 def test_an_hour_of_timers_takes_no_time() -> None:
