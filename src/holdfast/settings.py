@@ -18,7 +18,8 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from holdfast.access import ConnectionLimits, HttpLimits, TokenSettings
+from holdfast.access.door import ConnectionLimits, HttpLimits
+from holdfast.access.tokens import TokenSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive

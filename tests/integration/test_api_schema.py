@@ -28,8 +28,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from holdfast.api import ApiSettings
 from holdfast.api.call import Endpoint
+from holdfast.api.deps import ApiSettings
 from holdfast.api.openapi import describe, plain_path
 from holdfast.api.routes import ENDPOINTS
 

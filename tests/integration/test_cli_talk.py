@@ -21,7 +21,8 @@ import apsw
 import pytest
 from program import PATIENCE_SECONDS, ROOT, Program, Terminal, eventually
 
-from holdfast.access import Tokens, TokenSettings, read_secrets, shared_secret
+from holdfast.access.secrets import read_secrets
+from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.cli import talk
 from holdfast.cli.rest import Rest
 from holdfast.cli.screen import PlainScreen

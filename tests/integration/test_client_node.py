@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engines import free_port
-from holdfast.access import Tokens, TokenSettings, shared_secret
+from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import Rest
 from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message, Receipt
 from holdfast.clock import SystemClock

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.access import Principal
-from holdfast.access.principal import USER_SCOPES
+from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Ids, timestamp
 from holdfast.errors import Unauthorized
 from holdfast.gateway.connection import Connection

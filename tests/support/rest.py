@@ -13,8 +13,11 @@ from typing import Any
 import httpx
 from limitworld import Log
 
-from holdfast.access import KeyRing, Scope, Tokens, TokenSettings, shared_secret
-from holdfast.api import ApiSettings, Backup, Deps, PresenceView, Readiness, make_app
+from holdfast.access.keys import KeyRing
+from holdfast.access.principal import Scope
+from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
+from holdfast.api.app import make_app
+from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, ManualClock
 from holdfast.errors import Unavailable
 from holdfast.ingest.durability import GuardedStore

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from program import ROOT
 
 from engines import free_port
-from holdfast.access import Tokens, TokenSettings, open_secrets, shared_secret
+from holdfast.access.secrets import open_secrets
+from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.client import ChatGone, ChatReset, ClientSettings, Message
 from holdfast.clock import SystemClock, timestamp
 from holdfast.eventlog.sqlite import SqliteEventLog

@@ -9,22 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.access import (
-    Action,
+from holdfast.access.door import (
     Buckets,
     ConnectionCounts,
     ConnectionLimits,
     HandshakeLimiter,
     HttpCounts,
     HttpLimits,
-    Principal,
-    bearer,
+    address_group,
     client_ip,
-    may,
     origin_allowed,
-    require_scope,
 )
-from holdfast.access.door import address_group
+from holdfast.access.principal import Principal, bearer, require_scope
+from holdfast.access.roles import Action, may
 from holdfast.errors import Forbidden
 from holdfast.message import Role
 

@@ -11,7 +11,8 @@ from typing import get_args
 import pytest
 from msgspec import structs
 
-from holdfast.access import ADMIN_SCOPES, TENANT_SCOPES, ApiKey, KeyRing, Scope, is_api_key, load_keys, save_keys
+from holdfast.access.keys import ApiKey, KeyRing, is_api_key, load_keys, save_keys
+from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Scope
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
 
 AT = "2026-01-01T00:00:00.000Z"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from holdfast.access import ADMIN_SCOPES, load_keys, open_secrets, read_secrets, save_keys
+from holdfast.access.keys import load_keys, save_keys
+from holdfast.access.principal import ADMIN_SCOPES
+from holdfast.access.secrets import open_secrets, read_secrets
 from holdfast.errors import StateCorrupted, StateDirectory, Unauthorized
 
 AT = "2026-01-01T00:00:00.000Z"

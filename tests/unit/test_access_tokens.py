@@ -14,7 +14,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from holdfast.access import Principal, TokenKey, Tokens, TokenSettings, shared_secret
+from holdfast.access.principal import Principal
+from holdfast.access.tokens import TokenKey, Tokens, TokenSettings, shared_secret
 from holdfast.clock import ManualClock
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
 from holdfast.message import User

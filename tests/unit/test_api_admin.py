@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from rest import Rest, error_of, serving, with_rest
 
-from holdfast.access import KeyRing, load_keys, save_keys
-from holdfast.api import Backup, PresenceView
-from holdfast.api.deps import ApiSettings, BackupStep
+from holdfast.access.keys import KeyRing, load_keys, save_keys
+from holdfast.api.deps import ApiSettings, Backup, BackupStep, PresenceView
 from holdfast.clock import ManualClock
 from holdfast.errors import HoldfastError, InternalError, OutcomeUnknown, StateDirectory, Unavailable
 from holdfast.message import Chat, Draft, User

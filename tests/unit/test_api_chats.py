@@ -8,7 +8,7 @@ import httpx
 import pytest
 from rest import Rest, error_of, with_rest
 
-from holdfast.api import PresenceView
+from holdfast.api.deps import PresenceView
 from holdfast.errors import Unavailable
 from holdfast.message import User, Watermark
 

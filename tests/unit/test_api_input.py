@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rest import SECRET, Rest, error_of, serving, with_rest
 
 from holdfast import telemetry
-from holdfast.api import ApiSettings
+from holdfast.api.deps import ApiSettings
 from holdfast.api.envelope import SECURITY_HEADERS
 from holdfast.api.routes import ENDPOINTS
 

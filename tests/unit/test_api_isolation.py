@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rest import Rest, with_rest
 
-from holdfast.api import ApiSettings
+from holdfast.api.deps import ApiSettings
 from holdfast.message import User
 
 MARK = re.compile(r"mark-(\d+)-")

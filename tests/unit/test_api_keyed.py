@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from rest import AT, Rest, error_of, with_rest
 
-from holdfast.api import ApiSettings, Backup
+from holdfast.api.deps import ApiSettings, Backup
 from holdfast.api.routes import ENDPOINTS
 from holdfast.errors import OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.store.changes import Act

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rest import Rest, error_of, with_rest
 
-from holdfast.api import ApiSettings
+from holdfast.api.deps import ApiSettings
 from holdfast.api.messages import _page
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Chat, Message, Outcome, Page, User, Watermark

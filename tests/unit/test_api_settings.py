@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rest import AT, SECRET, Rest, error_of, with_rest
 
-from holdfast.access import Tokens, TokenSettings, shared_secret
+from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.clock import ManualClock
 from holdfast.message import Draft, User
 from holdfast.session.limits import Pages

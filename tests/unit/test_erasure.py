@@ -7,7 +7,7 @@ from typing import Any
 
 from rest import Rest, error_of, with_rest
 
-from holdfast.api import ApiSettings
+from holdfast.api.deps import ApiSettings
 from holdfast.errors import Unavailable
 from holdfast.message import User, Watermark
 from holdfast.store.changes import Changed, Command, Erase, HaltChat

@@ -8,7 +8,8 @@ import jwt
 import pytest
 from plane import FakeSocket, bench, settle
 
-from holdfast.access import Principal, Tokens, TokenSettings, shared_secret
+from holdfast.access.principal import Principal
+from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.errors import RateLimited
 from holdfast.message import User
 from holdfast.verify.virtual import LoopClock, run

@@ -14,8 +14,8 @@ import pytest
 from multidict import CIMultiDict
 from picows import WSUpgradeResponse
 
-from holdfast.access import ConnectionCounts, ConnectionLimits, HandshakeLimiter, Principal
-from holdfast.access.principal import USER_SCOPES
+from holdfast.access.door import ConnectionCounts, ConnectionLimits, HandshakeLimiter
+from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import SystemClock
 from holdfast.errors import Unauthorized, Unavailable
 from holdfast.gateway.entrance import Entrance

@@ -13,7 +13,7 @@ from msgspec import structs
 from rest import Rest, error_of, serving
 from structlog.testing import capture_logs
 
-from holdfast.api import ApiSettings
+from holdfast.api.deps import ApiSettings
 from holdfast.api.limits import RULES_PER_PAGE_MAX
 from holdfast.api.openapi import describe
 from holdfast.api.routes import ENDPOINTS

@@ -10,7 +10,7 @@ from typing import Any
 from rest import Rest, error_of, serving
 from work_stores import Hand, draft
 
-from holdfast.api import ApiSettings
+from holdfast.api.deps import ApiSettings
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.webhooks.contract import Endpoint
 from holdfast.webhooks.reader import Reader

@@ -9,8 +9,3 @@
 - ``envelope``  request ids, security headers, access log
 - ``app``       all of it, mounted: ``make_app(deps)``
 """
-
-from holdfast.api.app import make_app
-from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
-
-__all__ = ["ApiSettings", "Backup", "Deps", "PresenceView", "Readiness", "make_app"]

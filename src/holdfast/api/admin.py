@@ -9,7 +9,7 @@ import asyncio
 
 import msgspec
 
-from holdfast.access import ApiKey
+from holdfast.access.keys import ApiKey
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from holdfast.access import KeyKind, Scope
+from holdfast.access.keys import KeyKind
+from holdfast.access.principal import Scope
 from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Chat, ChatKind, Member, Message, Role
 from holdfast.store.contract import AuditRecord, ChatSummary
 from holdfast.wire.frames import Error

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from holdfast.access import Principal, Scope
+from holdfast.access.principal import Principal, Scope
 from holdfast.api.deps import Deps
 from holdfast.clock import Clock
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Refused, Unavailable

@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from holdfast.access import KeyRing, Tokens
+from holdfast.access.keys import KeyRing
+from holdfast.access.tokens import Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
 from holdfast.ingest.contract import Durability

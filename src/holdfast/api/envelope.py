@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast import telemetry
-from holdfast.access import Principal
+from holdfast.access.principal import Principal
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Deps
 from holdfast.api.receive import address_of

@@ -15,7 +15,9 @@ import msgspec
 from msgspec import Struct, inspect
 from starlette.requests import ClientDisconnect, Request
 
-from holdfast.access import Buckets, Principal, address_group, bearer, client_ip, is_api_key, require_scope
+from holdfast.access.door import Buckets, address_group, client_ip
+from holdfast.access.keys import is_api_key
+from holdfast.access.principal import Principal, bearer, require_scope
 from holdfast.api.call import Call, Endpoint
 from holdfast.api.deps import ApiSettings, Deps
 from holdfast.api.problems import invalid_body, invalid_query

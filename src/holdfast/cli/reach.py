@@ -25,7 +25,8 @@ from holdfast.message import User, check_id, check_tenant
 from holdfast.places import default_state_dir
 
 if TYPE_CHECKING:
-    from holdfast.access import Secrets, TokenSettings
+    from holdfast.access.secrets import Secrets
+    from holdfast.access.tokens import TokenSettings
     from holdfast.settings import Settings
 
 SERVER = "The server and you"
@@ -90,7 +91,7 @@ class Reach:
 
     def mint(self, user: str, tenant: str, hours: float) -> str:
         """A token for ``user``, signed with the secret in the state directory."""
-        from holdfast.access import Tokens, shared_secret
+        from holdfast.access.tokens import Tokens, shared_secret
 
         if problem := check_id(user, "user") or check_tenant(tenant):
             raise InvalidMessage(problem)
@@ -121,7 +122,7 @@ class Reach:
 
     def _token_settings(self) -> TokenSettings:
         """Whose tokens the server takes, where that is configured at all."""
-        from holdfast.access import TokenSettings
+        from holdfast.access.tokens import TokenSettings
 
         return settings_of(self.config).access.tokens if self._configures("ACCESS") else TokenSettings()
 
@@ -130,7 +131,7 @@ class Reach:
         return self.config is not None or any(name.startswith(f"HOLDFAST_{group}__") for name in os.environ)
 
     def _secrets(self) -> Secrets:
-        from holdfast.access import read_secrets
+        from holdfast.access.secrets import read_secrets
 
         return read_secrets(self.state_path)
 

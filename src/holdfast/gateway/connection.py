@@ -14,7 +14,7 @@ from functools import partial
 from typing import assert_never
 
 from holdfast import telemetry
-from holdfast.access import Principal
+from holdfast.access.principal import Principal
 from holdfast.clock import timestamp
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized, Unavailable
 from holdfast.gateway.contract import Host, Plane, Socket

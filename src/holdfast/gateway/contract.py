@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.access import Principal
+from holdfast.access.principal import Principal
 from holdfast.clock import Clock, Ids
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.watermarks import Watermarks

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from holdfast import telemetry
-from holdfast.access import Principal
+from holdfast.access.principal import Principal
 from holdfast.clock import wait_at_most
 from holdfast.fanout.contract import Envelope
 from holdfast.gateway.belonging import Belonging

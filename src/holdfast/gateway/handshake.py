@@ -11,15 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.access import (
-    ConnectionCounts,
-    HandshakeLimiter,
-    Principal,
-    bearer,
-    client_ip,
-    origin_allowed,
-)
-from holdfast.access.door import Network
+from holdfast.access.door import ConnectionCounts, HandshakeLimiter, Network, client_ip, origin_allowed
+from holdfast.access.principal import Principal, bearer
 from holdfast.errors import (
     Forbidden,
     HoldfastError,

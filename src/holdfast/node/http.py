@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast import telemetry
-from holdfast.access import HttpCounts
+from holdfast.access.door import HttpCounts
 from holdfast.bounds import KIB
 from holdfast.errors import BadSetting, Unavailable
 from holdfast.gateway.handshake import RETURN_SECONDS

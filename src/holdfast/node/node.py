@@ -10,7 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast import __version__, telemetry
-from holdfast.access import ConnectionCounts, HandshakeLimiter, HttpCounts, KeyRing, Secrets, Tokens, shared_secret
+from holdfast.access.door import ConnectionCounts, HandshakeLimiter, HttpCounts
+from holdfast.access.keys import KeyRing
+from holdfast.access.secrets import Secrets
+from holdfast.access.tokens import Tokens, shared_secret
 from holdfast.api.deps import Deps, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError

@@ -16,7 +16,7 @@ from types import FrameType
 import uvloop
 
 from holdfast import telemetry
-from holdfast.access import open_secrets
+from holdfast.access.secrets import open_secrets
 from holdfast.api.app import make_app
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError

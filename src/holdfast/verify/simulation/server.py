@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
-from holdfast.access import USER_SCOPES, Principal
+from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Ids
 from holdfast.errors import Unauthorized
 from holdfast.fanout.attendance import Attendance

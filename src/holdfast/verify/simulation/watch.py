@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.access import Principal
+from holdfast.access.principal import Principal
 from holdfast.fanout.contract import Envelope, Link
 from holdfast.gateway.connection import Connection
 from holdfast.ingest.intake import Intake
