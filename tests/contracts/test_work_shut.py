@@ -13,7 +13,7 @@ from engines import Server
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.work.contract import Claimed, Query, Report, Want
 from holdfast.work.postgres import store as postgres
-from holdfast.work.sqlite import MIGRATIONS, SqliteWork
+from holdfast.work.sqlite import WORK, SqliteWork
 
 
 @pytest.fixture(params=WORK_STORES)
@@ -117,7 +117,7 @@ def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(po
 
 def test_a_file_of_the_version_before_is_brought_up_to_date_with_its_jobs(tmp_path: Path) -> None:
     async def main() -> None:
-        old = open_and_migrate(tmp_path / "work.db", SqliteSettings(), MIGRATIONS[:1])
+        old = open_and_migrate(tmp_path / "work.db", SqliteSettings(), WORK.migrations[:1])
         old.execute(
             "INSERT INTO job (type, payload, destination, state, created_at) VALUES ('order', x'7b7d', '', 0, 1)"
         )

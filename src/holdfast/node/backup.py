@@ -22,26 +22,15 @@ from holdfast.errors import NotFound, ServerBusy, StateCorrupted, Unavailable
 from holdfast.extras import extra
 from holdfast.limits.opening import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
-from holdfast.node.work import WEBHOOKS_NAME, WORK_NAME
 from holdfast.sqlite.backup import Contents, Manifest, take
-from holdfast.sqlite.copies import Part, Progress, Restored, quiet
+from holdfast.sqlite.copies import Progress, Restored, quiet
 from holdfast.sqlite.restore import renew, restore
 from holdfast.store.sqlite import CHATS
 from holdfast.store.state import held
-from holdfast.webhooks.sqlite import MIGRATIONS as WEBHOOKS_MIGRATIONS
-from holdfast.work.sqlite import MIGRATIONS as WORK_MIGRATIONS
+from holdfast.webhooks.sqlite import WEBHOOKS
+from holdfast.work.sqlite import WORK
 
 FOLDER = "backups"
-WORK = Part(
-    WORK_NAME,
-    WORK_MIGRATIONS,
-    counts={
-        "jobs": "SELECT count(*) FROM job",
-        "dead": "SELECT count(*) FROM dead",
-        "read_through": "SELECT coalesce(max(position), 0) FROM reader",
-    },
-)
-WEBHOOKS = Part(WEBHOOKS_NAME, WEBHOOKS_MIGRATIONS, counts={"endpoints": "SELECT count(*) FROM endpoint"})
 CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, CHATS), plain=(KEYS_FILE,), derived=(RULES_NAME,))
 
 

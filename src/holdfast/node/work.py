@@ -18,15 +18,13 @@ from holdfast.store.history import History
 from holdfast.webhooks.delivery import Deliveries, Find, with_webhooks
 from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
 from holdfast.webhooks.reader import Reader
-from holdfast.webhooks.sqlite import SqliteEndpoints
+from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 from holdfast.work.contract import Stats, WorkStore
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies
-from holdfast.work.sqlite import SqliteWork
+from holdfast.work.sqlite import WORK, SqliteWork
 
-WORK_NAME = "work.db"
-WEBHOOKS_NAME = "webhooks.db"
 _GAUGES_PAUSE = 20
 """Times as long as the counting took."""
 MESSAGE_BYTES_MAX = 1 << 20
@@ -44,7 +42,7 @@ async def working(
     reader's position is stored there, so nothing is left out. BadSetting or StateCorrupted if it is there, and wrong.
     """
     async with AsyncExitStack() as stack:
-        endpoints = await SqliteEndpoints.open(state / WEBHOOKS_NAME)
+        endpoints = await SqliteEndpoints.open(state / WEBHOOKS.name)
         stack.push_async_callback(endpoints.close)
         store = await _open(settings.url, endpoints.server, state, clock)
         stack.push_async_callback(store.close)
@@ -92,7 +90,7 @@ def _finding(history: History) -> Find:
 
 async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
     if url == "sqlite:":
-        return await SqliteWork.open(state / WORK_NAME, clock)
+        return await SqliteWork.open(state / WORK.name, clock)
     with extra("postgres"):
         from holdfast.work.postgres import PostgresWork
 

@@ -1,5 +1,5 @@
 """Endpoints in one SQLite file: ``store`` the verbs, ``statements.sql`` and ``migrations`` their SQL."""
 
-from holdfast.webhooks.sqlite.store import MIGRATIONS, SqliteEndpoints
+from holdfast.webhooks.sqlite.store import WEBHOOKS, SqliteEndpoints
 
-__all__ = ["MIGRATIONS", "SqliteEndpoints"]
+__all__ = ["WEBHOOKS", "SqliteEndpoints"]

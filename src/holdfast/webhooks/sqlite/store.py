@@ -11,6 +11,7 @@ import apsw
 import msgspec
 
 from holdfast.errors import NotFound, ServerBusy
+from holdfast.sqlite.copies import Part
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.threads import Crew
 from holdfast.statements import migrations, statements
@@ -18,7 +19,12 @@ from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, Delivery, E
 
 T = TypeVar("T")
 SQL = statements("holdfast.webhooks.sqlite")
-MIGRATIONS = migrations("holdfast.webhooks.sqlite")
+WEBHOOKS = Part(
+    name="webhooks.db",
+    migrations=migrations("holdfast.webhooks.sqlite"),
+    counts={"endpoints": "SELECT count(*) FROM endpoint"},
+)
+"""As a state directory and its backups have it."""
 
 
 class SqliteEndpoints:
@@ -32,7 +38,7 @@ class SqliteEndpoints:
     @classmethod
     async def open(cls, path: Path, settings: SqliteSettings | None = None, vfs: str | None = None) -> SqliteEndpoints:
         settings = settings or SqliteSettings(readers=1, cache_bytes=4 << 20)
-        connection = await asyncio.to_thread(open_and_migrate, path, settings, MIGRATIONS, vfs)
+        connection = await asyncio.to_thread(open_and_migrate, path, settings, WEBHOOKS.migrations, vfs)
         handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
         server = str(connection.execute(SQL["server"]).get)

@@ -5,7 +5,6 @@
 ``store``     that way for a file: one writer thread, one reader
 """
 
-from holdfast.work.sqlite.store import SqliteWork
-from holdfast.work.sqlite.verbs import MIGRATIONS
+from holdfast.work.sqlite.store import WORK, SqliteWork
 
-__all__ = ["MIGRATIONS", "SqliteWork"]
+__all__ = ["WORK", "SqliteWork"]

@@ -13,12 +13,23 @@ import apsw
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ServerBusy
+from holdfast.sqlite.copies import Part
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.threads import Crew
 from holdfast.work.sqlite.embedded import EmbeddedWork
 from holdfast.work.sqlite.verbs import MIGRATIONS
 
 T = TypeVar("T")
+WORK = Part(
+    name="work.db",
+    migrations=MIGRATIONS,
+    counts={
+        "jobs": "SELECT count(*) FROM job",
+        "dead": "SELECT count(*) FROM dead",
+        "read_through": "SELECT coalesce(max(position), 0) FROM reader",
+    },
+)
+"""As a state directory and its backups have it."""
 
 
 class _Withdrawn(Exception):
