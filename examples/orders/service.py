@@ -109,9 +109,9 @@ async def payment(payment_id: str, request: Request) -> dict[str, bool]:
 
 @app.get("/orders/{order_id}")
 async def get_order(order_id: str, request: Request) -> dict[str, Any]:
-    pool = request.app.state.pool
-    row = await pool.fetchrow("SELECT customer, state FROM orders WHERE id = $1", order_id)
+    ledger = "SELECT entry FROM ledger WHERE order_id = orders.id ORDER BY ledger.id"
+    order = f"SELECT customer, state, ARRAY({ledger}) AS ledger FROM orders WHERE id = $1"  # as of one moment
+    row = await request.app.state.pool.fetchrow(order, order_id)
     if row is None:
         raise HTTPException(404)
-    entries = await pool.fetch("SELECT entry FROM ledger WHERE order_id = $1 ORDER BY id", order_id)
-    return {**dict(row), "ledger": [entry["entry"] for entry in entries]}
+    return dict(row)

@@ -33,7 +33,7 @@ def serve(url: str, port: int, log: Path) -> subprocess.Popen[bytes]:
 
 
 async def until_it_listens(port: int, child: subprocess.Popen[bytes], log: Path) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             assert child.poll() is None, f"it ended early; see {log}"
             with socket.socket() as probe:
@@ -58,7 +58,7 @@ def test_orders_are_shipped_and_payments_are_booked_once(postgres_server: Server
                 paid = {"order_id": "o1", "cents": 500}
                 told = [(await client.post("/payments/p1", json=paid)).json()["new"] for _ in range(3)]
                 assert told == [True, False, False]
-                async with asyncio.timeout(15):
+                async with asyncio.timeout(60):
                     while True:
                         order = (await client.get("/orders/o1")).json()
                         if len(order["ledger"]) == 2:
@@ -68,7 +68,7 @@ def test_orders_are_shipped_and_payments_are_booked_once(postgres_server: Server
                 assert sorted(order["ledger"]) == ["paid 500", "shipped"]
             assert await connection.fetchval("SELECT count(*) FROM holdfast_work.job") == 0
             child.send_signal(signal.SIGTERM)
-            assert child.wait(15) in (0, -signal.SIGTERM), "it drains, then ends by the signal"
+            assert child.wait(60) in (0, -signal.SIGTERM), "it drains, then ends by the signal"
         finally:
             if child.poll() is None:
                 child.kill()

@@ -107,7 +107,7 @@ async def yard(server: Server, folder: Path) -> AsyncIterator[Yard]:
             await connection.close()
 
 
-async def until(condition: Any, seconds: float = 30.0) -> None:
+async def until(condition: Any, seconds: float = 60.0) -> None:
     """Poll other processes, to whom no event of ours leads."""
     async with asyncio.timeout(seconds):
         while True:

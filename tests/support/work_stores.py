@@ -171,12 +171,12 @@ def draft(stream: str | None = "s", type: str = "order", payload: bytes = b"{}",
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 60))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
-async def until(condition: Any, seconds: float = 20.0) -> None:
+async def until(condition: Any) -> None:
     """Wait for something a real server must bring about."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(60):
         while True:
             result = condition()
             if await result if asyncio.iscoroutine(result) else result:
