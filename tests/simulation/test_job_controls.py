@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
-from tally import tally
+from tally import tally_controls
 
 from holdfast.verify.checkers import check, red
 from holdfast.verify.checkers.jobs import job_effects_once
-from holdfast.verify.controls.jobs import JOB_CONTROLS, SEEDS, WHOLE, play_jobs
+from holdfast.verify.controls.jobs import JOB_CONTROLS, SEEDS, WHOLE, JobControl, play_jobs
 from holdfast.verify.history import decode, encode
-from holdfast.verify.results import Row
 
 
 def test_what_is_whole_keeps_every_promise_among_zombies_and_kills() -> None:
@@ -21,23 +18,12 @@ def test_what_is_whole_keeps_every_promise_among_zombies_and_kills() -> None:
 
 
 def test_each_broken_variant_turns_its_checker_red_and_no_other() -> None:
-    began, wrong = time.perf_counter(), dict[str, set[int]]()
-    for control in JOB_CONTROLS:
-        found = set[int]().union(*(red(check(play_jobs(seed, control))) for seed in SEEDS))
-        if found != control.red:
-            wrong[control.name] = found
-    print("control: turned red", wrong)
-    tally(
-        Row(
-            name="negative controls of jobs",
-            how="broken variants of the embedded store and of handlers",
-            runs=len(JOB_CONTROLS),
-            failures=len(wrong),
-            requirement="each turns checker 11 red, and no other",
-            seed=f"{SEEDS[0]}..{SEEDS[-1]} each",
-            seconds=time.perf_counter() - began,
-        )
-    )
+    def turned_red(control: JobControl) -> set[int]:
+        return set[int]().union(*(red(check(play_jobs(seed, control))) for seed in SEEDS))
+
+    how = "broken variants of the embedded store and of handlers"
+    requirement = "each turns checker 11 red, and no other"
+    tally_controls("negative controls of jobs", how, requirement, JOB_CONTROLS, SEEDS, turned_red)
 
 
 def test_a_saved_history_of_jobs_is_judged_like_the_first_time() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -28,6 +29,33 @@ def tally(row: Row, reached: Mapping[str, int] | None = None, *, whole: bool = T
     _kept.add(row.name)
     assert row.failures == 0, f"{row.name}: {row.failures} of {row.runs} failed"
     assert not whole or not missed(row.name, counts), f"{row.name} never met: {missed(row.name, counts)}"
+
+
+class Control(Protocol):
+    """A broken variant, and the checkers that must turn red."""
+
+    name: str
+    red: Set[int]
+
+
+C = TypeVar("C", bound=Control)
+
+
+def tally_controls(
+    name: str,
+    how: str,
+    requirement: str,
+    controls: Sequence[C],
+    seeds: Sequence[int],
+    turned_red: Callable[[C], Set[int]],
+) -> None:
+    """Try each control, and keep the count of those that turned red what they must and no more."""
+    began = time.perf_counter()
+    found = {control.name: turned_red(control) for control in controls}
+    wrong = {c.name: (sorted(found[c.name]), sorted(c.red)) for c in controls if found[c.name] != c.red}
+    print("control: (turned red, ought to)", wrong)
+    seconds = time.perf_counter() - began
+    tally(Row(name, how, len(controls), len(wrong), requirement, f"{seeds[0]}..{seeds[-1]} each", seconds=seconds))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
