@@ -473,6 +473,69 @@ def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_se
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
+def test_a_counter_in_redis_is_kept_until_nothing_is_used_and_then_forgotten(
+    redis_server: Server, algorithm: Algorithm
+) -> None:
+    async def main() -> None:
+        counters = RedisCounters(RedisSettings(redis_server.url))
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        key, hold = at(f"kept by {algorithm}"), "h" if algorithm == "concurrency" else ""
+        name = counters._name(key).decode()
+        rule = terms(algorithm, window_ms=5000)
+        for _ in range(2):
+            reading = await one(counters, Ask(key, rule, hold=hold))
+            assert reading.reset_ms < await client.pttl(name) <= reading.reset_ms + 1001
+        adjusted = Adjustment(key, rule, released="h") if hold else Adjustment(key, rule, charged=3)
+        await counters.adjust([adjusted])
+        assert 0 < await client.pttl(name) <= 11_001
+        await counters.announce("node", 30)
+        assert 0 < await client.pttl("rl:nodes") <= 30_000
+        await client.aclose()
+        await counters.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
+    """A primary that became a replica goes on answering on the connections it has."""
+
+    async def main() -> None:
+        connections = 0
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            while data := await reader.read(65536):
+                refusal = b"-READONLY You can't write against a read only replica.\r\n"
+                writer.write(refusal if b"EVALSHA" in data else b"+OK\r\n" * data.count(b"CLIENT"))
+            writer.close()
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0"))
+        for expected in (1, 2, 3):
+            with pytest.raises(Unavailable, match="READONLY"):
+                await one(counters, Ask(at("k"), terms("token_bucket")))
+            assert connections == expected
+        await counters.aclose()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_who_holds_already_has_a_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
+    async def scenario(counters: Counters) -> None:
+        slots, wide = terms("concurrency", 1), terms("fixed_window")
+        await one(counters, Ask(at("slots"), slots, hold="mine"))
+        group = [Ask(at("slots"), slots, hold="mine"), Ask(at("wide"), wide)]
+        assert [r.admitted for r in (await counters.take([group])).readings[0]] == [1, 1]
+        other = [Ask(at("slots"), slots, hold="other"), Ask(at("wide"), wide)]
+        assert [r.admitted for r in (await counters.take([other])).readings[0]] == [0, 0]
+
+    counting(scenario)
+
+
 def test_calls_under_way_together_each_get_their_own_answer(redis_server: Server) -> None:
     async def main() -> None:
         counters = RedisCounters(RedisSettings(redis_server.url))

@@ -1,0 +1,173 @@
+"""What is easily lost when the limiter is changed, because nothing else notices. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import virtual
+from limitworld import Shared
+from msgspec import structs
+
+from holdfast.errors import InvalidCheck
+from holdfast.limits.counters.contract import Ask, Taken
+from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.rules import Check, Rule, RuleSet
+
+RULE = Rule("acme", "x", "fixed_window", 100, 36_000.0)
+QUIET: dict[str, Any] = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0}
+"""Nothing happens here because of a heartbeat."""
+
+
+def node(counters: Shared, rule: Rule = RULE, **settings: Any) -> Limiter:
+    return Limiter(counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), Place("a", "eu"))
+
+
+async def admitted(limits: Limiter, times: int) -> int:
+    return sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(times)])
+
+
+def test_a_share_is_worked_out_anew_when_nodes_come_and_go() -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with node(counters, node_ttl_seconds=3.0) as limits:
+            shares = []
+            for nodes in (1, 4, 2):
+                counters.mood, counters.nodes = "well", nodes
+                await asyncio.sleep(10)
+                counters.mood = "away"
+                shares.append((await limits.check("acme", "x", f"ann{nodes}")).limit)
+            assert shares == [100, 25, 50]
+
+    virtual.run(main())
+
+
+def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with node(counters, **QUIET) as limits:
+            counters.mood = "away"
+            assert await admitted(limits, 60) == 60
+            counters.mood = "well"
+            await asyncio.sleep(2)  # the breaker lets one through again
+            await limits.check("acme", "x", "bob")
+            await asyncio.sleep(0.01)
+            assert [(debt.key[1], debt.charged) for debt in counters.adjustments] == [("ann", 60)]
+
+    virtual.run(main())
+
+
+def test_what_has_drained_meanwhile_is_not_owed() -> None:
+    async def main() -> None:
+        counters = Shared()
+        bucket = Rule("acme", "x", "token_bucket", 60, 60.0)
+        async with node(counters, bucket, **QUIET) as limits:
+            counters.mood = "away"
+            assert await admitted(limits, 50) == 50
+            await asyncio.sleep(30)
+            counters.mood = "well"
+            await limits.check("acme", "x", "bob")
+            await asyncio.sleep(0.01)
+            assert [debt.charged for debt in counters.adjustments] == [20]
+
+    virtual.run(main())
+
+
+def test_a_share_forgets_what_was_used_when_all_of_it_has_drained() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = node(counters, structs.replace(RULE, window_seconds=60.0))
+        assert await admitted(limits, 90) == 90
+        await asyncio.sleep(61)
+        counters.mood = "away"
+        assert await admitted(limits, 100) == 100
+
+    virtual.run(main())
+
+
+def test_a_group_learns_from_its_answer() -> None:
+    """That its node is behind, and what was denied."""
+
+    async def main() -> None:
+        counters, behind = Shared(), []
+        rules = [RULE, structs.replace(RULE, resource="y", limit=1)]
+        newer = Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([structs.replace(RULE, version=2)]))
+        await newer.check("acme", "x", "ann")
+        limits = Limiter(
+            counters, virtual.LoopClock(), rules=RuleSet.of(rules), on_behind=lambda: behind.append("told")
+        )
+        group = [Check("acme", "x", "ann"), Check("acme", "y", "ann")]
+        assert [d.rule_version for d in await limits.check_many(group)] == [2, 1]
+        assert behind == ["told"]
+        assert [d.exceeded for d in await limits.check_many(group)] == [False, True]
+        remembered = limits.try_check("acme", "y", "ann")
+        assert remembered is not None and remembered.decided_by == "denial_cache"
+
+    virtual.run(main())
+
+
+def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistake() -> None:
+    async def main() -> None:
+        counters = Shared()
+        limits = node(counters)
+        with pytest.raises(InvalidCheck, match="cost"):
+            await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 41)])
+        assert not counters.calls
+        decisions = await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 40)])
+        assert [d.allowed for d in decisions] == [True, True]
+
+    virtual.run(main())
+
+
+def test_a_node_that_leaves_gives_its_leases_back() -> None:
+    async def main() -> None:
+        counters = Shared()
+        leased = structs.replace(RULE, precision="leased")
+        async with node(counters, leased, lease_percent=10, **QUIET) as limits:
+            await admitted(limits, 8)
+            stock = limits.lease_stock
+            assert stock > 0
+        assert sum(gift.given for gift in counters.adjustments) == stock
+        assert (await node(counters, leased, lease_percent=0).check("acme", "x", "ann")).remaining == 100 - 8 - 1
+
+    virtual.run(main())
+
+
+def test_a_decision_by_lease_tells_its_region() -> None:
+    async def main() -> None:
+        limits = node(Shared(), structs.replace(RULE, precision="leased"), lease_percent=10)
+        decisions = [await limits.check("acme", "x", "ann") for _ in range(3)]
+        assert [d.decided_by for d in decisions] == ["counters", "lease", "lease"]
+        assert {d.region for d in decisions} == {"eu"}
+
+    virtual.run(main())
+
+
+class Withdrawn(Shared):
+    """A call may be cancelled under way, by whoever runs it."""
+
+    withdraw = False
+
+    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+        if self.withdraw:
+            raise asyncio.CancelledError
+        return await super().take(entries)
+
+
+def test_a_probe_that_was_cancelled_does_not_keep_the_breaker_shut() -> None:
+    async def main() -> None:
+        counters = Withdrawn()
+        limits = node(counters)
+        counters.mood = "away"
+        await admitted(limits, 5)
+        assert not limits.healthy
+        counters.mood, counters.withdraw = "well", True
+        await asyncio.sleep(2)
+        assert (await limits.check("acme", "x", "ann")).degraded, "the probe told nothing"
+        counters.withdraw = False
+        assert not (await limits.check("acme", "x", "ann")).degraded
+        assert limits.healthy
+
+    virtual.run(main())
