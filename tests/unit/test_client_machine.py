@@ -446,6 +446,74 @@ def test_resumed_pages_are_taken_and_the_rest_is_pulled() -> None:
     assert sequences(bench.take_all()) == [3, 4, 5]
 
 
+def resumed_chats(names: Sequence[str], brought: int) -> list[ResumedChat]:
+    """One message of the first ones; of the others only that there is one."""
+    with_message = [ResumedChat(name, 1, 1, [message(1, name)], 1, False, False) for name in names[:brought]]
+    return with_message + [ResumedChat(name, 1, 1, [], 0, True, False) for name in names[brought:]]
+
+
+def is_pull(frame: AnyClientFrame) -> bool:
+    """Whether the server answers it with pages."""
+    return isinstance(frame, SyncRequest) or (isinstance(frame, Resume) and not frame.payload.more)
+
+
+def test_a_device_that_is_behind_in_thousands_of_chats_resumes_until_few_are_left() -> None:
+    behind = dict.fromkeys(f"c{n}" for n in range(2020))
+    bench = Bench(settings=ClientSettings())
+    bench.open(limits={**RATE, "resume_chats_per_frame": 500})
+    asked: list[AnyClientFrame] = []
+    while behind:
+        pulls, bench.actions = [frame for frame in written(bench.actions) if is_pull(frame)], []
+        for pull in pulls:
+            if isinstance(pull, SyncRequest):
+                bench.get(page(1, 1, 1, chat_id=pull.payload.chat_id), pull.request_id)
+                behind.pop(pull.payload.chat_id, None)
+            else:
+                bench.get(Resumed(resumed_chats(list(behind), 400), list(behind), []), pull.request_id)
+                behind = dict.fromkeys(list(behind)[400:])
+        asked += pulls
+        bench.take_all()
+        if not pulls:
+            bench.now = max(bench.now, bench.machine.wake_at() or 0.0)
+            bench.get(Heartbeat({}))
+            bench.pass_time(0)
+    syncs = [frame for frame in asked if isinstance(frame, SyncRequest)]
+    assert len(asked) - len(syncs) == 5
+    assert len(syncs) < 30, "the last few, and one while there was no room for more"
+
+
+def test_a_resume_that_brought_little_is_not_followed_by_another() -> None:
+    names = [f"c{n}" for n in range(200)]
+    bench = Bench(settings=ClientSettings())
+    asked = bench.open()
+    frames = bench.get(Resumed(resumed_chats(names, 10), names, []), asked[-1].request_id)
+    assert [type(frame) for frame in frames if not isinstance(frame, Ack)] == [SyncRequest]
+
+
+def test_nothing_more_is_resumed_than_there_is_room_for() -> None:
+    names = [f"c{n}" for n in range(200)]
+    bench = Bench(settings=ClientSettings(buffer_messages_max=180))
+    asked = bench.open()
+    frames = bench.get(Resumed(resumed_chats(names, 100), names, []), asked[-1].request_id)
+    (pull,) = [frame for frame in frames if is_pull(frame)]
+    assert isinstance(pull, SyncRequest), "a page there is room for"
+    bench.take_all()
+    frames = bench.get(page(1, 1, 1, chat_id=pull.payload.chat_id), pull.request_id)
+    assert [type(frame) for frame in frames if is_pull(frame)] == [Resume]
+
+
+def test_a_chat_whose_page_promised_more_and_brought_nothing_waits_a_moment_and_lets_others_go_first() -> None:
+    bench = Bench({"c": Cursor(1, 3), "d": Cursor(1, 5)})
+    bench.resume()
+    (pull,) = bench.get(Resync([ChatHead("c", 9)]))
+    assert bench.get(Page("c", 1, (), 3, True, 9), pull.request_id) == [], "not at once, or it would be asked for ever"
+    assert written(bench.pass_time(0.9)) == []
+    (pull,) = written(bench.pass_time(0.2))
+    assert isinstance(pull, SyncRequest) and pull.payload.chat_id == "c"
+    (pull,) = bench.get(page(4, 6, 9), pull.request_id)
+    assert isinstance(pull, SyncRequest) and pull.payload.after_sequence == 6, "at once: this one brought something"
+
+
 def test_joined_and_gone_chats_are_told_and_kept_or_forgotten() -> None:
     bench = Bench(at(5))
     [sync] = bench.resume(joined=["new"], gone=["c"])

@@ -158,6 +158,10 @@ class Chats:
     def next_sync_at(self) -> float:
         return min(self._behind.values(), default=NEVER)
 
+    def behind(self, now: float) -> int:
+        """How many chats are to be pulled."""
+        return sum(at <= now for at in self._behind.values())
+
     def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
         """The next chat to pull, and what we had heard of it when we asked."""
         due = [chat_id for chat_id, at in self._behind.items() if at <= now]

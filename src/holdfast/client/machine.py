@@ -55,6 +55,8 @@ from holdfast.wire.frames import (
 )
 
 _GONE = frozenset({"NOT_A_MEMBER", "NOT_FOUND", "FORBIDDEN"})
+MANY_CHATS = 50
+"""From so many on it pays to resume again: with thousands of chats a resume takes ten frames."""
 
 
 class Machine:
@@ -259,6 +261,7 @@ class Machine:
             self._chats.joined(chat_id, now)
         for chat in resumed.chats:
             self._actions += self._chats.settle(chat, now, heard=0)
+        session.resumed_many = sum(bool(chat.messages) for chat in resumed.chats) >= MANY_CHATS
 
     def _page(self, session: Session, request_id: str | None, page: Page, now: float) -> None:
         sync = session.sync
@@ -345,7 +348,14 @@ class Machine:
             body = SendBody(entry.client_message_id, entry.chat_id, entry.content, entry.content_type)
             self._write(SendMessage(request_id=self._request(), payload=body))
 
+    def _resume_again(self, session: Session, now: float) -> None:
+        """While many chats are behind, a resume brings hundreds of them in the time in which a few are pulled."""
+        room = self.inbox.room * 2 >= self._settings.buffer_messages_max
+        if session.resumed_many and room and self._may_sync(session) and self._chats.behind(now) >= MANY_CHATS:
+            session.resuming = Resuming(now)
+
     def _start_resume(self, session: Session, now: float) -> None:
+        self._resume_again(session, now)
         resuming = session.resuming
         if resuming is None or now < resuming.at:
             return

@@ -88,7 +88,10 @@ class Resuming:
 
 
 class Session:
-    """On one connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished."""
+    """On one connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished.
+
+    ``resumed_many``: the last resume brought many chats, so that another one may too.
+    """
 
     __slots__ = (
         "accepted",
@@ -98,6 +101,7 @@ class Session:
         "opened_at",
         "pace",
         "renew_at",
+        "resumed_many",
         "resuming",
         "said_at",
         "silence_seconds",
@@ -112,6 +116,7 @@ class Session:
         self.silence_seconds = self.still_here_seconds = NEVER
         self.pace = Pace({}, now)
         self.resuming: Resuming | None = None
+        self.resumed_many = False
         self.sync: Sync | None = None
         self.renew_at = NEVER
         self.drop_at = NEVER
