@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from msgspec import structs
+
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.changes import RuleChange
 from holdfast.limits.counters.contract import Adjustment, Ask, Taken
@@ -33,11 +35,12 @@ class Log:
         """At which place of the log it forgot up to which: its changes, and the tombstones that are older."""
 
     def put(self, resource: str, limit: int, deleted: bool = False, ring: bool = True) -> Rule:
-        name = RuleName("acme", resource)
-        versions = [c.rule.version for c in self.changes if c.rule.name == name]
-        rule = Rule(
-            *name, "token_bucket", limit, 60.0, epoch=self.epoch, version=max(versions, default=0) + 1, deleted=deleted
-        )
+        return self.commit(Rule("acme", resource, "token_bucket", limit, 60.0, deleted=deleted), ring)
+
+    def commit(self, rule: Rule, ring: bool = True) -> Rule:
+        """The rule in its next version."""
+        versions = [c.rule.version for c in self.changes if c.rule.name == rule.name]
+        rule = structs.replace(rule, epoch=self.epoch, version=max(versions, default=0) + 1)
         seq = len(self.changes) + 1
         self.changes.append(RuleChange(seq, "update", rule, "olga", "", ""))
         self.committed_at.append(asyncio.get_running_loop().time())
