@@ -1,12 +1,13 @@
 """What a node owes the shared counters, and what it has to give back to them.
 
 Owed is what its local share admitted while they were away, amounts and holds; it is charged as soon as they answer,
-with the heartbeat, and when the node leaves. Given back is what is left of leases. Nothing is sent twice: a call
-whose outcome is unknown counts as made.
+with the heartbeat, and when the node leaves. Given back is what is left of leases. Neither is sent twice: a call whose
+outcome is unknown counts as made. The end of a hold is told until it is heard: twice is once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from holdfast import telemetry
@@ -14,6 +15,9 @@ from holdfast.errors import HoldfastError, Unavailable
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Counters
 from holdfast.limits.leases import Leases
 from holdfast.limits.share import LocalShare
+
+RELEASES_MAX = 10_000
+"""Ends of holds that the counters were not told yet; the oldest are dropped, and end with their window."""
 
 
 class Accounts:
@@ -23,11 +27,12 @@ class Accounts:
         self._leases = leases
         self._monotonic = monotonic
         self._settling = False
+        self._releases: deque[Adjustment] = deque(maxlen=RELEASES_MAX)
 
     @property
     def due(self) -> bool:
         """Something is owed, and nobody is about to settle it."""
-        return self._share.owes and not self._settling
+        return (self._share.owes or bool(self._releases)) and not self._settling
 
     async def settle(self) -> None:
         """Charge what is owed. What the counters did not take stays on the books; what they may have taken does not."""
@@ -42,10 +47,21 @@ class Accounts:
                 except Unavailable:
                     self._share.owe(owed)
                     return
-        except HoldfastError as error:
-            _lost(owed, error)
+                except HoldfastError as error:
+                    _lost(owed, error)
+                    return
+            await self._end_holds()
         finally:
             self._settling = False
+
+    async def _end_holds(self) -> None:
+        while self._releases:
+            ended = [self._releases.popleft() for _ in range(min(len(self._releases), KEYS_PER_CALL_MAX))]
+            try:
+                await self._adjust(ended)
+            except HoldfastError:
+                self._releases.extendleft(reversed(ended))
+                return
 
     async def give_back(self, all_of_them: bool = False) -> None:
         """Best effort: what is lost stays charged until it drains."""
@@ -58,12 +74,16 @@ class Accounts:
                 return
 
     async def release(self, adjustment: Adjustment) -> bool:
-        """End a hold, best effort; whether the counters say that it was one and is over."""
+        """End a hold; whether the counters say that it was one and is over. If they are silent they are told again."""
         try:
             return await self._counters.adjust([adjustment]) > 0
-        except HoldfastError as error:
-            _lost([adjustment], error)
+        except HoldfastError:
+            self.release_soon(adjustment)
             return False
+
+    def release_soon(self, adjustment: Adjustment) -> None:
+        """End a hold with the next ``settle``."""
+        self._releases.append(adjustment)
 
     async def _adjust(self, adjustments: Sequence[Adjustment]) -> None:
         if adjustments:

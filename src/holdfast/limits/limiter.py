@@ -23,10 +23,11 @@ from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import InvalidCheck
 from holdfast.limits.accounts import Accounts
-from holdfast.limits.algorithms import Reading
+from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
 from holdfast.limits.decisions import FREE, Decisions
+from holdfast.limits.holds import Holds
 from holdfast.limits.leases import Leases
 from holdfast.limits.nodes import Nodes
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
@@ -95,7 +96,7 @@ class Limiter:
         self._take_now = counters.take_now
         self._immediate = counters.immediate
         self._monotonic = clock.monotonic
-        self._ids = Ids(clock)
+        self._holds = Holds(Ids(clock), self.settings.keys_max)
         self._on_behind = on_behind
         self.place = place or Place()
         self._rules = rules or RuleSet()
@@ -140,12 +141,12 @@ class Limiter:
         return self._batcher.healthy
 
     async def check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
-        """May ``subject`` use ``cost`` of ``resource`` now? Cancelled: it may have been counted."""
+        """May ``subject`` use ``cost`` of ``resource`` now? Cancelled: it may have been counted; nothing is held."""
         found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
         begun = self._begin(tenant, resource, subject, cost)
-        return begun if isinstance(begun, Decision) else await begun
+        return begun if isinstance(begun, Decision) else await self._taken(begun)
 
     def begin_check(
         self, tenant: str, resource: str, subject: str, cost: int = 1
@@ -173,7 +174,7 @@ class Limiter:
             self._decisions.tally["no_rule"][True] += 1
             return FREE
         if self._immediate:
-            hold = self._ids.new("hld_") if plan.holds else ""
+            hold = self._holds.ask((plan.prefix, subject), plan.terms) if plan.holds else ""
             reading = self._take_now((plan.prefix, subject), plan.terms, cost, hold)
             return self._decisions.of(plan, reading, reading.admitted > 0, "counters", hold)
         known = self._known.get((plan.prefix, subject))
@@ -285,7 +286,7 @@ class Limiter:
         for at, (plan, check) in enumerate(zip(plans, checks, strict=True)):
             if plan is None or plan.shadow:
                 begun = alone[at]
-                decisions.append(begun if isinstance(begun, Decision) else await begun)
+                decisions.append(begun if isinstance(begun, Decision) else await self._taken(begun))
                 continue
             key = (plan.prefix, check.subject)
             decisions.append(together[key])
@@ -299,18 +300,66 @@ class Limiter:
         plan = self._plan(check.tenant, check.resource)
         return plan is not None and plan.shadow
 
+    async def renew(self, check: Check, hold: str) -> Decision:
+        """Go on holding for another window; refused if the hold was over and there is no room to begin it anew."""
+        place = self._place(check, hold)
+        if place is None:
+            return FREE
+        plan = self._plan(check.tenant, check.resource)
+        if plan is None or plan.prefix != place[0][0]:
+            return FREE  # another rule limits now, or none; what is held is given back where it is
+        ask = Ask(place[0], plan.terms, hold=hold)
+        if self._immediate:
+            reading = self._take_now(ask.key, ask.terms, 1, hold)
+            return self._decisions.of(plan, reading, reading.admitted > 0, "counters", hold)
+        begun = self._begun(plan, ask)
+        return begun if isinstance(begun, Decision) else await begun
+
     async def release(self, check: Check, hold: str) -> bool:
         """Give back what a concurrency rule granted; without it the hold ends with the rule's window.
 
-        Wherever it was granted, here or by the counters, it is given back. False if nobody knows it (any more), or if
-        the counters did not say that they have ended it: then it may last until its window does.
+        Wherever it was granted, here or by the counters, under today's rule or the one before, it is given back.
+        False if nobody knows it (any more), or if the counters did not say that they have ended it: then they are
+        told again when they answer.
         """
-        plan = self._plan(check.tenant, check.resource)
-        if plan is None or not plan.holds:
+        place = self._place(check, hold)
+        if place is None:
             return False
-        key = (plan.prefix, check.subject)
-        ours = self._share.release(key, plan.terms, hold, self._monotonic() * 1000)
-        return await self._accounts.release(Adjustment(key, plan.terms, released=hold)) or ours
+        key, terms = place
+        self._holds.end(hold)
+        ours = self._share.release(key, terms, hold, self._monotonic() * 1000)
+        return await self._accounts.release(Adjustment(key, terms, released=hold)) or ours
+
+    def _place(self, check: Check, hold: str) -> tuple[Key, Terms] | None:
+        """The counter of a hold; of one that was asked for elsewhere, that of today's rule."""
+        place = self._holds.place(check, hold)
+        plan = self._plan(check.tenant, check.resource)
+        if place is None and plan is not None and plan.holds:
+            return (plan.prefix, check.subject), plan.terms
+        return place
+
+    async def _taken(self, begun: asyncio.Future[Any]) -> Any:
+        """What was decided. Whoever is cancelled meanwhile takes nothing along: what is held goes back."""
+        try:
+            return await begun
+        except asyncio.CancelledError:
+            if begun.done() and not begun.cancelled():
+                decided = begun.result()
+                for decision in [decided] if isinstance(decided, Decision) else decided:
+                    self._give_back(decision.hold)
+            raise
+
+    def _unless_held(self, asks: Sequence[Ask], told: Sequence[Decision]) -> None:
+        """The counters hold, or will, what nobody was told that he has: it goes back when they have answered again."""
+        held = [decision.hold for decision in told]
+        for ask in asks:
+            if ask.hold not in held:
+                self._give_back(ask.hold)
+
+    def _give_back(self, hold: str) -> None:
+        if hold and (place := self._holds.end(hold)) is not None:
+            self._share.release(*place, hold, self._monotonic() * 1000)
+            self._accounts.release_soon(Adjustment(*place, released=hold))
 
     def _plan(self, tenant: str, resource: str) -> Plan | None:
         try:
@@ -326,13 +375,15 @@ class Limiter:
     def _question(self, plan: Plan, subject: str, cost: int) -> Ask:
         key = (plan.prefix, subject)
         want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
-        return Ask(key, plan.terms, cost, 1, want, self._ids.new("hld_") if plan.holds else "")
+        return Ask(key, plan.terms, cost, 1, want, self._holds.ask(key, plan.terms) if plan.holds else "")
 
     def _begin(self, tenant: str, resource: str, subject: str, cost: int) -> Decision | asyncio.Future[Decision]:
         """Ask the counters what ``try_check`` could not answer."""
         plan = self._plans[tenant, resource]
         assert plan is not None
-        ask = self._question(plan, subject, cost)
+        return self._begun(plan, self._question(plan, subject, cost))
+
+    def _begun(self, plan: Plan, ask: Ask) -> Decision | asyncio.Future[Decision]:
         entry = self._batcher.ask(plan, ask)
         if entry is None:
             return self._local(plan, ask)
@@ -352,6 +403,8 @@ class Limiter:
             for waiter in entry.waiters:
                 if not waiter.done():
                     waiter.set_result(decisions)
+                else:
+                    self._unless_held(entry.asks, ())
         else:
             self._told_one(entry.plans[0], entry.asks[0], entry.waiters, answer)
 
@@ -364,6 +417,8 @@ class Limiter:
         for place, waiter in enumerate(waiters, ask.spent):
             if not waiter.done():
                 waiter.set_result(self._decisions.of(plan, reading, place < reading.admitted, "counters", ask.hold))
+            elif reading.admitted:
+                self._unless_held((ask,), ())
 
     def _told_nothing(self, entry: Entry) -> None:
         """Everybody has his part of the local share; of who does not wait it is only charged."""
@@ -371,8 +426,11 @@ class Limiter:
         if ask.spent:
             self._share.spend(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
         for waiter in entry.waiters:
+            decisions: list[Decision] = []
             if not waiter.done():
-                waiter.set_result(self._local_group(entry.plans, entry.asks) if together else self._local(plan, ask))
+                decisions = self._local_group(entry.plans, entry.asks) if together else [self._local(plan, ask)]
+                waiter.set_result(decisions if together else decisions[0])
+            self._unless_held(entry.asks, decisions)
 
     def _learn(self, plan: Plan, ask: Ask, reading: Reading, sent_at: float) -> Known:
         known = self._known.get(ask.key)
@@ -394,7 +452,7 @@ class Limiter:
             return {}
         plans = tuple(plan for plan, _ in group.values())
         asks = tuple(
-            Ask(key, plan.terms, cost, 1, 0, self._ids.new("hld_") if plan.holds else "")
+            Ask(key, plan.terms, cost, 1, 0, self._holds.ask(key, plan.terms) if plan.holds else "")
             for key, (plan, cost) in group.items()
         )
         if self._immediate:
@@ -405,7 +463,7 @@ class Limiter:
             return dict(zip(group, self._local_group(plans, asks), strict=True))
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
-        decided = await waiter
+        decided = await self._taken(waiter)
         return dict(zip(group, [decided] if isinstance(decided, Decision) else decided, strict=True))
 
     def _local(self, plan: Plan, ask: Ask) -> Decision:

@@ -1,0 +1,146 @@
+"""What concurrency rules grant: given back wherever it was granted, by whom it was not taken, and renewed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from limitworld import Shared
+from msgspec import structs
+
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.rules import Check, Rule, RuleSet
+from holdfast.verify import virtual
+
+SLOTS = Rule("acme", "slots", "concurrency", 2, 3600.0)
+ANN = Check("acme", "slots", "ann")
+
+
+def world(scenario: Callable[[Limiter, Shared], Awaitable[None]], rule: Rule = SLOTS) -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limits:
+            await scenario(limits, counters)
+
+    virtual.run(main())
+
+
+async def free(limits: Limiter) -> int:
+    """How many places there are, by taking and leaving them."""
+    await asyncio.sleep(2)  # two heartbeats: whatever is owed is settled
+    taken = [decision.hold for decision in [await limits.check(*ANN) for _ in range(3)] if decision.allowed]
+    for hold in taken:
+        assert await limits.release(ANN, hold)
+    return len(taken)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cancelled_check_holds_nothing(turns: int) -> None:
+    """Whenever it is cancelled: before the counters are asked, before they answer, or before the answer is read."""
+
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        for _ in range(2):
+            asking = asyncio.create_task(limits.check(*ANN))
+            if turns < 5:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(counters.delay)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        assert await free(limits) == 2
+
+    world(scenario)
+
+
+def test_a_cancelled_group_holds_nothing() -> None:
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        limits.use(RuleSet.of([SLOTS, Rule("acme", "calls", "token_bucket", 100, 1.0)]))
+        for delay in (0, counters.delay / 2, counters.delay):
+            asking = asyncio.create_task(limits.check_many([ANN, Check("acme", "calls", "ann")]))
+            await asyncio.sleep(delay)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        assert await free(limits) == 2
+
+    world(scenario)
+
+
+def test_an_answer_that_comes_too_late_for_who_was_refused_holds_nothing() -> None:
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        counters.delay = 0.06
+        assert not (await limits.check(*ANN)).allowed, "closed, after the deadline"
+        assert not (await limits.check(*ANN)).allowed
+        counters.delay = 0.001
+        assert await free(limits) == 2
+
+    world(scenario, structs.replace(SLOTS, on_store_failure="closed"))
+
+
+def test_what_is_released_while_the_counters_are_away_is_released_when_they_are_back() -> None:
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        held = [(await limits.check(*ANN)).hold for _ in range(2)]
+        counters.mood = "away"
+        assert [await limits.release(ANN, hold) for hold in held] == [False, False]
+        counters.mood = "well"
+        assert await free(limits) == 2
+
+    world(scenario)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        structs.replace(SLOTS, mode="off", version=2),
+        structs.replace(SLOTS, algorithm="token_bucket", version=2),
+        Rule("acme", "slots", "fixed_window", 5, 60.0, version=9),
+    ],
+)
+def test_what_was_granted_is_given_back_where_it_was_granted_whatever_the_rule_is_by_now(now: Rule) -> None:
+    general = structs.replace(SLOTS, tenant="*")
+
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        held = [(await limits.check(*ANN)).hold for _ in range(2)]
+        limits.use(RuleSet.of([general, now]))
+        assert [await limits.release(ANN, hold) for hold in held] == [True, True]
+        limits.use(RuleSet.of([structs.replace(general, version=3)]))
+        assert await free(limits) == 2
+
+    world(scenario, general)
+
+
+def test_nobody_gives_back_what_another_holds() -> None:
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        hold = (await limits.check(*ANN)).hold
+        for other in (Check("acme", "slots", "bob"), Check("evil", "slots", "ann")):
+            assert not await limits.release(other, hold)
+        assert await limits.release(ANN, hold)
+
+    world(scenario)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_hold_that_is_renewed_lasts(shared: bool) -> None:
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        counters.immediate = limits._immediate = not shared
+        held = [(await limits.check(*ANN)).hold for _ in range(2)]
+        for _ in range(10):
+            await asyncio.sleep(1800)
+            assert (await limits.renew(ANN, held[0])).hold == held[0]
+        assert (await limits.check(*ANN)).allowed, "the other did not come back"
+        assert not (await limits.check(*ANN)).allowed
+        assert await limits.release(ANN, held[0])
+        assert not await limits.release(ANN, held[1])
+
+    world(scenario)
+
+
+def test_where_nothing_is_limited_any_more_there_is_nothing_to_renew() -> None:
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        hold = (await limits.check(*ANN)).hold
+        limits.use(RuleSet.of([structs.replace(SLOTS, mode="off", version=2)]))
+        assert (await limits.renew(ANN, hold)).allowed
+        assert (await limits.renew(ANN, "nonsense")).allowed
+
+    world(scenario)
