@@ -75,7 +75,7 @@ class Served:
         return self.keys["operator" if endpoint.caller == "operator" else "tenant"]
 
     def _run(self, coroutine: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +95,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield started[0]
     stop.set()
-    thread.join(10)
+    thread.join(60)
 
 
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]

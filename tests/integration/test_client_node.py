@@ -51,12 +51,13 @@ class World:
 def served(
     tmp_path: Path, scenario: Callable[[World], Awaitable[None]], changes: Mapping[str, float] | None = None
 ) -> None:
-    """A node with its usual heartbeats, unless ``changes`` say else, so that what waits for one is too late."""
+    """A node with heartbeats far apart, unless ``changes`` say else, so that what waits for one is too late."""
 
     async def main() -> None:
         server = {"server.port": 0, "server.state_dir": str(tmp_path / "state"), "server.log_level": "error"}
-        settings = load(None, {}, {**server, **(changes or {})})
-        async with asyncio.timeout(20), running(settings) as node:
+        rare = {"gateway.timeouts.heartbeat_interval_seconds": 600}
+        settings = load(None, {}, {**server, **rare, **(changes or {})})
+        async with asyncio.timeout(100), running(settings) as node:
             await scenario(World(node))
 
     asyncio.run(main())
@@ -271,7 +272,7 @@ def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_
     async def main() -> None:
         state = str(tmp_path / "state")
         settings = Settings(server=Server(port=free_port(), state_dir=state, log_level="error"))
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             async with running(settings) as node:
                 world = World(node)
                 chat_id = await world.chat("alice")

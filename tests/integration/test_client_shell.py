@@ -35,7 +35,7 @@ def jwt(expires_at: float) -> str:
 
 def run(scenario: Callable[[ScriptedServer], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with ScriptedServer() as server, asyncio.timeout(20):
+        async with ScriptedServer() as server, asyncio.timeout(60):
             await scenario(server)
 
     asyncio.run(main())

@@ -20,7 +20,8 @@ from engines import free_port
 from holdfast.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 100.0
+"""After which something will not come any more; nothing that is judged by its speed waits so long."""
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:

@@ -27,7 +27,7 @@ def serve(tmp_path: Path, story: Story, **settings: Any) -> None:
     loaded = load(None, {}, {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths})
 
     async def run() -> None:
-        async with asyncio.timeout(60), running(loaded) as node:
+        async with asyncio.timeout(120), running(loaded) as node:
             await story(node)
 
     uvloop.run(run())
