@@ -150,7 +150,9 @@ class Supervisor:
         self._start = start
         self._executed = False
         self._life: Life | None = None
-        self._down_since = self._dead_since = time.monotonic()
+        self._down_since: float | None = time.monotonic()
+        """Since when nobody could be connected; several may have been killed since, before they served."""
+        self._dead_since = time.monotonic()
 
     async def prepare(self, *users: str) -> str:
         """Make the state directory and a chat of these users."""
@@ -187,7 +189,9 @@ class Supervisor:
         assert self._life is not None
         self.serving_again.append(Again(now - self._dead_since, _cpu_seconds(self._life.pid), self._executed))
         (self.directory / ARMED).touch()  # from here on it may kill itself, and leave nothing to look at
+        assert self._down_since is not None
         self.record.note(Fault(at=self._down_since, until=now, plane="process", name="no server"))
+        self._down_since = None
         return True
 
     @property
@@ -206,18 +210,21 @@ class Supervisor:
     async def kill(self) -> None:
         """SIGKILL, unless it has killed itself; returns when the process is gone."""
         assert self._life is not None
-        self._down_since = time.monotonic()
+        down_since = time.monotonic()
         code = await self._life.end(signal.SIGKILL)
         assert code == -signal.SIGKILL, f"exit code {code}; see {self.log_path}"
         armed = self.directory / ARMED
         if armed.exists() and (last_words := armed.read_text()):  # its clients may have known sooner than we
-            self._down_since = float(last_words)
+            down_since = float(last_words)
+        if self._down_since is None:
+            self._down_since = down_since
         self.kills += 1
         self._dead_since = time.monotonic()
 
     async def stop(self) -> None:
         """SIGTERM and wait."""
         assert self._life is not None
+        self._down_since = self._down_since or time.monotonic()
         code = await self._life.end(signal.SIGTERM)
         assert code == 0, f"exit code {code}; see {self.log_path}"
 
