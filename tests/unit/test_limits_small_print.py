@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import virtual
 from limitworld import Shared
 from msgspec import structs
 
@@ -15,6 +14,7 @@ from holdfast.errors import InvalidCheck
 from holdfast.limits.counters.contract import Ask, Taken
 from holdfast.limits.limiter import Limiter, LimiterSettings, Place
 from holdfast.limits.rules import Check, Rule, RuleSet
+from holdfast.verify import virtual
 
 RULE = Rule("acme", "x", "fixed_window", 100, 36_000.0)
 QUIET: dict[str, Any] = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0}

@@ -2,10 +2,12 @@
 
 - ``routes``    the table of every endpoint; start here
 - ``receive``   from a request to a call: who, may they, what
-- ``chats``, ``messages``, ``admin``, ``probes``   what the endpoints do
+- ``chats``, ``messages``, ``limits``, ``work``, ``admin``, ``probes``   what the endpoints do
+- ``keyed``     one answer for one Idempotency-Key
 - ``problems``  what is wrong with a body, in words
 - ``answers``   statuses and the one error body
 - ``openapi``, ``reference``   the table as OpenAPI, as /docs and as docs/reference/rest.md
 - ``envelope``  request ids, security headers, access log
+- ``deps``      what all of it stands on, given by the node
 - ``app``       all of it, mounted: ``make_app(deps)``
 """
