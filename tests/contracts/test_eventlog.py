@@ -15,12 +15,13 @@ from chats import ANN, acked, act, create, draft, send
 from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.eventlog.sqlite import TAIL_ENTRIES_MAX, SqliteEventLog
-from holdfast.message import Entry
+from holdfast.message import Entry, Message
 from holdfast.store.changes import Redact
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 
 Scenario = Callable[[Any, Any], Awaitable[None]]
+TEXT = Message("msg_6", "chat_a", 6, "text", "ann", None, "hi", "text/plain", "now")
 
 
 @asynccontextmanager
@@ -180,3 +181,41 @@ def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_read(dama
             assert [e.message.content for e in await log.read(end - 1, 10)] == ["text 3"]
 
     asyncio.run(run())
+
+
+class SlowSource:
+    """A store whose answer to where the log ends was read before it is given."""
+
+    def __init__(self) -> None:
+        self.end = 5
+        self.gate = asyncio.Event()
+        self.told: Callable[[list[Entry]], None]
+
+    def on_commit(self, listener: Any) -> None:
+        self.told = listener
+
+    async def log_end(self) -> int:
+        end = self.end
+        await self.gate.wait()
+        return end
+
+    async def log_after(self, after: int, limit: int) -> list[Entry]:
+        return []
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announced: bool) -> None:
+    """Announced, or one whose outcome nobody knows: who waits for it would wait until the next one."""
+
+    async def scenario() -> None:
+        source = SlowSource()
+        log = SqliteEventLog(source)
+        asking = asyncio.create_task(log.end())
+        await asyncio.sleep(0)
+        source.end = 6
+        source.told([Entry(6, "default", TEXT)] if announced else [])
+        source.gate.set()
+        assert await asking == 6
+        await asyncio.wait_for(log.wait(5), 5)
+
+    asyncio.run(scenario())

@@ -462,3 +462,10 @@ def test_what_was_read_is_forgotten_with_the_chat() -> None:
     talk.do(talk.session.membership("chat_1", Cursor(0, 9)))
     talk.do(talk.session.head("chat_1", Cursor(4, 9), talk.now))
     assert talk.count(WasRead) == 0
+
+
+def test_a_cursor_beyond_the_chats_end_proves_a_rollback_and_no_delivery() -> None:
+    """Acks up to it would be passed over as old news, should the epoch not be raised."""
+    place = Place(Cursor(1, 10))
+    place.pull(Cursor(1, 99))
+    assert place.acked == 10
