@@ -38,6 +38,7 @@ MUST_HAPPEN: Mapping[str, frozenset[str]] = {
             "a connection was closed: upstream_failure",
             "a connection was closed: duplicate_connection",
             "the server was killed while a commit was open",
+            "a device dropped its copy for a newer epoch",
         }
     ),
     "kill -9": frozenset(

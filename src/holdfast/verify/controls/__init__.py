@@ -78,6 +78,9 @@ def weather(**changes: object) -> Callable[[Options], Options]:
             "membership_changes",
             "redactions",
             "bursts",
+            "recoveries",
+            "halts",
+            "retentions",
         )
         return replace(options, **{**dict.fromkeys(none, 0), **calm, **changes})  # type: ignore[arg-type]
 

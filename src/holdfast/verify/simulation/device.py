@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, assert_never
 
+from holdfast import telemetry
 from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
 from holdfast.client.events import ChatGone, ChatReset
 from holdfast.client.machine import Machine
@@ -163,6 +164,8 @@ class Device:
                 case Message():
                     self.store(event)
                 case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
+                    if isinstance(event, ChatReset):
+                        telemetry.sometimes("a device dropped its copy for a newer epoch")
                     self.copies.pop(chat_id, None)
                     self.witness.dropped(chat_id)
                 case _:

@@ -35,6 +35,9 @@ class Options:
     writes: Odds
     reads: Odds
     fanout: Odds
+    recoveries: int
+    halts: int
+    retentions: int
 
     @staticmethod
     def derive(seed: int) -> Options:
@@ -65,6 +68,9 @@ class Options:
             writes=_store_odds(rng),
             reads=_store_odds(rng),
             fanout=_fanout_odds(rng),
+            recoveries=some(2),
+            halts=some(1),
+            retentions=some(1),
         )
 
 

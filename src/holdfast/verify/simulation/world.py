@@ -1,6 +1,6 @@
 """A story from one seed: people talk, everything breaks, everything heals, and the history is judged.
 
-Safety phase: sends, membership changes, redactions, and the faults that the options name. Heal: no more faults.
+Safety phase: sends, membership changes, what operators do, and the faults that the options name. Heal: no more faults.
 Liveness phase: everybody catches up within ``LIVENESS_SECONDS``. Then the store, the log and every device's copy
 are recorded.
 """
@@ -13,13 +13,25 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from msgspec.structs import replace
+
 from holdfast import telemetry
 from holdfast.client.settings import ClientSettings
 from holdfast.clock import Ids, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.message import Cursor, Entry, User
-from holdfast.store.changes import Act, AddMember, Command, CreateChat, Redact, RemoveMember
+from holdfast.store.changes import (
+    Act,
+    AddMember,
+    Command,
+    CreateChat,
+    HaltChat,
+    RecoverChat,
+    Redact,
+    RemoveMember,
+    Retain,
+)
 from holdfast.verify.faults import Fault as Disturbance
 from holdfast.verify.faults import Odds, Plan
 from holdfast.verify.history import (
@@ -58,6 +70,7 @@ STRANGER = User("other", "eve")
 READERS = {"ann over REST": OWNER, "eve over REST": STRANGER}
 LOOKS = 4
 BURST_PAGES = 4
+HALTED_SECONDS_MAX = 3.0
 PLANES: dict[str, Plane] = {
     **dict.fromkeys(("append", "change", "mark"), "durability"),
     **dict.fromkeys(("gateways_of", "deliver", "announce", "withdraw", "read"), "fanout"),
@@ -200,6 +213,9 @@ class World:
             (self._change_members, options.membership_changes),
             (self._redact, options.redactions),
             (self._burst, options.bursts),
+            (self._recover, options.recoveries),
+            (self._halt, options.halts),
+            (self._retain, options.retentions),
             (self._look, LOOKS),
         ]
 
@@ -281,6 +297,26 @@ class World:
         if head:
             await self._try_change(Redact(self._act(OWNER), chat_id, self.rng.randint(1, head)))
 
+    async def _recover(self) -> None:
+        """An operator raises a chat's epoch: every copy of it is dropped and read anew."""
+        await self._try_change(RecoverChat(self._operator(), self._some_chat()))
+
+    async def _halt(self) -> None:
+        """An operator halts a chat, looks at it and recovers it; if the first try fails, another one when all heals."""
+        chat_id = self._some_chat()
+        await self._try_change(HaltChat(self._operator(), chat_id))
+        await asyncio.sleep(self.rng.uniform(0, HALTED_SECONDS_MAX))
+        await self._try_change(RecoverChat(self._operator(), chat_id))
+
+    async def _retain(self) -> None:
+        """The beginning of a chat is deleted, perhaps before everybody has it."""
+        chat_id = self._some_chat()
+        head = (await self.disk.store.heads([chat_id]))[chat_id].sequence
+        await self._try_change(Retain(self._operator(), chat_id, self.rng.randint(1, head + 1)))
+
+    def _operator(self) -> Act:
+        return replace(self._act(OWNER), operator=True, reason="a drill")
+
     async def _try_change(self, command: Command) -> None:
         """Through the front door, so that it meets the same faults as a send; a refusal is an answer too."""
         server = self.server
@@ -310,6 +346,10 @@ class World:
         self.plan.heal()
         for device in self.devices:
             device.pause(False)
+        for chat_id in self.founders:
+            while (await self.disk.store.chat(chat_id)).halted is not None:
+                await self._try_change(RecoverChat(self._operator(), chat_id))
+                await asyncio.sleep(1.0)
 
     async def _settle(self) -> None:
         """Give everybody time; leave early when all have had all for a second."""
@@ -325,8 +365,9 @@ class World:
             return False
         for device in self.devices:
             for chat_id in (await self.disk.store.memberships([device.user]))[device.user]:
-                stored = self.disk.sequences(chat_id)
-                if [pair[0] for pair in device.copies.get(chat_id, [])] != stored:
+                first = (await self.disk.store.chat(chat_id)).first_sequence  # older ones may have been had in time
+                had = [sequence for sequence, _ in device.copies.get(chat_id, []) if sequence >= first]
+                if had != self.disk.sequences(chat_id):
                     return False
         return True
 
