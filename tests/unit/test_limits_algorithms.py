@@ -143,6 +143,16 @@ def test_holders_come_and_go() -> None:
     assert hold(counter, rule, T0 + 2000 + 60_000, "d").remaining == 1, "the silent ones are forgotten"
 
 
+def test_holders_are_forgotten_after_their_window_also_when_the_clock_steps_back() -> None:
+    counter, rule = Concurrency(terms("concurrency", 1)), terms("concurrency", 1)
+    assert hold(counter, rule, T0, "a").admitted == 1
+    back = T0 - 3_600_000
+    refused = hold(counter, rule, back + 1000, "b")
+    assert (refused.admitted, refused.wait_ms) == (0, 60_000), "from when this was noticed"
+    assert hold(counter, rule, back + 60_000, "b").admitted == 0
+    assert hold(counter, rule, back + 61_000, "b").admitted == 1
+
+
 def test_a_peek_uses_nothing() -> None:
     counter, rule = fresh("token_bucket", 1), terms("token_bucket", 1)
     assert peek(counter, rule, T0, 1)

@@ -247,8 +247,13 @@ class Concurrency(Counter, gc=False):
     """At most ``limit`` holders at a time; a holder that does not come back is forgotten after the window."""
 
     holders: dict[str, float] = field(default_factory=dict)
+    at: float = 0.0
 
     def settle(self, now: float) -> None:
+        if now < self.at:
+            back = self.at - now
+            self.holders = {hold: until - back for hold, until in self.holders.items()}
+        self.at = now
         if self.holders:
             self.holders = {hold: until for hold, until in self.holders.items() if until > now}
 

@@ -1,18 +1,22 @@
 -- concurrency: at most `limit` holders at a time; one that does not come back is forgotten after the window.
--- state: hold -> until (ms)
+-- state: hold -> until (ms); AT -> when it was last looked at (ms), so that a clock that stepped back takes all along
 
+local AT = '' -- no hold has this name
 local concurrency = { fresh = function() return {} end }
 
 function concurrency.peek(state, terms, now)
-  local holders, last = 0, now
+  local holders, last, back = 0, now, max(0, (state[AT] or now) - now)
   for hold, till in pairs(state) do
-    if till <= now then
+    till = till - back
+    if hold == AT or till <= now then
       state[hold] = nil
     else
+      state[hold] = till
       holders = holders + 1
       last = max(last, till)
     end
   end
+  state[AT] = now
   return terms.limit - holders, last - now
 end
 
@@ -22,8 +26,10 @@ end
 
 function concurrency.wait(state, terms, now, cost)
   local untils = {}
-  for _, till in pairs(state) do
-    untils[#untils + 1] = till
+  for hold, till in pairs(state) do
+    if hold ~= AT then
+      untils[#untils + 1] = till
+    end
   end
   table.sort(untils)
   return untils[#untils + cost - terms.limit] - now
