@@ -428,7 +428,7 @@ OTHER_PROBLEMS: list[tuple[str, str, object, str, str]] = [
     ("GET", "/v1/chats?limit=1.5", None, "limit must be a whole number", "limit"),
     ("GET", "/v1/chats?limit=1&limit=2", None, "limit was given twice", "limit"),
     ("GET", "/v1/chats?limits=1", None, "there is no field limits: there are limit, after", "limits"),
-    ("GET", "/v1/chats?after=a%20b", None, "after must be printable ASCII without spaces", "after"),
+    ("GET", "/v1/chats?after=a%20b", None, "after is the `next` of the page before", "after"),
     ("POST", "/v1/chats", {"kind": "public"}, "kind must be one of direct, group", "kind"),
     ("POST", "/v1/chats", {"name": "x" * 201}, "a name has 1 to 200 printable characters", "name"),
     ("POST", "/v1/chats", {"members": ["a", "b c"]}, "members[1] must be printable ASCII", "members[1]"),
