@@ -735,14 +735,13 @@ def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
             async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
                 taken = await MemoryCounters.take(self, entries)
                 answered = asyncio.get_running_loop().create_future()
-                thread = threading.Timer(0.02, lambda: loop.call_soon_threadsafe(answered.set_result, taken))
-                thread.start()
-                loop.call_later(0.01, lambda: (time.sleep(0.1), thread.join()))
+                thread = threading.Thread(target=loop.call_soon_threadsafe, args=(answered.set_result, taken))
+                loop.call_soon(lambda: (thread.start(), thread.join(), time.sleep(1.1 * deadline)))
                 return await answered
 
-        loop = asyncio.get_running_loop()
-        counters = Quick()
-        limits = Limiter(counters, SystemClock(), rules=RuleSet.of([rule(10)]))
+        loop, deadline = asyncio.get_running_loop(), 1.0
+        settings = LimiterSettings(batch=BatchSettings(deadline_seconds=deadline))
+        limits = Limiter(Quick(), SystemClock(), settings, RuleSet.of([rule(10)]))
         assert (await limits.check("acme", "send", "ann")).decided_by == "counters"
 
     asyncio.run(main())
