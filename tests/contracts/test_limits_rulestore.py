@@ -27,7 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.limits.changes import Action, Change, rollback_body
 from holdfast.limits.lockout import ADMIN
-from holdfast.limits.rules import Rule, RuleName, RuleSet
+from holdfast.limits.rules import Rule, RuleName, RuleSet, Unreadable, digest_without, fingerprint
 from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, RetentionSettings, Ring, RuleStore
 from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
 from holdfast.limits.rulestore.postgres.store import payload
@@ -414,16 +414,22 @@ def test_a_key_is_forgotten_after_its_time(stored: Callable[..., None]) -> None:
 
 
 async def spoil(store: RuleStore, file: Path, resource: str) -> None:
-    """Make a rule, and its place in the log, what a newer Holdfast would have written."""
-    values = ("token_bucket", "of_next_year", resource)
-    for table in ("rules", "rule_changes"):
+    """Make a rule, its place in the log and the digest what a newer Holdfast would have written."""
+    known, word = "token_bucket", "of_next_year"
+    (was,) = [rule for rule in (await store.snapshot()).rules if rule.resource == resource]
+    of_others = int(digest_without((await store.head()).digest, was), 16)
+    digest = f"{(of_others + fingerprint(structs.replace(was, algorithm=word))) % 2**128:032x}"
+    for table, named in (("rules", "resource"), ("rule_changes", "resource"), ("rule_keys", "key")):
         if isinstance(store, PostgresRuleStore):
             async with store.database.committing("be spoilt") as db:
-                spoilt = "SET body = replace(body::text, $1, $2) WHERE resource = $3"
-                await db.execute(f"UPDATE holdfast_{table} {spoilt}", *values)
+                spoilt = f"SET body = replace(body, $1, $2) WHERE {named} = $3"
+                await db.execute(f"UPDATE holdfast_{table} {spoilt}", known, word, resource)
+                await db.execute("UPDATE holdfast_rules_head SET digest = $1", digest)
         else:
             with closing(apsw.Connection(str(file))) as db:
-                db.execute(f"UPDATE {table} SET body = replace(body, ?, ?) WHERE resource = ?", values)
+                spoilt = f"SET body = replace(body, ?, ?) WHERE {named} = ?"
+                db.execute(f"UPDATE {table} {spoilt}", (known, word, resource))
+                db.execute("UPDATE rules_head SET digest = ?", (digest,))
 
 
 def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Scenario], None], tmp_path: Path) -> None:
@@ -436,10 +442,56 @@ def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Sc
         with capture_logs() as logs:
             snapshot = await store.snapshot()
             assert (snapshot.rules, snapshot.whole) == ((known.rule,), False)
-            assert [each.seq for each in await store.changes_after(0)] == [2]
+            assert [type(each.rule) for each in await store.changes_after(0)] == [Unreadable, Rule]
         assert {entry["event"] for entry in logs} == {"limits.rule_unreadable"}
 
     stored(scenario)
+
+
+def test_operators_see_replace_and_delete_what_cannot_be_read(
+    stored: Callable[[Scenario], None], tmp_path: Path
+) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        replaced, deleted = RuleName("acme", "replaced"), RuleName("acme", "deleted")
+        for name in (replaced, deleted):
+            await store.change(change("create", name, key=name.resource))
+            await spoil(store, tmp_path / "limits.db", name.resource)
+        seen = await store.get(replaced)
+        assert isinstance(seen, Unreadable) and (seen.name, seen.stamp) == (replaced, (1, 1))
+        assert "of_next_year" in seen.why and seen.limit == 100
+        assert await store.page("acme", None, 10) == [await store.get(deleted), seen]
+        assert [each.rule for each in await store.history(replaced, None, 10)] == [seen]
+        assert (await store.change(change("create", replaced, key="replaced"))).repeated
+        conflict = await refused(store, change("create", replaced), VersionConflict)
+        assert "of_next_year" in conflict.details["rule"]["unreadable"]
+        partly = await refused(store, change("update", replaced, body={"limit": 5}, expected_version=1), InvalidRule)
+        assert set(partly.details["fields"]) == {"algorithm", "window"}
+        anew = await store.change(change("update", replaced, body=BODY, expected_version=1))
+        gone = await store.change(change("delete", deleted, expected_version=1))
+        assert (anew.rule.version, gone.rule.version, gone.rule.deleted) == (2, 2, True)
+        snapshot, head = await store.snapshot(), await store.head()
+        assert snapshot.whole and RuleSet.of(snapshot.rules).digest == head.digest
+
+    stored(scenario)
+
+
+def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(stored: Callable[..., None], tmp_path: Path) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        living, dead = RuleName("acme", "living"), RuleName("acme", "dead")
+        for name in (living, dead):
+            await store.change(change("create", name))
+        await store.change(change("delete", dead, expected_version=1))
+        for name in (living, dead):
+            await spoil(store, tmp_path / "limits.db", name.resource)
+        await store.change(change("create"))
+        for version in range(1, 102):
+            await store.change(change("update", body={"limit": version}, expected_version=version))
+        assert isinstance(await store.get(living), Unreadable)
+        assert await store.get(dead) is None, "its tombstone went with the change that left it"
+        await store.change(change("delete", living, expected_version=1))
+        assert RuleSet.of((await store.snapshot()).rules).digest == (await store.head()).digest
+
+    stored(scenario, RetentionSettings(changes_kept=100))
 
 
 def test_writers_are_in_line_whatever_isolation_the_database_starts_with(postgres_server: Server) -> None:

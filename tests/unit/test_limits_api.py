@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import jsonschema_rs
 import pytest
 from msgspec import structs
@@ -647,3 +649,33 @@ def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
                 assert taken == validator.is_valid(body), (name, value, answer.text)
 
     limited(tmp_path, scenario, user_burst=1_000, tenant_burst=1_000)
+
+
+def test_a_rule_that_cannot_be_read_is_told_as_it_was_written_and_set_anew(tmp_path: Path) -> None:
+    described = describe(ENDPOINTS)["paths"]["/admin/rules"]["post"]["responses"]["201"]["content"]
+    validator = jsonschema_rs.Draft202012Validator(described["application/json"]["schema"])
+
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key = rest.admin_key()
+        await rest.ask("POST", "/admin/rules", key, RULE)
+        readable = (await rest.ask("GET", ONE, key)).json()
+        assert validator.is_valid(readable) and not validator.is_valid({**readable, "algorithm": "gcra"})
+        with closing(apsw.Connection(str(tmp_path / "limits.db"))) as db:
+            for table in ("rules", "rule_changes"):
+                db.execute(f"""UPDATE {table} SET body = replace(body, '"token_bucket"', '"gcra"')""")
+        told = (await rest.ask("GET", ONE, key)).json()
+        assert (told["algorithm"], told["version"]) == ("gcra", 1) and "set it anew" in told["unreadable"]
+        assert validator.is_valid(told)
+        assert (await rest.ask("GET", "/admin/rules", key)).json()["rules"] == [told]
+        history = "/admin/rules/history?tenantID=acme&resource=/api/search"
+        assert (await rest.ask("GET", history, key)).json()["changes"][0]["rule"] == told
+        assert (await rest.ask("GET", "/admin/rules/changes", key)).json()["changes"][0]["rule"] == told
+        back = {"tenantID": "acme", "resource": "/api/search", "version": 1}
+        refused = await rest.ask("POST", "/admin/rules/rollback", key, back)
+        assert error_of(refused) == (422, "INVALID_RULE")
+        assert "gcra" in refused.json()["error"]["details"]["fields"]["version"]
+        anew = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
+        assert (anew.status_code, anew.json()["version"]) == (200, 2)
+        assert "unreadable" not in (await rest.ask("GET", ONE, key)).json()
+
+    limited(tmp_path, scenario)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 from limitworld import Log
 
@@ -102,5 +104,19 @@ def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
         async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
             pass
         assert not (tmp_path / RULES_NAME).exists()
+
+    asyncio.run(main())
+
+
+def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
+            pass
+        with closing(apsw.Connection(str(tmp_path / "limits.db"))) as db:
+            db.execute("UPDATE rules SET body = replace(body, 'token_bucket', 'gcra') WHERE resource = 'send:user'")
+        async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as plane:
+            assert {rule.resource for rule in plane.limiter.rules.live()} == {
+                rule.resource for rule in DEFAULT_RULES
+            } - {"send:user"}
 
     asyncio.run(main())

@@ -63,7 +63,16 @@ def _described(required: Iterable[str], *properties: Mapping[str, Any]) -> Meta:
     return Meta(extra_json_schema={"properties": fields, "required": [*required], "additionalProperties": False})
 
 
-RuleBody = Annotated[Mapping[str, Any], _described((*REQUIRED, *_KEPT), _RULE, _KEPT)]
+def _answered() -> Meta:
+    """A rule as the server tells it; one that it cannot read, it tells as it was written."""
+    told = {"unreadable": {"type": "string", "description": "why this version cannot apply it, and what to do"}}
+    fields = {**{name: {} for name in _RULE}, **_NAME, **_KEPT, **told}
+    shape = _described((*REQUIRED, *_KEPT), fields).extra_json_schema or {}
+    readable = {"if": {"not": {"required": [*told]}}, "then": {"properties": _RULE}}
+    return Meta(extra_json_schema={**shape, **readable})
+
+
+RuleBody = Annotated[Mapping[str, Any], _answered()]
 NewRule = Annotated[Mapping[str, Any], _described(REQUIRED, _RULE, _SAID)]
 RuleUpdate = Annotated[Mapping[str, Any], _described((*_NAME, *_SEEN), _RULE, _SEEN, _SAID)]
 Rollback = Annotated[Mapping[str, Any], _described((*_NAME, "version"), _NAME, {"version": _VERSION}, _SEEN, _SAID)]

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from holdfast.errors import HoldfastError, KeyReused, NotFound, VersionConflict
 from holdfast.limits.form import changed_rule, new_rule, render, settable
-from holdfast.limits.rules import ANY, Rule, RuleName
+from holdfast.limits.rules import ANY, AnyRule, Rule, RuleName, Unreadable
 
 Action = Literal["create", "update", "delete", "rollback"]
 
@@ -44,8 +44,8 @@ class RuleChange(Struct, frozen=True):
     """One line of the log: the feed of the nodes, the outbox and the audit history in one."""
 
     seq: int
-    action: Action
-    rule: Rule
+    action: str
+    rule: AnyRule
     actor: str
     reason: str
     at: str
@@ -54,7 +54,7 @@ class RuleChange(Struct, frozen=True):
 class Changed(Struct, frozen=True):
     """The answer to a change; ``repeated`` if the key had been used for it before."""
 
-    rule: Rule
+    rule: AnyRule
     seq: int
     repeated: bool = False
 
@@ -63,17 +63,18 @@ class Remembered(Struct, frozen=True):
     """An idempotency key with its answer."""
 
     fingerprint: str
-    rule: Rule
+    rule: AnyRule
     seq: int
 
 
 def decide(
-    change: Change, current: Rule | None, remembered: Remembered | None, epoch: int, forgotten_version: int = 0
+    change: Change, current: AnyRule | None, remembered: Remembered | None, epoch: int, forgotten_version: int = 0
 ) -> Rule | Changed:
     """The rule to write, or the answer given before. Raises NotFound, VersionConflict, KeyReused, InvalidRule.
 
     ``current`` may be a tombstone; a name without one may have had one, of ``forgotten_version`` at most. An update
-    without ``expected_version`` is made upon whatever is there.
+    without ``expected_version`` is made upon whatever is there, and one of a rule that cannot be read must be a
+    whole rule.
     """
     if remembered is not None:
         if remembered.fingerprint != change.fingerprint:
@@ -86,7 +87,7 @@ def decide(
     return structs.replace(made, deleted=change.action == "delete")
 
 
-def is_over(past: RuleChange, current: Rule | None) -> bool:
+def is_over(past: RuleChange, current: AnyRule | None) -> bool:
     """Whether this change, on its way out of the log, left a tombstone that nothing has come after.
 
     What held for every tenant stays known: a default rule that an operator deleted must not be made again.
@@ -94,7 +95,7 @@ def is_over(past: RuleChange, current: Rule | None) -> bool:
     return past.rule.deleted and past.rule.tenant != ANY and current is not None and current.stamp == past.rule.stamp
 
 
-def _content(change: Change, current: Rule | None) -> Rule:
+def _content(change: Change, current: AnyRule | None) -> Rule:
     there = current if current is not None and not current.deleted else None
     match change.action:
         case "create":
@@ -111,14 +112,21 @@ def _content(change: Change, current: Rule | None) -> Rule:
             if there is None:
                 raise missing(change.name)
             _expect(change, there)
-            return changed_rule(there, change.body) if change.action == "update" else there
+            if change.action == "update":
+                return _whole(change) if isinstance(there, Unreadable) else changed_rule(there, change.body)
+            return _nothing_of(change.name) if isinstance(there, Unreadable) else there
 
 
 def _whole(change: Change) -> Rule:
     return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
 
 
-def _expect(change: Change, there: Rule) -> None:
+def _nothing_of(name: RuleName) -> Rule:
+    """What a tombstone says where the rule that it stands for cannot be read: every version can read this."""
+    return Rule(*name, "token_bucket", 1, 1.0)
+
+
+def _expect(change: Change, there: AnyRule) -> None:
     if change.expected_version is not None and change.expected_version != there.version:
         raise conflict(change, there)
 
@@ -127,7 +135,7 @@ def missing(name: RuleName) -> HoldfastError:
     return NotFound(f"there is no rule for tenant {name.tenant} and resource {name.resource}")
 
 
-def conflict(change: Change, there: Rule) -> HoldfastError:
+def conflict(change: Change, there: AnyRule) -> HoldfastError:
     why = f"expected version {change.expected_version}, but rule was already updated"
     if change.expected_version is None:
         why = f"the rule exists already, at version {there.version}"

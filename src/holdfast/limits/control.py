@@ -24,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.limits.changes import Action, Change, Changed, RuleChange, missing, rollback_body
 from holdfast.limits.form import check_names, name_of, refuse, settable
-from holdfast.limits.rules import Rule, RuleName
+from holdfast.limits.rules import AnyRule, Rule, RuleName, Unreadable
 from holdfast.limits.rulestore.contract import RuleStore
 from holdfast.message import ID_BYTES_MAX, check_id
 
@@ -107,17 +107,21 @@ class Control:
             past = await self._store.history(request.name, version + 1, 1)
             if not past or past[0].rule.version != version or past[0].rule.deleted:
                 raise NotFound(f"there is no version {version} of this rule to go back to")
-            request.fields = rollback_body(past[0].rule)
+            earlier = past[0].rule
+            if isinstance(earlier, Unreadable):
+                refuse({"version": f"is no rule that this version of Holdfast knows ({earlier.why})"})
+            else:
+                request.fields = rollback_body(earlier)
             return await self._change("rollback", request, actor)
 
-    async def get(self, name: RuleName) -> Rule:
+    async def get(self, name: RuleName) -> AnyRule:
         async with _told("get_rule"):
             rule = await self._store.get(name)
             if rule is None or rule.deleted:
                 raise missing(name)
             return rule
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
         async with _told("list_rules"):
             if tenant is not None:
                 check_names({"tenantID": tenant})

@@ -175,7 +175,7 @@ class Feed:
             if not changes or changes[0].seq != self.cursor[1] + 1:
                 await self._take_snapshot(head)  # further behind than the log reaches back
                 return
-            changed = [change.rule for change in changes]
+            changed = [change.rule for change in changes if isinstance(change.rule, Rule)]
             self._put(self.rules.merge(*changed), "sync", {rule.name for rule in changed})
             self.cursor = (head.epoch, changes[-1].seq)
 

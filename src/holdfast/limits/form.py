@@ -12,7 +12,7 @@ from typing import Any, get_args
 from msgspec import structs
 
 from holdfast.errors import InvalidRule
-from holdfast.limits.rules import ANY, Algorithm, Mode, OnStoreFailure, Precision, Rule, RuleName
+from holdfast.limits.rules import ANY, Algorithm, AnyRule, Mode, OnStoreFailure, Precision, Rule, RuleName, Unreadable
 
 LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
@@ -109,10 +109,14 @@ def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
     return _judged(structs.replace(rule, **fields))
 
 
-def render(rule: Rule) -> dict[str, Any]:
-    """The rule as everybody outside sees it."""
+def render(rule: AnyRule) -> dict[str, Any]:
+    """The rule as everybody outside sees it; one that cannot be read says so, and how to be rid of it."""
+    unreadable = {}
+    if isinstance(rule, Unreadable):
+        unreadable["unreadable"] = f"no rule that this version knows ({rule.why}): set it anew, whole, or delete it"
     return {
         **settable(rule),
+        **unreadable,
         "version": rule.version,
         "epoch": rule.epoch,
         "deleted": rule.deleted,
@@ -121,10 +125,11 @@ def render(rule: Rule) -> dict[str, Any]:
     }
 
 
-def settable(rule: Rule) -> dict[str, Any]:
+def settable(rule: AnyRule) -> dict[str, Any]:
     """What a caller would send to make this rule again; ``burstSize`` only where it was set."""
     body = {field: getattr(rule, attribute) for field, attribute in NAMES.items()}
-    body["window"] = render_window(rule.window_seconds)
+    if isinstance(rule.window_seconds, int | float):
+        body["window"] = render_window(rule.window_seconds)
     if not rule.burst_size:
         del body["burstSize"]
     return body

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -88,6 +88,40 @@ class Rule(Struct, frozen=True):
         """The same rule for a part (or a multiple) of the limit; never below 1, so it never stops everybody."""
         burst = max(1, self.burst_size * numerator // denominator) if self.burst_size else 0
         return structs.replace(self, limit=max(1, self.limit * numerator // denominator), burst_size=burst)
+
+
+class Unreadable(Struct, frozen=True):
+    """A rule in words that this version of Holdfast does not know, so that it cannot be applied here.
+
+    Its name and its stamp are known, and so it can be shown, replaced and deleted; all else is as it was written.
+    """
+
+    tenant: str = ""
+    resource: str = ""
+    algorithm: Any = None
+    limit: Any = None
+    window_seconds: Any = None
+    burst_size: Any = 0
+    precision: Any = "strict"
+    on_store_failure: Any = "local_share"
+    mode: Any = "enforce"
+    epoch: int = 1
+    version: int = 1
+    deleted: bool = False
+    updated_at: str = ""
+    updated_by: str = ""
+    why: str = ""
+
+    @property
+    def name(self) -> RuleName:
+        return RuleName(self.tenant, self.resource)
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.epoch, self.version)
+
+
+AnyRule = Rule | Unreadable
 
 
 class Check(NamedTuple):
@@ -296,17 +330,17 @@ def _put(rules: dict[str, Rule], key: str, rule: Rule) -> None:
         rules[key] = rule
 
 
-def fingerprint(rule: Rule) -> int:
-    """The rule's share of a digest."""
-    text = "\0".join(str(value) for value in structs.astuple(rule))
+def fingerprint(rule: AnyRule) -> int:
+    """The rule's share of a digest; that of an unknown word is the same for those who know it."""
+    text = "\0".join(str(getattr(rule, field)) for field in Rule.__struct_fields__)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())
 
 
-def digest_without(digest: str, rule: Rule) -> str:
+def digest_without(digest: str, rule: AnyRule) -> str:
     """The digest after this rule was forgotten."""
     return f"{(int(digest, 16) - fingerprint(rule)) % _DIGEST_MODULUS:032x}"
 
 
-def next_digest(digest: int, old: Rule | None, new: Rule) -> int:
+def next_digest(digest: int, old: AnyRule | None, new: Rule) -> int:
     """The digest after ``new`` took the place of ``old``, without reading the other rules."""
     return (digest + fingerprint(new) - (fingerprint(old) if old else 0)) % _DIGEST_MODULUS

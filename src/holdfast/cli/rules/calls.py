@@ -96,4 +96,4 @@ def besides(rule: Mapping[str, Any]) -> str:
     """What is not as it is by default."""
     usual = {"precision": "strict", "onStoreFailure": "local_share", "mode": "enforce"}
     said = [rule[field] for field, default in usual.items() if rule[field] != default]
-    return ", ".join(said + ["deleted"] * rule["deleted"])
+    return ", ".join(["unreadable"] * ("unreadable" in rule) + said + ["deleted"] * rule["deleted"])

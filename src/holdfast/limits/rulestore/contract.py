@@ -17,12 +17,15 @@ from typing import Protocol
 from msgspec import Struct
 
 from holdfast.limits.changes import Change, Changed, RuleChange
-from holdfast.limits.rules import Rule, RuleName, Snapshot
+from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot
 
 CHANGES_PER_READ = 100
 FORGOTTEN_PER_CHANGE = 100
 """A change makes the log forget so many at most: a lower setting takes effect bit by bit."""
 DOORBELL_BYTES_MAX = 4_096
+CHANNEL = "rule_changes"
+"""Where doorbells ring, in PostgreSQL and in Redis."""
+ABOVE_EVERY_VERSION = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,10 @@ class RuleReader(Protocol):
     async def head(self) -> Head: ...
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
-        """Changes with a higher ``seq``, in order; the oldest may be forgotten, which a gap shows."""
+        """Changes with a higher ``seq``, in order; the oldest may be forgotten, which a gap shows.
+
+        What cannot be read here is among them: a reader finds by the digest that it does not have all.
+        """
         ...
 
     async def snapshot(self) -> Snapshot:
@@ -88,11 +94,11 @@ class RuleStore(RuleReader, Protocol):
         """Commit one change; see ``changes.decide`` and ``lockout.keep_open`` for what it may raise."""
         ...
 
-    async def get(self, name: RuleName) -> Rule | None:
+    async def get(self, name: RuleName) -> AnyRule | None:
         """The rule as the primary has it now; tombstones included."""
         ...
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
         """Living rules in order of their names, of one tenant or of all."""
         ...
 

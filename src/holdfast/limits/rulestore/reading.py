@@ -1,78 +1,94 @@
-"""Rules as the databases and doorbells keep them, read one by one. (No I/O.)
+"""Rules as the databases and doorbells keep them, written and read one by one. (No I/O.)
 
-While nodes are upgraded one after the other, an older one meets rules with a word that it does not know. It leaves
-those out, says so, and goes on with all the others.
+While nodes are upgraded one after the other, an older one meets rules with a word that it does not know. It says so,
+and goes on with all the others; operators still see such a rule, and can replace or delete it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct, structs
 
 from holdfast import telemetry
-from holdfast.limits.changes import RuleChange
-from holdfast.limits.rules import Rule, Snapshot
+from holdfast.limits.changes import Remembered, RuleChange
+from holdfast.limits.rules import AnyRule, Rule, Snapshot, Unreadable
 from holdfast.limits.rulestore.bell import LISTENING
 from holdfast.limits.rulestore.contract import Ring
 
-T = TypeVar("T")
 
-
-class _Stamped(Struct, frozen=True):
-    epoch: int
-
-
-class _Place(Struct, frozen=True):
-    """What can be read of any change: where it stands in the log."""
+class _Line(Struct, frozen=True):
+    """A change whose rule is still to be read."""
 
     seq: int
-    rule: _Stamped
+    rule: Raw
+    action: str = ""
+    actor: str = ""
+    reason: str = ""
+    at: str = ""
+
+
+class _Key(Struct, frozen=True):
+    """The same of an idempotency key."""
+
+    fingerprint: str
+    rule: Raw
+    seq: int
 
 
 _rule = msgspec.json.Decoder(Rule)
-_change = msgspec.json.Decoder(RuleChange)
+_unreadable = msgspec.json.Decoder(Unreadable)
+_line = msgspec.json.Decoder(_Line)
+_key = msgspec.json.Decoder(_Key)
 _ring = msgspec.json.Decoder(Ring)
-_place = msgspec.json.Decoder(_Place)
+
+
+def text_of(value: Struct | tuple[str, ...]) -> str:
+    """As it is kept."""
+    return msgspec.json.encode(value).decode()
+
+
+def rule_of(body: str | Raw) -> AnyRule:
+    try:
+        return _rule.decode(body)
+    except msgspec.ValidationError as error:
+        telemetry.log.error("limits.rule_unreadable", reason=str(error))
+        return structs.replace(_unreadable.decode(body), why=str(error))
+
+
+def change_of(body: str) -> RuleChange:
+    line = _line.decode(body)
+    return RuleChange(line.seq, line.action, rule_of(line.rule), line.actor, line.reason, line.at)
+
+
+def remembered_of(body: str) -> Remembered:
+    key = _key.decode(body)
+    return Remembered(key.fingerprint, rule_of(key.rule), key.seq)
 
 
 def snapshot_of(epoch: int, seq: int, store: str, bodies: Iterable[str]) -> Snapshot:
     """All rules that can be read; ``whole`` if that is all there are."""
-    read = [_readable(_rule, body) for body in bodies]
-    rules = tuple(rule for rule in read if rule is not None)
-    return Snapshot(epoch, seq, rules, len(rules) == len(read), store)
+    read = [rule_of(body) for body in bodies]
+    rules = readable(read)
+    return Snapshot(epoch, seq, tuple(rules), len(rules) == len(read), store)
 
 
-def rules_of(bodies: Iterable[str]) -> list[Rule]:
-    """The rules that can be read."""
-    return [rule for body in bodies if (rule := _readable(_rule, body)) is not None]
-
-
-def changes_of(bodies: Iterable[str]) -> list[RuleChange]:
-    """The changes that can be read, in their order; a reader finds by the digest that it does not have all."""
-    return [change for body in bodies if (change := _readable(_change, body)) is not None]
+def readable(rules: Iterable[AnyRule]) -> list[Rule]:
+    return [rule for rule in rules if isinstance(rule, Rule)]
 
 
 def ring_of(body: str, store: str) -> Ring:
     """The ring for one change of a store's log; without its rule if that cannot be read here: others may know it."""
-    change = _readable(_change, body)
-    if change is not None:
-        return Ring(change.rule.epoch, change.seq, change.rule, store)
-    place = _place.decode(body)
-    return Ring(place.rule.epoch, place.seq, store=store)
+    change = change_of(body)
+    rule = change.rule if isinstance(change.rule, Rule) else None
+    return Ring(change.rule.epoch, change.seq, rule, store)
 
 
 def heard_ring(payload: str | bytes) -> Ring:
     """What a doorbell said; one that cannot be understood still says: look."""
-    ring = _readable(_ring, payload)
-    return ring if ring is not None else LISTENING
-
-
-def _readable(decoder: msgspec.json.Decoder[T], body: str | bytes) -> T | None:
     try:
-        return decoder.decode(body)
+        return _ring.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         telemetry.log.error("limits.rule_unreadable", reason=str(error))
-        return None
+        return LISTENING

@@ -17,10 +17,8 @@ from redis.exceptions import RedisError
 
 from holdfast.errors import Unavailable
 from holdfast.limits.rulestore.bell import LISTENING
-from holdfast.limits.rulestore.contract import Ring
+from holdfast.limits.rulestore.contract import CHANNEL, Ring
 from holdfast.limits.rulestore.reading import heard_ring
-
-CHANNEL = "rule_changes"
 
 
 class RedisBell:

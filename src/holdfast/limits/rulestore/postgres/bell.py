@@ -10,11 +10,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from holdfast.limits.rulestore.bell import Bell
-from holdfast.limits.rulestore.contract import Ring
+from holdfast.limits.rulestore.contract import CHANNEL, Ring
 from holdfast.limits.rulestore.postgres.connection import FOREIGN, PostgresSettings, connected, unavailable
 from holdfast.limits.rulestore.reading import heard_ring
-
-CHANNEL = "rule_changes"
 
 
 class PostgresBell:

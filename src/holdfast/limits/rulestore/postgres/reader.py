@@ -9,7 +9,7 @@ from holdfast.limits.changes import RuleChange
 from holdfast.limits.rules import Snapshot
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
 from holdfast.limits.rulestore.postgres.connection import SQL, Database, PostgresSettings
-from holdfast.limits.rulestore.reading import changes_of, snapshot_of
+from holdfast.limits.rulestore.reading import change_of, snapshot_of
 
 
 class PostgresRuleReader:
@@ -29,7 +29,7 @@ class PostgresRuleReader:
             return Head(*await db.fetchrow(SQL["head"]))
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
-        return changes_of(row[0] for row in await self.fetch("changes_after", seq, limit))
+        return [change_of(row[0]) for row in await self.fetch("changes_after", seq, limit)]
 
     async def snapshot(self) -> Snapshot:
         async with (

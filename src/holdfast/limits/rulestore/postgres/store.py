@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from msgspec import structs
 
 from holdfast.errors import StateCorrupted
 from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
 from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
-from holdfast.limits.rules import Rule, RuleName, digest_without, next_digest
+from holdfast.limits.rules import AnyRule, Rule, RuleName, digest_without, next_digest
 from holdfast.limits.rulestore.contract import (
+    ABOVE_EVERY_VERSION,
     DOORBELL_BYTES_MAX,
     FORGOTTEN_PER_CHANGE,
     Head,
@@ -21,13 +21,8 @@ from holdfast.limits.rulestore.contract import (
 )
 from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK, PostgresSettings
 from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
-from holdfast.limits.rulestore.reading import rules_of
+from holdfast.limits.rulestore.reading import change_of, readable, remembered_of, rule_of, text_of
 from holdfast.statements import migrations
-
-VERSION_MAX = 2**62
-_rule = msgspec.json.Decoder(Rule)
-_change = msgspec.json.Decoder(RuleChange)
-_remembered = msgspec.json.Decoder(Remembered)
 
 
 class PostgresRuleStore(PostgresRuleReader):
@@ -58,14 +53,14 @@ class PostgresRuleStore(PostgresRuleReader):
             await db.execute(SQL["lock_writers"], WRITERS_LOCK)
             epoch = await db.fetchval(SQL["epoch"])
             head = Head(*await db.fetchrow(SQL["head"]))
-            current = _decoded(await db.fetchval(SQL["rule"], *change.name))
+            current = await _one(db, change.name)
             forgotten = await db.fetchval(SQL["forgotten_version"])
             made = decide(change, current, await _known_key(db, change), epoch, forgotten)
             if isinstance(made, Changed):
                 return made
             if is_of_the_door(change.name):
                 door = await db.fetch(SQL["rules_named"], ADMIN.tenant, DOOR)
-                keep_open(made, rules_of(row[0] for row in door))
+                keep_open(made, readable(rule_of(row[0]) for row in door))
             if change.key is not None:
                 await db.execute(SQL["forget_keys"], self._retention.keys_kept_days)
             digest = f"{next_digest(int(head.digest, 16), current, made):032x}"
@@ -81,27 +76,27 @@ class PostgresRuleStore(PostgresRuleReader):
             epoch: int = await db.fetchval(SQL["raise_epoch"], epoch_min)
         return epoch
 
-    async def get(self, name: RuleName) -> Rule | None:
-        rows = await self.fetch("rule", *name)
-        return _rule.decode(rows[0][0]) if rows else None
+    async def get(self, name: RuleName) -> AnyRule | None:
+        async with self.database.connection("be read") as db:
+            return await _one(db, name)
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
         place = after or RuleName("", "")
-        return [_rule.decode(row[0]) for row in await self.fetch("page", tenant, *place, limit)]
+        return [rule_of(row[0]) for row in await self.fetch("page", tenant, *place, limit)]
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
-        rows = await self.fetch("history", *name, VERSION_MAX if before is None else before, limit)
-        return [_change.decode(row[0]) for row in rows]
+        rows = await self.fetch("history", *name, ABOVE_EVERY_VERSION if before is None else before, limit)
+        return [change_of(row[0]) for row in rows]
 
 
 async def _write(db: Any, change: Change, made: Rule, head: Head) -> None:
     """The rule, its line of the log, its key, and the head as it is with them."""
     entry = RuleChange(head.seq, change.action, made, change.actor, change.reason, change.at)
-    await db.execute(SQL["put_rule"], *change.name, made.deleted, _text(made))
-    await db.execute(SQL["append_change"], head.seq, *change.name, made.version, _text(entry))
+    await db.execute(SQL["put_rule"], *change.name, made.deleted, text_of(made))
+    await db.execute(SQL["append_change"], head.seq, *change.name, made.version, text_of(entry))
     await db.execute(SQL["move_head"], made.epoch, head.seq, head.digest)
     if change.key is not None:
-        await db.execute(SQL["put_key"], change.key, _text(Remembered(change.fingerprint, made, head.seq)))
+        await db.execute(SQL["put_key"], change.key, text_of(Remembered(change.fingerprint, made, head.seq)))
     await db.execute(SQL["ring"], payload(Ring(made.epoch, head.seq, made, head.store)))
 
 
@@ -109,8 +104,8 @@ async def _forget(db: Any, horizon: int) -> None:
     """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
     oldest = await db.fetch(SQL["oldest_changes"], horizon, FORGOTTEN_PER_CHANGE)
     for _, body in oldest:
-        past = _change.decode(body)
-        if is_over(past, _decoded(await db.fetchval(SQL["rule"], *past.rule.name))):
+        past = change_of(body)
+        if is_over(past, await _one(db, past.rule.name)):
             head = Head(*await db.fetchrow(SQL["head"]))
             await db.execute(SQL["forget_rule"], *past.rule.name)
             await db.execute(SQL["raise_forgotten"], past.rule.version, digest_without(head.digest, past.rule))
@@ -120,18 +115,15 @@ async def _forget(db: Any, horizon: int) -> None:
 
 def payload(ring: Ring) -> str:
     """A ring as a doorbell carries it; a rule that is too long stays at home."""
-    text = _text(ring)
-    return text if len(text.encode()) <= DOORBELL_BYTES_MAX else _text(structs.replace(ring, rule=None))
+    text = text_of(ring)
+    return text if len(text.encode()) <= DOORBELL_BYTES_MAX else text_of(structs.replace(ring, rule=None))
 
 
 async def _known_key(db: Any, change: Change) -> Remembered | None:
     body = await db.fetchval(SQL["key"], change.key) if change.key is not None else None
-    return _remembered.decode(body) if body is not None else None
+    return remembered_of(body) if body is not None else None
 
 
-def _decoded(body: str | None) -> Rule | None:
-    return _rule.decode(body) if body is not None else None
-
-
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+async def _one(db: Any, name: RuleName) -> AnyRule | None:
+    body = await db.fetchval(SQL["rule"], *name)
+    return rule_of(body) if body is not None else None

@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import apsw
-import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import ServerBusy
 from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
 from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
-from holdfast.limits.rules import Rule, RuleName, Snapshot, digest_without, next_digest
+from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot, digest_without, next_digest
 from holdfast.limits.rulestore.bell import Bell
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, FORGOTTEN_PER_CHANGE, Head, RetentionSettings, Ring
-from holdfast.limits.rulestore.reading import changes_of, rules_of, snapshot_of
+from holdfast.limits.rulestore.contract import (
+    ABOVE_EVERY_VERSION,
+    CHANGES_PER_READ,
+    FORGOTTEN_PER_CHANGE,
+    Head,
+    RetentionSettings,
+    Ring,
+)
+from holdfast.limits.rulestore.reading import change_of, readable, remembered_of, rule_of, snapshot_of, text_of
 from holdfast.sqlite.copies import Part, Restored
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.threads import Crew
@@ -26,12 +32,8 @@ from holdfast.statements import migrations, statements
 
 PACKAGE = "holdfast.limits.rulestore.sqlite"
 SQL = statements(PACKAGE)
-VERSION_MAX = 2**62
 
 T = TypeVar("T")
-_rule = msgspec.json.Decoder(Rule)
-_change = msgspec.json.Decoder(RuleChange)
-_remembered = msgspec.json.Decoder(Remembered)
 
 
 class SqliteRuleStore:
@@ -76,31 +78,27 @@ class SqliteRuleStore:
         changed = await self._writer.do(
             partial(_commit, change=change, now=self._clock.now(), retention=self._retention)
         )
-        if not changed.repeated:
+        if not changed.repeated and isinstance(changed.rule, Rule):
             self._bell.ring(Ring(changed.rule.epoch, changed.seq, changed.rule, self._store))
         return changed
 
-    async def get(self, name: RuleName) -> Rule | None:
+    async def get(self, name: RuleName) -> AnyRule | None:
         return await self._read(lambda db: _one(db, name))
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[Rule]:
-        place = after or RuleName("", "")
-        return await self._read(
-            lambda db: [_rule.decode(b) for (b,) in db.execute(SQL["page"], (tenant, *place, limit))]
-        )
+    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
+        values = (tenant, *(after or RuleName("", "")), limit)
+        return await self._read(lambda db: [rule_of(str(body)) for (body,) in db.execute(SQL["page"], values)])
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
-        values = (*name, VERSION_MAX if before is None else before, limit)
-        return await self._read(lambda db: [_change.decode(b) for (b,) in db.execute(SQL["history"], values)])
+        values = (*name, ABOVE_EVERY_VERSION if before is None else before, limit)
+        return await self._read(lambda db: _changes(db, "history", values))
 
     async def head(self) -> Head:
         epoch, seq, digest, store = await self._read(_head)
         return Head(epoch, seq, digest, 0.0, store)
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
-        return await self._read(
-            lambda db: changes_of(str(b) for (b,) in db.execute(SQL["changes_after"], (seq, limit)))
-        )
+        return await self._read(lambda db: _changes(db, "changes_after", (seq, limit)))
 
     async def snapshot(self) -> Snapshot:
         def read(db: apsw.Connection) -> Snapshot:
@@ -126,16 +124,16 @@ def _commit(handle: Handle, change: Change, now: float, retention: RetentionSett
         if isinstance(made, Changed):
             return made
         if is_of_the_door(change.name):
-            door = db.execute(SQL["rules_named"], (ADMIN.tenant, _text(DOOR)))
-            keep_open(made, rules_of(str(body) for (body,) in door))
+            door = db.execute(SQL["rules_named"], (ADMIN.tenant, text_of(DOOR)))
+            keep_open(made, readable(rule_of(str(body)) for (body,) in door))
         seq += 1
         entry = RuleChange(seq, change.action, made, change.actor, change.reason, change.at)
-        db.execute(SQL["put_rule"], (*change.name, made.deleted, _text(made)))
-        db.execute(SQL["append_change"], (seq, *change.name, made.version, _text(entry)))
+        db.execute(SQL["put_rule"], (*change.name, made.deleted, text_of(made)))
+        db.execute(SQL["append_change"], (seq, *change.name, made.version, text_of(entry)))
         db.execute(SQL["move_head"], (seq, f"{next_digest(int(digest, 16), current, made):032x}"))
         if change.key is not None:
             db.execute(SQL["forget_keys"], (now - retention.keys_kept_days * 86_400,))
-            db.execute(SQL["put_key"], (change.key, now, _text(Remembered(change.fingerprint, made, seq))))
+            db.execute(SQL["put_key"], (change.key, now, text_of(Remembered(change.fingerprint, made, seq))))
         _forget(db, seq - retention.changes_kept)
     return Changed(made, seq)
 
@@ -144,7 +142,7 @@ def _forget(db: apsw.Connection, horizon: int) -> None:
     """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
     oldest = db.execute(SQL["oldest_changes"], (horizon, FORGOTTEN_PER_CHANGE)).fetchall()
     for _, body in oldest:
-        past = _change.decode(str(body))
+        past = change_of(str(body))
         if is_over(past, _one(db, past.rule.name)):
             db.execute(SQL["forget_rule"], past.rule.name)
             db.execute(SQL["raise_forgotten"], (past.rule.version, digest_without(_head(db)[2], past.rule)))
@@ -157,18 +155,18 @@ def _head(db: apsw.Connection) -> tuple[int, int, str, str]:
     return row
 
 
-def _one(db: apsw.Connection, name: RuleName) -> Rule | None:
+def _one(db: apsw.Connection, name: RuleName) -> AnyRule | None:
     row = db.execute(SQL["rule"], name).fetchone()
-    return _rule.decode(row[0]) if row else None
+    return rule_of(row[0]) if row else None
+
+
+def _changes(db: apsw.Connection, statement: str, values: tuple[str | int, ...]) -> list[RuleChange]:
+    return [change_of(str(body)) for (body,) in db.execute(SQL[statement], values)]
 
 
 def _known_key(db: apsw.Connection, change: Change) -> Remembered | None:
     row = db.execute(SQL["key"], (change.key,)).fetchone() if change.key is not None else None
-    return _remembered.decode(row[0]) if row else None
-
-
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    return remembered_of(row[0]) if row else None
 
 
 def _busy() -> ServerBusy:
