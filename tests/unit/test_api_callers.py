@@ -147,6 +147,7 @@ ROWS = [
     Row("list_webhook_deliveries", "GET", "/admin/webhooks/e/deliveries", FINDER),
     Row("check_limit", "POST", "/v1/limits/check", CHECKER, {"resource": "x", "subject": "y"}),
     Row("check_limits", "POST", "/v1/limits/check-many", CHECKER, {"checks": [{"resource": "x", "subject": "y"}]}),
+    Row("renew_limit", "POST", "/v1/limits/renew", CHECKER, {"resource": "x", "subject": "y", "hold": "z"}),
     Row("release_limit", "POST", "/v1/limits/release", CHECKER, {"resource": "x", "subject": "y", "hold": "z"}),
     Row("get_admin_health", "GET", "/health/admin", EVERYBODY),
     Row("get_live", "GET", "/health/live", EVERYBODY),

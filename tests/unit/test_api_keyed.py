@@ -36,7 +36,13 @@ class Backups:
 
 def test_every_post_takes_a_key_but_those_that_make_nothing_to_be_made_twice() -> None:
     without = {endpoint.path for endpoint in ENDPOINTS if endpoint.method == "POST" and endpoint.key == "none"}
-    assert without == {"/v1/tokens", "/v1/limits/check", "/v1/limits/check-many", "/v1/limits/release"}
+    assert without == {
+        "/v1/tokens",
+        "/v1/limits/check",
+        "/v1/limits/check-many",
+        "/v1/limits/renew",
+        "/v1/limits/release",
+    }
 
 
 def test_a_repetition_gets_the_first_answer_and_does_nothing() -> None:

@@ -358,6 +358,8 @@ def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
         one = (await rest.ask("POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"})).json()
         assert one["hold"]
         release = {"resource": "slots", "subject": "ann", "hold": one["hold"]}
+        renewed = (await rest.ask("POST", "/v1/limits/renew", tenant, release)).json()
+        assert (renewed["allowed"], renewed["hold"]) == (True, one["hold"])
         assert (await rest.ask("POST", "/v1/limits/release", tenant, release)).json() == {"released": True}
         two = (await rest.ask("POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"})).json()
         assert two["allowed"]
@@ -543,7 +545,7 @@ def test_any_asgi_application_can_be_limited() -> None:
         assert int(headers[b"retry-after"]) >= 1
         assert b"ratelimit-policy" in headers and b"x-ratelimit-limit" in headers
         assert b'"violated-policies":["acme//"]' in sent[3]["body"]
-        await guarded({"type": "websocket", "path": "/"}, receive, send)
+        await guarded({"type": "lifespan", "path": "/"}, receive, send)
         assert len(seen) == 2
 
     asyncio.run(main())

@@ -35,6 +35,11 @@ class Served:
         await self.going_on.wait()
         if self.broken:
             raise ZeroDivisionError
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await receive()
+            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -50,6 +55,79 @@ class Served:
         await self.app({"type": "http"}, receive, send)
         headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return sent[0]["status"], headers, msgspec.json.decode(sent[1]["body"])
+
+
+class Handshake:
+    """A WebSocket to a guarded application, until its client hangs up."""
+
+    def __init__(self, served: Served, *extensions: str) -> None:
+        self.sent: list[Message] = []
+        self._events: asyncio.Queue[Message] = asyncio.Queue()
+        self._events.put_nowait({"type": "websocket.connect"})
+        scope = {"type": "websocket", "extensions": {name: {} for name in extensions}}
+        self._running = asyncio.create_task(served.app(scope, self._events.get, self._send))
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def answered(self) -> Message:
+        await asyncio.sleep(0.1)
+        return self.sent[0]
+
+    async def hang_up(self) -> None:
+        self._events.put_nowait({"type": "websocket.disconnect"})
+        await self._running
+
+
+def test_a_websocket_is_asked_for_at_its_handshake_and_holds_until_it_ends() -> None:
+    async def main() -> None:
+        served = Served(SLOTS)
+        two = [Handshake(served) for _ in range(2)]
+        accepted = [await each.answered() for each in two]
+        assert [message["type"] for message in accepted] == ["websocket.accept"] * 2
+        assert b"ratelimit-policy" in dict(accepted[0]["headers"])
+        plain, answering = Handshake(served), Handshake(served, "websocket.http.response")
+        assert await plain.answered() == {"type": "websocket.close", "code": 1013}
+        refused = await answering.answered()
+        assert (refused["type"], refused["status"]) == ("websocket.http.response.start", 429)
+        assert {b"retry-after", b"ratelimit"} <= dict(refused["headers"]).keys()
+        assert msgspec.json.decode(answering.sent[1]["body"])["violated-policies"] == ["acme//slots"]
+        await two[0].hang_up()
+        assert (await Handshake(served).answered())["type"] == "websocket.accept"
+
+    virtual.run(main())
+
+
+def test_what_a_long_request_holds_is_renewed_until_it_is_over() -> None:
+    async def main() -> None:
+        served = Served(msgspec.structs.replace(SLOTS, window_seconds=10.0))
+        served.going_on.clear()
+        two = [asyncio.create_task(served.get()) for _ in range(2)]
+        for _ in range(10):
+            await asyncio.sleep(9)
+            assert (await served.get())[0] == 429, "both places are still taken"
+        served.going_on.set()
+        await asyncio.gather(*two)
+        assert [(await served.get())[0] for _ in range(3)] == [200] * 3
+        await asyncio.sleep(0.1)
+        assert len(asyncio.all_tasks()) == 1, "nobody goes on renewing"
+
+    virtual.run(main())
+
+
+def test_a_rule_that_goes_into_shadow_while_it_refuses_has_refused() -> None:
+    async def main() -> None:
+        once = Rule("acme", "/once", "fixed_window", 1, 3600.0)
+        served = Served(once)
+        await served.get()
+        asking = asyncio.create_task(served.get())
+        await asyncio.sleep(0)
+        served.limiter.use(RuleSet.of([msgspec.structs.replace(once, mode="shadow", version=2)]))
+        status, headers, body = await asking
+        assert (status, body["violated-policies"]) == (429, ["acme//once"])
+        assert int(headers["retry-after"]) >= 1
+
+    virtual.run(main())
 
 
 def test_a_request_that_is_over_gives_back_what_it_held() -> None:

@@ -144,3 +144,17 @@ def test_where_nothing_is_limited_any_more_there_is_nothing_to_renew() -> None:
         assert (await limits.renew(ANN, "nonsense")).allowed
 
     world(scenario)
+
+
+@pytest.mark.parametrize("mood", ["away", "lost", "silent"])
+def test_a_renewal_that_nobody_answers_gives_nothing_away(mood: str) -> None:
+    async def scenario(limits: Limiter, counters: Shared) -> None:
+        held = [(await limits.check(*ANN)).hold for _ in range(2)]
+        counters.mood = mood
+        assert (await limits.renew(ANN, held[0])).degraded
+        counters.mood = "well"
+        assert await free(limits) == 0
+        assert [await limits.release(ANN, hold) for hold in held] == [True, True]
+        assert await free(limits) == 2
+
+    world(scenario)

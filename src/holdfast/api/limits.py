@@ -138,8 +138,8 @@ class CheckManyBody(Body, frozen=True):
     checks: Annotated[list[CheckBody], Meta(min_length=1, max_length=256)]
 
 
-class ReleaseBody(Body, frozen=True):
-    """Gives back the ``hold`` of a decision by a concurrency rule."""
+class HoldBody(Body, frozen=True):
+    """The ``hold`` of a decision by a concurrency rule, and what it was asked for."""
 
     resource: Annotated[str, Meta(min_length=1, max_length=256)]
     subject: Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -297,7 +297,12 @@ async def check_limits(deps: Deps, call: Call) -> Answer:
     return Answer(Decisions(all(decision.allowed for decision in decisions), decisions))
 
 
+async def renew_limit(deps: Deps, call: Call) -> Answer:
+    body: HoldBody = call.body
+    return Answer(await deps.limits.limiter.renew(Check(call.principal.tenant, body.resource, body.subject), body.hold))
+
+
 async def release_limit(deps: Deps, call: Call) -> Answer:
-    body: ReleaseBody = call.body
+    body: HoldBody = call.body
     check = Check(call.principal.tenant, body.resource, body.subject)
     return Answer(Released(await call.in_time(deps.limits.limiter.release(check, body.hold))))

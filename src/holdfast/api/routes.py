@@ -233,8 +233,13 @@ RULES: Sequence[Endpoint] = (
         misfit=limits.invalid_check,
     ),
     Endpoint(
+        "POST", "/v1/limits/renew", limits.renew_limit, "Go on holding what a concurrency rule granted", "tenant",
+        "limits:check", body=limits.HoldBody, answer=Decision, errors=_OF_A_CHECK, misfit=limits.invalid_check,
+        note="For another window from now. A hold that was over is begun anew if there is room.",
+    ),
+    Endpoint(
         "POST", "/v1/limits/release", limits.release_limit, "Give back what a concurrency rule granted", "tenant",
-        "limits:check", body=limits.ReleaseBody, answer=limits.Released, errors=_OF_A_CHECK,
+        "limits:check", body=limits.HoldBody, answer=limits.Released, errors=_OF_A_CHECK,
         misfit=limits.invalid_check,
     ),
 )  # fmt: skip

@@ -3,13 +3,16 @@
 Answers carry ``RateLimit-Policy`` and ``RateLimit`` of draft-ietf-httpapi-ratelimit-headers (the old X-RateLimit trio
 where asked for). A refused request gets 429 with ``Retry-After`` and a problem document (RFC 9457) that names the
 policies it broke; the application never sees it. Rules in shadow mode are not told. A request that no rule can answer
-(a subject without end) gets 400. What a concurrency rule granted is given back when the request is over, however it
-ended.
+(a subject without end) gets 400. WebSockets are asked for at the handshake, and refused the same way where the server
+lets an application answer one (``websocket.http.response``), else closed, which is 403. What a concurrency rule granted
+is renewed while the request or the socket lasts, and given back when it is over, however it ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -26,9 +29,13 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Encoded = list[tuple[bytes, bytes]]
 
+TRY_AGAIN_LATER = 1013
+_ANSWERED = {"http": "http.response", "websocket": "websocket.http.response"}
+"""What is asked for, and how it is answered."""
+
 
 class RateLimited:
-    """ASGI middleware. ``who`` says what a request is to be asked for; an empty answer lets it pass."""
+    """ASGI middleware. ``who`` says what a request or a WebSocket is to be asked for; an empty answer lets it pass."""
 
     def __init__(
         self, app: App, limiter: Limiter, who: Callable[[Scope], Sequence[Check]], *, legacy: bool = False
@@ -39,46 +46,64 @@ class RateLimited:
         self._legacy = legacy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        checks = self._who(scope) if scope["type"] == "http" else ()
+        checks = self._who(scope) if scope["type"] in _ANSWERED else ()
         if not checks:
             await self._app(scope, receive, send)
             return
         try:
             decisions = await self._limiter.check_many(checks)
         except InvalidCheck as error:
-            await _tell(send, {"title": "Bad Request", "status": 400, "detail": error.message}, [])
+            await _tell(scope, receive, send, {"title": "Bad Request", "status": 400, "detail": error.message}, [])
             return
-        told = [d for check, d in zip(checks, decisions, strict=True) if not self._limiter.in_shadow(check)]
+        told = self._limiter.told(checks, decisions)
         added = [(n.lower().encode(), v.encode()) for n, v in rate_limit_headers(told, legacy=self._legacy)]
-        try:
+        async with self._holding(checks, decisions):
             if all(decision.allowed for decision in decisions):
                 await self._pass_on(scope, receive, send, added)
             else:
-                await _refuse(send, told, added)
-        finally:
-            for check, decision in zip(checks, decisions, strict=True):
-                if decision.hold:
-                    await self._limiter.release(check, decision.hold)
+                wait = (b"retry-after", str(retry_after(told)).encode())
+                await _tell(scope, receive, send, problem(told), [*added, wait])
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, added: Encoded) -> None:
         async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.accept"):
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         await self._app(scope, receive, with_headers)
 
+    @asynccontextmanager
+    async def _holding(self, checks: Sequence[Check], decisions: Sequence[Decision]) -> AsyncIterator[None]:
+        held = [(check, d.hold, d.window_seconds) for check, d in zip(checks, decisions, strict=True) if d.hold]
+        renewing = asyncio.create_task(self._renew(held)) if held else None
+        try:
+            yield
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+            for check, hold, _ in held:
+                await self._limiter.release(check, hold)
 
-async def _refuse(send: Send, decisions: Sequence[Decision], added: Encoded) -> None:
-    await _tell(send, problem(decisions), [*added, (b"retry-after", str(retry_after(decisions)).encode())])
+    async def _renew(self, held: Sequence[tuple[Check, str, float]]) -> None:
+        while True:
+            await asyncio.sleep(min(window_seconds for _, _, window_seconds in held) / 2)
+            for check, hold, _ in held:
+                await self._limiter.renew(check, hold)
 
 
-async def _tell(send: Send, told: Mapping[str, Any], added: Encoded) -> None:
+async def _tell(scope: Scope, receive: Receive, send: Send, told: Mapping[str, Any], added: Encoded) -> None:
+    """Answer in the application's place."""
     body = msgspec.json.encode(told)
     headers = [
         *added,
         (b"content-type", PROBLEM_TYPE.encode()),
         (b"content-length", str(len(body)).encode()),
     ]
-    await send({"type": "http.response.start", "status": told["status"], "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    answer = _ANSWERED[scope["type"]]
+    if scope["type"] == "websocket":
+        await receive()  # that it wants to connect
+        if answer not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
+            return
+    await send({"type": f"{answer}.start", "status": told["status"], "headers": headers})
+    await send({"type": f"{answer}.body", "body": body})

@@ -84,7 +84,7 @@ class Entrances:
         """
         asked = questions(entrance, who, address)
         decisions = await self._limiter.check_many(asked)
-        return [d for check, d in zip(asked, decisions, strict=True) if not self._limiter.in_shadow(check)]
+        return self._limiter.told(asked, decisions)
 
     def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
-from holdfast.errors import InvalidCheck
+from holdfast.errors import HoldfastError, InvalidCheck
 from holdfast.limits.accounts import Accounts
 from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
@@ -295,25 +295,27 @@ class Limiter:
             told.add(key)
         return decisions
 
-    def in_shadow(self, check: Check) -> bool:
-        """Whether the rule that answers only counts: it is the operator's business and not the client's."""
-        plan = self._plan(check.tenant, check.resource)
-        return plan is not None and plan.shadow
+    def told(self, checks: Sequence[Check], decisions: Sequence[Decision]) -> list[Decision]:
+        """What is the client's business: not what a rule in shadow mode counts, but whatever refuses."""
+        plans = (self._plan(check.tenant, check.resource) for check in checks)
+        each = zip(plans, decisions, strict=True)
+        return [d for plan, d in each if plan is None or not plan.shadow or not d.allowed]
 
     async def renew(self, check: Check, hold: str) -> Decision:
-        """Go on holding for another window; refused if the hold was over and there is no room to begin it anew."""
-        place = self._place(check, hold)
-        if place is None:
-            return FREE
-        plan = self._plan(check.tenant, check.resource)
-        if plan is None or plan.prefix != place[0][0]:
+        """Go on holding for another window; refused if the hold was over and there is no room to begin it anew.
+
+        Asked for by itself, so that a release that is called later comes later.
+        """
+        place, plan = self._place(check, hold), self._plan(check.tenant, check.resource)
+        if place is None or plan is None or plan.prefix != place[0][0]:
             return FREE  # another rule limits now, or none; what is held is given back where it is
         ask = Ask(place[0], plan.terms, hold=hold)
-        if self._immediate:
-            reading = self._take_now(ask.key, ask.terms, 1, hold)
-            return self._decisions.of(plan, reading, reading.admitted > 0, "counters", hold)
-        begun = self._begun(plan, ask)
-        return begun if isinstance(begun, Decision) else await begun
+        try:
+            async with asyncio.timeout(self.settings.batch.deadline_seconds):
+                reading = (await self._counters.take([[ask]])).readings[0][0]
+        except (HoldfastError, TimeoutError):
+            return self._local(plan, ask)
+        return self._decisions.of(plan, reading, reading.admitted > 0, "counters", hold)
 
     async def release(self, check: Check, hold: str) -> bool:
         """Give back what a concurrency rule granted; without it the hold ends with the rule's window.
@@ -381,9 +383,7 @@ class Limiter:
         """Ask the counters what ``try_check`` could not answer."""
         plan = self._plans[tenant, resource]
         assert plan is not None
-        return self._begun(plan, self._question(plan, subject, cost))
-
-    def _begun(self, plan: Plan, ask: Ask) -> Decision | asyncio.Future[Decision]:
+        ask = self._question(plan, subject, cost)
         entry = self._batcher.ask(plan, ask)
         if entry is None:
             return self._local(plan, ask)
