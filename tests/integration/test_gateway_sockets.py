@@ -192,7 +192,57 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
         writer.write(b"GET / HTTP/1.1\r\nX-Long: ")
         for _ in range(70):
             writer.write(b"x" * 1024)
-        assert (await asyncio.wait_for(reader.read(-1), 4)).startswith(b"HTTP/1.1 400")
+        answer = await asyncio.wait_for(reader.read(-1), 4)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert "at most 65536 bytes" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+        writer.close()
+
+    serve(tmp_path, story)
+
+
+def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
+    """Closed with bytes on their way, a socket is reset, and the answer is lost with it."""
+
+    async def story(node: Node) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        writer.write(b"GET / HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        for _ in range(50):
+            writer.write(b"x" * 10_000)
+            await writer.drain()
+        assert json.loads(await asyncio.wait_for(reader.read(-1), 4))["error"]["code"] == "INVALID_MESSAGE"
+        writer.close()
+
+    serve(tmp_path, story)
+
+
+UPGRADE = (
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+)
+NO_HANDSHAKES = {
+    "POST": (f"POST /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nContent-Length: 0\r\n\r\n", "with GET"),
+    "OPTIONS": (f"OPTIONS /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n\r\n", "with GET"),
+    "HEAD": (f"HEAD /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n\r\n", "with GET"),
+    "an old version": (f"GET /v1/ws HTTP/1.0\r\nHost: x\r\n{UPGRADE}\r\n\r\n", "with HTTP/1.1"),
+    "no host": (f"GET /v1/ws HTTP/1.1\r\n{UPGRADE}\r\n\r\n", "Host header"),
+    "chunks": (f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "body"),
+    "a body": (f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nContent-Length: 9\r\n\r\n", "no body"),
+    "a frame": (f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n\r\n\x01\x00", "wait for the answer"),
+}
+
+
+@pytest.mark.parametrize("what", NO_HANDSHAKES)
+def test_what_is_no_opening_handshake_is_refused_with_our_error_body(tmp_path: Path, what: str) -> None:
+    request, why = NO_HANDSHAKES[what]
+
+    async def story(node: Node) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        writer.write(request.encode())
+        head, _, body = (await asyncio.wait_for(reader.read(-1), 4)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert why in json.loads(body)["error"]["message"]
+        assert node.gateway.connections == 0
         writer.close()
 
     serve(tmp_path, story)

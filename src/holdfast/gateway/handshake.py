@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64decode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -114,7 +114,7 @@ class Handshake:
         try:
             return self._admit(path, headers, peer, now)
         except HoldfastError as error:
-            return _refusal(error, self.legacy_rate_limit_headers)
+            return refused_with(error, legacy=self.legacy_rate_limit_headers)
 
     def _admit(self, path: str, headers: Headers, peer: str, now: float) -> Admitted:
         route, _, query = path.partition("?")
@@ -147,6 +147,21 @@ class Handshake:
             raise refused
 
 
+def no_handshake(method: str, http_version: str, headers: Iterable[tuple[bytes, bytes]]) -> InvalidMessage | None:
+    """Why a request that asks for an upgrade cannot open a WebSocket (RFC 6455, section 4.2.1), before the library that
+    upgrades sees it: it would not mind, or answer with words that are not ours. Header names are in lower case."""
+    sent = dict(headers)
+    if method != "GET":
+        return InvalidMessage("a WebSocket is opened with GET")
+    if http_version != "1.1":
+        return InvalidMessage("a WebSocket is opened with HTTP/1.1")
+    if b"host" not in sent:
+        return InvalidMessage("a request must have a Host header")
+    if b"transfer-encoding" in sent or sent.get(b"content-length", b"0") != b"0":
+        return InvalidMessage("a request that opens a WebSocket has no body")
+    return None
+
+
 def _check_upgrade(headers: Headers) -> None:
     """What the WebSocket library would refuse later with an answer that is not ours."""
     if headers.get("Sec-WebSocket-Version") != "13":
@@ -163,7 +178,8 @@ def _token_among(offered: Sequence[str]) -> str | None:
     return next((p.removeprefix(BEARER_SUBPROTOCOL) for p in offered if p.startswith(BEARER_SUBPROTOCOL)), None)
 
 
-def _refusal(error: HoldfastError, legacy: bool) -> Refusal:
+def refused_with(error: HoldfastError, *, legacy: bool = False) -> Refusal:
+    """The answer that says so."""
     status = next((s for kind, s in STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
     headers = {"Content-Type": "application/json"}
     body: dict[str, Any] = {"error": error_payload(error)}

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
-import msgspec
 import uvicorn
+from httptools import HttpParserUpgrade
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast import telemetry
 from holdfast.access.door import HttpCounts
 from holdfast.bounds import KIB
-from holdfast.errors import BadSetting, Unavailable
-from holdfast.gateway.handshake import RETURN_SECONDS
+from holdfast.errors import BadSetting, InvalidMessage, Unavailable
+from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, no_handshake, refused_with
 from holdfast.gateway.port import Port
-from holdfast.wire.codec import error_payload
 
 HTTP_STOP_SECONDS = 5
 """How long requests that are open after the drain may still take."""
@@ -28,7 +28,7 @@ HEAD_SECONDS = 5.0
 """How long a client may take for the head of a request, before it has said who it is: as long as for a handshake."""
 HEAD_BYTES_MAX = 64 * KIB
 REST_SECONDS = 2.0
-"""How long the rest of a body is read that was answered without it: time for the answer to be read, no more."""
+"""How long the rest of a request is read that was answered without it: time for the answer to be read, no more."""
 TAKEN_SECONDS = 30.0
 """How long an answer may stand in the buffers without being taken."""
 BACKLOG = 2048
@@ -55,9 +55,12 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 class _Requests(HttpToolsProtocol):
     """uvicorn's protocol, which would take any number of connections; wait for ever for a head, and take one of any
-    size; for the rest of a body that was refused; and for who asks and does not take the answer."""
+    size; for the rest of a body that was refused; and for who asks and does not take the answer. It would hand over
+    any upgrade, lose what came behind one, and answer what is no HTTP with words that are not ours."""
 
     _head_bytes = 0
+    _segment_bytes = 0
+    _refused = False
 
     def __init__(self, counts: HttpCounts, **given: Any) -> None:
         super().__init__(**given)
@@ -71,8 +74,7 @@ class _Requests(HttpToolsProtocol):
         peer = self.client[0] if self.client else ""
         if full := self._counts.open(peer):
             telemetry.http_connection_refused()
-            transport.write(_refusal(full))
-            transport.close()
+            self._refuse(refused_with(Unavailable(full, retry_after_seconds=RETURN_SECONDS)))
             return
         self._peer = peer
         telemetry.http_connections(self._counts.total)
@@ -85,11 +87,27 @@ class _Requests(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._segment_bytes = len(data)
         super().data_received(data)
         if "head" in self._timers:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
-                self.send_400_response(f"The head of a request has at most {HEAD_BYTES_MAX} bytes.")
+                self.send_400_response(f"the head of a request has at most {HEAD_BYTES_MAX} bytes")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(refused_with(InvalidMessage(msg)))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer, and read no more than it takes for the answer to be read: closed at once, with bytes of the client on
+        their way, the kernel would send a reset, which may overtake it."""
+        self._refused = True
+        self._came("head")
+        self.transport.write(_response(refusal))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._await("end of what is refused", REST_SECONDS, self.transport.close)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -99,6 +117,10 @@ class _Requests(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._came("head")
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            scope = self.scope
+            if (error := no_handshake(scope["method"], scope["http_version"], scope["headers"])) is not None:
+                self._refuse_handshake(error)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -117,7 +139,18 @@ class _Requests(HttpToolsProtocol):
         super().resume_writing()
         self._came("room for the answer")
 
+    def _refuse_handshake(self, error: InvalidMessage) -> None:
+        refusal = refused_with(error)
+        telemetry.handshake_refused(refusal.status)
+        self._refuse(refusal)
+
     def handle_websocket_upgrade(self) -> None:
+        if self._refused:
+            return
+        upgrade = sys.exc_info()[1]  # uvicorn is handling it, and drops what came behind the head
+        if isinstance(upgrade, HttpParserUpgrade) and upgrade.args[0] < self._segment_bytes:
+            self._refuse_handshake(InvalidMessage("a frame must wait for the answer to the handshake"))
+            return
         self._leave()
         super().handle_websocket_upgrade()
         self.parser = None  # type: ignore[assignment]  # as where a connection is lost: they hold each other
@@ -141,15 +174,12 @@ class _Requests(HttpToolsProtocol):
             timer.cancel()
 
 
-def _refusal(full: str) -> bytes:
-    """The answer to whom there is no room for, before anything was asked."""
-    error = Unavailable(full, retry_after_seconds=RETURN_SECONDS)
-    body = msgspec.json.encode({"error": error_payload(error)})
-    head = (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nRetry-After: {RETURN_SECONDS}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+def _response(refusal: Refusal) -> bytes:
+    """The last answer of a connection."""
+    status, body = refusal.status, refusal.body
+    headers = {**refusal.headers, "Content-Length": len(body), "Connection": "close"}
+    lines = [f"HTTP/1.1 {status} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 class _Server(uvicorn.Server):
