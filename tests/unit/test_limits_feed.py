@@ -52,6 +52,27 @@ def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
     virtual.run(main())
 
 
+class Clinging(Log):
+    """Its doorbell does not end when it is asked to for the first time."""
+
+    async def rings(self) -> AsyncIterator[Ring]:  # type: ignore[override]
+        async for ring in self.bell.rings():
+            yield ring
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.Event().wait()
+
+
+def test_a_doorbell_that_does_not_end_when_it_is_asked_to_does_not_keep_a_node_from_stopping() -> None:
+    async def main() -> None:
+        feed, _ = feed_of(Clinging())
+        async with feed:
+            await asyncio.sleep(1)
+
+    virtual.run(main())
+
+
 def test_a_lost_ring_costs_one_sync_interval() -> None:
     async def main() -> None:
         log = Log()

@@ -138,9 +138,12 @@ class Feed:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._work:
-            task.cancel()
-        await asyncio.gather(*self._work, return_exceptions=True)
+        """Asked to end again each second: a doorbell's client may lose a cancellation, or wait while it cleans up."""
+        left = set(self._work)
+        while left:
+            for task in left:
+                task.cancel()
+            left = (await asyncio.wait(left, timeout=1.0))[1]
 
     async def sync(self) -> None:
         """Read what is new. Raises what the reader raises; what was read before that is kept."""
