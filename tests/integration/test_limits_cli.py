@@ -18,6 +18,8 @@ import pytest
 from program import Program, eventually
 
 from holdfast.cli.reach import Reach
+from holdfast.cli.rest import Rest
+from holdfast.errors import OutcomeUnknown, Unavailable
 
 RULE = ("acme", "/api/search")
 
@@ -244,6 +246,35 @@ def test_watch_prints_what_is_changed_meanwhile(program: Program) -> None:
         watching.wait(20)
         reader.join()
     assert json.loads(seen[0])["rule"]["resource"] == "watched"
+
+
+def test_a_watch_goes_on_where_it_was_when_the_server_comes_back(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, now, waits = Reach(program.url, program.state_dir).as_operator(), 0.0, list[float]()
+    rule = {"tenantID": "acme", "resource": "meanwhile", "algorithm": "fixed_window", "limit": 1, "window": "1s"}
+    rest.post("/admin/rules", body=rule)
+
+    class Away(Rest):
+        def get(self, *path: str, **query: Any) -> Any:
+            if 1.0 < now < 20.0:
+                raise Unavailable("nobody is there") if len(waits) % 2 else OutcomeUnknown("no answer")
+            return super().get(*path, **query)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        waits.append(seconds)
+        version = len(waits)
+        rest.ask("PUT", "/admin/rules", {**rule, "limit": version + 1, "expectedVersion": version})
+
+    monkeypatch.setattr("holdfast.cli.reach.Rest", Away)
+    monkeypatch.setattr("holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    ran = program.run("rules", "watch", "--seconds", "30", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert [json.loads(line)["version"] for line in ran.stdout.splitlines()] == list(range(2, len(waits) + 2))
+    assert waits[:7] == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 10.0], "ever longer, and not for ever"
+    assert ran.stderr.count("still watching") == 1
 
 
 def test_the_documented_line_makes_rules_put_back_by_hand_new_to_everybody(tmp_path: Path) -> None:

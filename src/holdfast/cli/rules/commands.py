@@ -16,7 +16,8 @@ from holdfast.cli import show
 from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
 from holdfast.cli.rules.calls import PAGE, amount, besides, every, history_of, put, sure, take
 from holdfast.cli.rules.wanted import FIELDS, assigned, differences, plan, portable, read
-from holdfast.errors import HoldfastError, NotFound
+from holdfast.errors import Deferred, HoldfastError, NotFound, OutcomeUnknown
+from holdfast.resilience import Backoff
 
 rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", rich_markup_mode=None)
 
@@ -25,6 +26,8 @@ ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end 
 VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 WATCH_SECONDS = 1.0
+AWAY = Backoff(WATCH_SECONDS, 10.0)
+"""How long a watch waits for a server that is away."""
 
 
 @rules.command("ls")
@@ -197,7 +200,7 @@ def watch(
     reach: Reach,
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.  [default: at Ctrl-C]")] = None,
 ) -> None:
-    """Print changes as they are made, until Ctrl-C.
+    """Print changes as they are made, until Ctrl-C. While the server is away it waits, and then tells what it missed.
 
     Examples:
 
@@ -206,21 +209,26 @@ def watch(
       holdfast rules watch --json | jq .rule.limit
     """
     rest, end = reach.as_operator(), None if seconds is None else time.monotonic() + seconds
-    cursor = rest.get("/admin/rules/changes", limit=1)["head"]
+    cursor, failures = rest.get("/admin/rules/changes", limit=1)["head"], 0
     while True:
         over = end is not None and time.monotonic() >= end
-        for change in rest.get("/admin/rules/changes", after=cursor, limit=PAGE)["changes"]:
-            cursor = change["seq"]
-            if reach.as_json:
-                show.line(msgspec.json.encode(change).decode())
-            else:
-                rule = change["rule"]
-                what = f"{change['action']} {rule['tenantID']} {rule['resource']} v{change['version']}"
-                show.line(show.printable(f"{change['at'][11:19]} {change['actor']}: {what} limit {rule['limit']} "
-                                         f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
+        try:
+            page = rest.get("/admin/rules/changes", after=cursor, limit=PAGE)
+        except (Deferred, OutcomeUnknown) as error:
+            if over:
+                raise
+            failures += 1
+            if failures == 1:
+                typer.echo(f"still watching: {error.message}", err=True)
+        else:
+            failures, cursor = 0, min(cursor, page["head"])  # a restored log may be shorter than it was
+            for change in page["changes"]:
+                cursor = change["seq"]
+                _tell_change(reach, change)
         if over:
             return
-        time.sleep(WATCH_SECONDS if end is None else min(WATCH_SECONDS, max(0.0, end - time.monotonic())))
+        pause = AWAY.bound(failures) if failures else WATCH_SECONDS
+        time.sleep(pause if end is None else min(pause, max(0.0, end - time.monotonic())))
 
 
 @rules.command("export")
@@ -293,6 +301,16 @@ def raise_epoch(reach: Reach) -> None:
         return
     file = renew_rules(reach.state_path)
     show.told(reach, {"file": str(file)}, f"{file}: under a new epoch; start the server with `holdfast serve`")
+
+
+def _tell_change(reach: Reach, change: Mapping[str, Any]) -> None:
+    if reach.as_json:
+        show.line(msgspec.json.encode(change).decode())
+        return
+    rule = change["rule"]
+    what = f"{change['action']} {rule['tenantID']} {rule['resource']} v{change['version']}"
+    show.line(show.printable(f"{change['at'][11:19]} {change['actor']}: {what} limit {rule['limit']} "
+                             f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
 
 
 def _tell_changed(reach: Reach, done: Sequence[Mapping[str, Any]], *, dry_run: bool, whole: bool) -> None:
