@@ -78,7 +78,7 @@ class Server:
     """Quieter lines are not written."""
     node_id: str = ""
     """This node's name in status, traces, jobs and among the nodes that share limits: each must have its own. Left
-    empty, a new one is made at every start.
+    empty, one is made up at the first start and kept in the state directory (``name.json``).
     """
 
     def __post_init__(self) -> None:

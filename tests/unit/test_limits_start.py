@@ -108,6 +108,22 @@ def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) -> None:
+    async def name(folder: str, node_id: str = "") -> str:
+        async with opened(LimitsSettings(), tmp_path / folder, node_id) as plane:
+            return plane.limiter.place.node
+
+    async def main() -> None:
+        first = await name("a")
+        assert await name("a", "a-name") == "a-name"
+        assert await name("a") == first, "a restart is nobody new to those who count nodes"
+        assert await name("b") != first
+        (tmp_path / "a" / "name.json").write_text('{"name":"no name"}')
+        assert await name("a") != first, "what cannot be one is made up anew"
+
+    asyncio.run(main())
+
+
 def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):

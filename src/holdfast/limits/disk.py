@@ -1,4 +1,5 @@
-"""What a node keeps on disk for a start while all else is away: the last good rules, and how many nodes there are.
+"""What a node keeps on disk, mostly for a start while all else is away: the last good rules, how many nodes there are,
+and the name that was made up for this one.
 
 When the rules were last known to be complete is their file's own time: a node at rest looks every few seconds, and
 rules that have not changed are not written again for it.
@@ -14,11 +15,14 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from holdfast import telemetry
+from holdfast.clock import Ids
 from holdfast.files import replace_file
 from holdfast.limits.hearsay import Place
 from holdfast.limits.rules import RuleSet, Snapshot
+from holdfast.message import ID_BYTES_MAX
 
 T = TypeVar("T")
+NAME_NAME = "name.json"
 
 
 class Saved(Struct, frozen=True):
@@ -31,6 +35,10 @@ class Saved(Struct, frozen=True):
     digest: str
     snapshot: Snapshot
     heard: Place
+
+
+class _SavedName(Struct, frozen=True):
+    name: Annotated[str, Meta(pattern=f"^[!-~]{{1,{ID_BYTES_MAX}}}$")]
 
 
 class _SavedNodes(Struct, frozen=True):
@@ -69,6 +77,20 @@ class RulesFile:
 
 def _what(saved: Saved) -> tuple[str, str, int]:
     return saved.digest, saved.snapshot.store, saved.snapshot.epoch
+
+
+def kept_name(state: Path, ids: Ids) -> str:
+    """The name made up for the node of this state directory; a restart is nobody new to those who count nodes.
+
+    A disk that cannot keep it does no more harm than that the next start is.
+    """
+    file = state / NAME_NAME
+    found = _read(file, _SavedName)
+    if found is not None:
+        return found[0].name
+    name = ids.new("node_")
+    _replace(file, _SavedName(name))
+    return name
 
 
 def load_nodes(file: Path) -> int | None:

@@ -8,6 +8,7 @@ This is the one place that puts the parts together::
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from holdfast.extras import extra
 from holdfast.limits.control import Control
 from holdfast.limits.counters.contract import Counters
 from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.disk import kept_name
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter, Place
@@ -46,14 +48,14 @@ async def opened(
 
     ``state`` is a directory that no other process uses: what was last known of the rules and of the other nodes is kept
     in it, or the rules themselves if they are embedded. ``node_id`` tells those who share counters apart; empty, it is
-    made up. The rules of ``starts_with`` are created where there never were any of that name, and hold while nothing is
-    known of any others.
+    made up, once for this directory. The rules of ``starts_with`` are created where there never were any of that name,
+    and hold while nothing is known of any others.
     """
     clock = clock or SystemClock()
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
     async with AsyncExitStack() as stack:
         counters, bell = _counters_of(chosen, clock, stack)
-        place = Place(node_id or Ids(clock).new("node_"), chosen.region)
+        place = Place(node_id or await asyncio.to_thread(kept_name, state, Ids(clock)), chosen.region)
         nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process are nobody else's
         limiter = Limiter(counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file)
         rules = await _rules_of(chosen, state, clock, bell, stack)

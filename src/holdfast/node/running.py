@@ -20,6 +20,7 @@ from holdfast.access.secrets import open_secrets
 from holdfast.api.app import make_app
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
+from holdfast.limits.disk import kept_name
 from holdfast.limits.entrances import DEFAULT_RULES
 from holdfast.limits.opening import opened
 from holdfast.node.backup import Backups, require_whole
@@ -99,12 +100,12 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
     """A node that serves while the block runs; leaving it drains. Whom it answers may rely on ``about_to_serve``."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        node_id = settings.server.node_id or Ids(clock).new("node_")
-        stack.enter_context(telemetry.tracing(settings.traces, node_id))
         listening = stack.enter_context(bound(settings.server.host, settings.server.port))
         settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
         state = stack.enter_context(held(settings.server.state_path))
         require_whole(state)
+        node_id = settings.server.node_id or kept_name(state, Ids(clock))
+        stack.enter_context(telemetry.tracing(settings.traces, node_id))
         secrets, keys = open_secrets(state, timestamp(clock.now()))
         durability = settings.durability
         store = await stack.enter_async_context(
