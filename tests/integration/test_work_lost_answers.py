@@ -28,6 +28,8 @@ from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Policies, Stage, State
 
 NAMES = {text: name for name, text in statements("holdfast.work.postgres").items()}
+PATIENT = {"no_start_after_seconds": 4.0, "dead_after_seconds": 6.0, "stuck_after_seconds": 8.0}
+"""Who is held up for a second or two is not taken for dead: then its jobs would rightly run again."""
 CALLS = ("process", "bury_dead", "blocks", "backlogs", "open_breakers", "alive", "owners", "take", "give", "bury_left")
 SETTINGS = WorkerSettings(concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32)
 POLICIES = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False)
@@ -130,7 +132,7 @@ class World:
 
 def check(server: Server, plan: Plan, body: Any) -> None:
     async def main() -> None:
-        async with postgres_work(server.url) as opened:
+        async with postgres_work(server.url, **PATIENT) as opened:
             world = World(opened, plan)
             await body(world)
             world.judge()

@@ -46,12 +46,12 @@ def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
 
 
 @asynccontextmanager
-async def postgres_work(url: str):  # type: ignore[no-untyped-def]
+async def postgres_work(url: str, **seat: float):  # type: ignore[no-untyped-def]
     from holdfast.work.postgres import PostgresWork, SeatSettings
 
     connection = await asyncpg.connect(url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
-    store = await PostgresWork.open(url, seat_settings=SeatSettings(**QUICK))
+    store = await PostgresWork.open(url, seat_settings=SeatSettings(**{**QUICK, **seat}))
 
     seats: list[Any] = []
     join = store.join
