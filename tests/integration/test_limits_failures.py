@@ -236,7 +236,7 @@ def test_primary_down_stops_the_admin_and_nothing_else(engines_: Engines) -> Non
             assert raised.value.retry_after_seconds
             assert "127.0.0.1" not in str(raised.value)
             health = await w.control.health()
-            assert health == {"status": "unhealthy", "postgres_primary": "unreachable", "rate_limiting": "healthy"}
+            assert health == {"status": "unhealthy", "postgres_primary": "unreachable"}
             decisions = await node.ask(60, "ann")
             assert sum(d.allowed for d in decisions) == 40
             assert {d.degraded for d in decisions} == {False}

@@ -17,8 +17,8 @@ import websockets
 
 from engines import Server as Engine
 from holdfast.limits.batch import BatchSettings
+from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.disk import load_nodes
-from holdfast.limits.entrances import DEFAULT_RULES
 from holdfast.limits.limiter import LimiterSettings
 from holdfast.limits.opening import NODES_NAME
 from holdfast.limits.plane import LimitsSettings

@@ -26,7 +26,8 @@ from holdfast.limits.answers import rate_limit_headers, retry_after
 from holdfast.limits.asgi import RateLimited
 from holdfast.limits.control import Control
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import DEFAULT_RULES, Entrances
+from holdfast.limits.defaults import DEFAULT_RULES
+from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed
 from holdfast.limits.form import NAMES
 from holdfast.limits.limiter import Limiter
@@ -185,6 +186,7 @@ def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
         assert (again.json(), again.headers["Idempotency-Replayed"]) == (first.json(), "true")
         other = await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 5}, Idempotency_Key="k1")
         assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
+        assert "another request" in other.json()["error"]["details"]["fields"]["idempotencyKey"]
         await rest.ask("PUT", "/admin/rules", key, {**RULE, "limit": 7, "expectedVersion": 1})
         back = {"tenantID": "acme", "resource": "/api/search", "version": 1, "reason": "too low"}
         assert (await rest.ask("POST", "/admin/rules/rollback", key, back)).json()["limit"] == 100
@@ -290,6 +292,23 @@ def test_bad_rules_are_refused_by_field_and_change_nothing(tmp_path: Path, body:
         assert error_of(answer) == (422, "INVALID_RULE")
         assert field in answer.json()["error"]["details"]["fields"]
         assert (await store.head()).seq == 0
+
+    limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_everything_wrong_with_a_request_is_said_at_once(tmp_path: Path, method: str) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        wrong = {
+            "tenantID": "a b", "resource": "/a*/b", "algorithm": "leaky", "limit": -5, "window": "soon",
+            "colour": "red", "reason": 7, "idempotencyKey": "a b", "expectedVersion": 0,
+        }  # fmt: skip
+        answer = await rest.ask(method, "/admin/rules", rest.admin_key(), wrong)
+        assert error_of(answer) == (422, "INVALID_RULE")
+        assert set(answer.json()["error"]["details"]["fields"]) == set(wrong)
+        missing = await rest.ask(method, "/admin/rules", rest.admin_key(), {"limit": -5})
+        required = {"algorithm", "window"} if method == "POST" else {"expectedVersion"}
+        assert set(missing.json()["error"]["details"]["fields"]) == {"tenantID", "resource", "limit"} | required
 
     limited(tmp_path, scenario)
 

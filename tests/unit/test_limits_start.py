@@ -12,7 +12,7 @@ from limitworld import Log
 
 from holdfast import telemetry
 from holdfast.cli.operate import alarms
-from holdfast.limits.entrances import DEFAULT_RULES
+from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.feed import Feed
 from holdfast.limits.opening import RULES_NAME, LimitsSettings, opened
 from holdfast.limits.rules import Rule, RuleSet
@@ -104,6 +104,29 @@ def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
         async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
             pass
         assert not (tmp_path / RULES_NAME).exists()
+
+    asyncio.run(main())
+
+
+def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(), tmp_path / "whole") as plane:
+            assert (await plane.health())["rate_limiting"] == "healthy"
+        away = LimitsSettings("redis://127.0.0.1:1/0")
+        async with opened(away, tmp_path / "away", starts_with=DEFAULT_RULES) as plane:
+            for subject in range(50):
+                assert (await plane.limiter.check("acme", "send:user", str(subject))).degraded
+            health = await plane.health()
+            assert (health["status"], health["rate_limiting"]) == ("healthy", "degraded")
+
+    asyncio.run(main())
+
+
+def test_a_decision_names_its_region_also_where_there_is_no_rule(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(region="eu"), tmp_path) as plane:
+            decision = await plane.limiter.check("acme", "unruled", "ann")
+            assert (decision.decided_by, decision.region) == ("no_rule", "eu")
 
     asyncio.run(main())
 

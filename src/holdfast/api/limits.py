@@ -14,6 +14,7 @@ from holdfast.api.deps import Deps
 from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, Refused, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
 from holdfast.limits.form import (
     CHOICES,
     LIMIT_MAX,
@@ -77,9 +78,9 @@ NewRule = Annotated[Mapping[str, Any], _described(REQUIRED, _RULE, _SAID)]
 RuleUpdate = Annotated[Mapping[str, Any], _described((*_NAME, *_SEEN), _RULE, _SEEN, _SAID)]
 Rollback = Annotated[Mapping[str, Any], _described((*_NAME, "version"), _NAME, {"version": _VERSION}, _SEEN, _SAID)]
 Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
-Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 1_000_000_000})]
+Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": LIMIT_MAX})]
 """Described to callers, and judged by the limiter: what no rule can answer is 422 with the field and the reason."""
-Place = Annotated[str, Meta(min_length=1, max_length=428)]
+Place = Annotated[str, Meta(min_length=1, max_length=(TENANT_LENGTH_MAX + 1 + RESOURCE_LENGTH_MAX) * 4 // 3)]
 """As long as that of the longest names."""
 
 
@@ -90,6 +91,8 @@ class RulePage(Struct, frozen=True):
 
 RULES_PER_PAGE_MAX = 500
 PerPage = Annotated[int, Meta(ge=1, le=RULES_PER_PAGE_MAX)]
+Version = Annotated[int, Meta(ge=1, le=VERSION_MAX)]
+Resource = Annotated[str, Meta(min_length=1, max_length=RESOURCE_LENGTH_MAX)]
 
 
 class RulesQuery(Body, frozen=True):
@@ -106,28 +109,28 @@ class HistoryQuery(Body, frozen=True):
 
     tenantID: str
     resource: str
-    before: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
+    before: Version | None = None
     limit: PerPage = 100
 
 
 class ChangesQuery(Body, frozen=True):
     """Oldest first; ``after`` is the ``seq`` of the last change one has."""
 
-    after: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+    after: Annotated[int, Meta(ge=0, le=VERSION_MAX)] = 0
     limit: PerPage = 100
 
 
 class DeleteQuery(Body, frozen=True):
     tenantID: str
     resource: str
-    expectedVersion: Annotated[int, Meta(ge=1, le=2**53 - 1)]
-    reason: Annotated[str, Meta(max_length=500)] = ""
+    expectedVersion: Version
+    reason: Annotated[str, Meta(max_length=REASON_LENGTH_MAX)] = ""
 
 
 class CheckBody(Body, frozen=True):
     """May ``subject`` use ``cost`` of ``resource`` now? The tenant is the credential's."""
 
-    resource: Annotated[str, Meta(min_length=1, max_length=256)]
+    resource: Resource
     subject: Subject
     cost: Amount = 1
 
@@ -135,14 +138,14 @@ class CheckBody(Body, frozen=True):
 class CheckManyBody(Body, frozen=True):
     """All are admitted and counted, or none."""
 
-    checks: Annotated[list[CheckBody], Meta(min_length=1, max_length=256)]
+    checks: Annotated[list[CheckBody], Meta(min_length=1, max_length=KEYS_PER_CALL_MAX)]
 
 
 class HoldBody(Body, frozen=True):
     """The ``hold`` of a decision by a concurrency rule, and what it was asked for."""
 
-    resource: Annotated[str, Meta(min_length=1, max_length=256)]
-    subject: Annotated[str, Meta(min_length=1, max_length=1024)]
+    resource: Resource
+    subject: Annotated[str, Meta(min_length=1, max_length=SUBJECT_LENGTH_MAX)]
     hold: Annotated[str, Meta(min_length=1, max_length=64)]
 
 

@@ -78,7 +78,8 @@ def decide(
     """
     if remembered is not None:
         if remembered.fingerprint != change.fingerprint:
-            raise KeyReused("this idempotency key was used for another request")
+            why = "was used for another request"
+            raise KeyReused(f"this idempotency key {why}; use a new one", fields={"idempotencyKey": why})
         return Changed(remembered.rule, remembered.seq, repeated=True)
     version = (current.version if current is not None else forgotten_version) + 1
     made = structs.replace(

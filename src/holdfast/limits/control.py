@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any
 
 from holdfast import telemetry
 from holdfast.clock import Clock, timestamp
@@ -23,7 +23,7 @@ from holdfast.errors import (
     VersionConflict,
 )
 from holdfast.limits.changes import Action, Change, Changed, RuleChange, missing, rollback_body
-from holdfast.limits.form import check_names, name_of, refuse, settable
+from holdfast.limits.form import REQUIRED, check_names, field_problems, name_problems, refuse, settable
 from holdfast.limits.rules import AnyRule, Rule, RuleName, Unreadable
 from holdfast.limits.rulestore.contract import RuleStore
 from holdfast.message import ID_BYTES_MAX, check_id
@@ -46,30 +46,45 @@ _WORDS: list[tuple[type[HoldfastError], str]] = [
 class Request:
     """An admin call's body, read: which rule, its fields, and what is not part of the rule."""
 
-    __slots__ = ("expected_version", "fields", "key", "name", "reason")
+    __slots__ = ("expected_version", "fields", "key", "name", "reason", "version")
 
-    def __init__(self, body: Mapping[str, Any], key: str | None) -> None:
+    def __init__(self, action: Action, body: Mapping[str, Any], key: str | None) -> None:
+        """InvalidRule names all that is wrong with the request.
+
+        If nothing is, what is wrong with the fields of a rule is for the store to say: a repetition gets its answer.
+        """
         self.fields = dict(body)
+        self.version: int | None = self.fields.pop("version", None) if action == "rollback" else None
         self.expected_version: int | None = self.fields.pop("expectedVersion", None)
         self.reason: str = self.fields.pop("reason", "")
         said: str | None = self.fields.pop("idempotencyKey", None)
         self.key = said if said is not None else key
-        refuse(_problems(self.expected_version, self.reason, self.key))
+        problems = self._problems(action) | name_problems(self.fields)
         if key is not None and self.key != key:
-            refuse({"idempotencyKey": "is another than the header's; send one of them"})
-        self.name = name_of(self.fields)
-        del self.fields["tenantID"], self.fields["resource"]
+            problems["idempotencyKey"] = "is another than the header's; send one of them"
+        if problems and action in ("create", "update"):
+            problems = field_problems(self.fields, REQUIRED if action == "create" else ()) | problems
+        refuse(problems)
+        self.name = RuleName(self.fields.pop("tenantID"), self.fields.pop("resource"))
 
-    def upon_a_version(self) -> Self:
-        """InvalidRule unless it says which version it saw."""
+    def _problems(self, action: Action) -> dict[str, str]:
+        problems = {}
+        if action in ("delete", "rollback"):
+            problems = {field: "has no meaning here" for field in self.fields if field not in ("tenantID", "resource")}
+        if action == "rollback" and not _is_version(self.version):
+            problems["version"] = "must be an earlier version"
         if self.expected_version is None:
-            refuse({"expectedVersion": "is required"})
-        return self
-
-    def without_fields(self) -> Self:
-        """InvalidRule if it brings fields of a rule where they would do nothing."""
-        refuse(dict.fromkeys(self.fields, "has no meaning here"))
-        return self
+            if action in ("update", "delete"):
+                problems["expectedVersion"] = "is required"
+        elif action == "create":
+            problems["expectedVersion"] = "has no meaning here: there is no version yet"
+        elif not _is_version(self.expected_version):
+            problems["expectedVersion"] = "must be a version number"
+        if not isinstance(self.reason, str) or len(self.reason) > REASON_LENGTH_MAX:
+            problems["reason"] = f"must be a text of at most {REASON_LENGTH_MAX} characters"
+        if self.key is not None and (not isinstance(self.key, str) or check_id(self.key, "idempotencyKey")):
+            problems["idempotencyKey"] = f"must be 1 to {ID_BYTES_MAX} printable ASCII characters without spaces"
+        return problems
 
 
 class Control:
@@ -82,31 +97,24 @@ class Control:
 
     async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         async with _told("create_rule"):
-            request = Request(body, key)
-            if request.expected_version is not None:
-                refuse({"expectedVersion": "has no meaning here: there is no version yet"})
-            return await self._change("create", request, actor)
+            return await self._change("create", Request("create", body, key), actor)
 
     async def update(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         """Change the fields that the body names. It must say which version it saw."""
         async with _told("update_rule"):
-            return await self._change("update", Request(body, key).upon_a_version(), actor)
+            return await self._change("update", Request("update", body, key), actor)
 
     async def delete(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         async with _told("delete_rule"):
-            return await self._change("delete", Request(body, key).upon_a_version().without_fields(), actor)
+            return await self._change("delete", Request("delete", body, key), actor)
 
     async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
         """Make the rule what it was in ``version``, as a new version."""
         async with _told("rollback_rule"):
-            fields = dict(body)
-            version = fields.pop("version", None)
-            if not _is_version(version):
-                refuse({"version": "must be an earlier version"})
-            request = Request(fields, key).without_fields()
-            past = await self._store.history(request.name, version + 1, 1)
-            if not past or past[0].rule.version != version or past[0].rule.deleted:
-                raise NotFound(f"there is no version {version} of this rule to go back to")
+            request = Request("rollback", body, key)
+            past = await self._store.history(request.name, (request.version or 0) + 1, 1)
+            if not past or past[0].rule.version != request.version or past[0].rule.deleted:
+                raise NotFound(f"there is no version {request.version} of this rule to go back to")
             earlier = past[0].rule
             if isinstance(earlier, Unreadable):
                 refuse({"version": f"is no rule that this version of Holdfast knows ({earlier.why})"})
@@ -142,7 +150,7 @@ class Control:
             return (await self._store.head()).seq, changes
 
     async def health(self) -> dict[str, str]:
-        """In the seed's words. Limiting is healthy as long as this process answers: it needs no database."""
+        """Whether rules can be changed, in the seed's words."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
                 await self._store.head()
@@ -150,7 +158,7 @@ class Control:
         except (HoldfastError, TimeoutError):
             primary = "unreachable"
         status = "healthy" if primary == "reachable" else "unhealthy"
-        return {"status": status, f"{self._database}_primary": primary, "rate_limiting": "healthy"}
+        return {"status": status, f"{self._database}_primary": primary}
 
     async def ensure(self, rules: Sequence[Rule], actor: str = "holdfast") -> None:
         """Create these rules where there never were any of that name; a deleted one stays deleted."""
@@ -178,17 +186,6 @@ class Control:
 
 def _is_version(value: object) -> bool:
     return type(value) is int and 1 <= value <= VERSION_MAX
-
-
-def _problems(expected_version: object, reason: object, key: object) -> dict[str, str]:
-    problems = {}
-    if expected_version is not None and not _is_version(expected_version):
-        problems["expectedVersion"] = "must be a version number"
-    if not isinstance(reason, str) or len(reason) > REASON_LENGTH_MAX:
-        problems["reason"] = f"must be a text of at most {REASON_LENGTH_MAX} characters"
-    if key is not None and (not isinstance(key, str) or check_id(key, "idempotencyKey")):
-        problems["idempotencyKey"] = f"must be 1 to {ID_BYTES_MAX} printable ASCII characters without spaces"
-    return problems
 
 
 @asynccontextmanager

@@ -17,9 +17,6 @@ from holdfast.limits.plans import Plan
 from holdfast.limits.rules import DecidedBy, Decision
 from holdfast.limits.shortcuts import Denial, Known
 
-FREE = Decision(True)
-"""Where there is no rule."""
-
 _REFUSED, _ALLOWED, _EXCEEDED = 0, 1, 2
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 
@@ -32,6 +29,8 @@ class Decisions:
 
     def __init__(self, region: str, monotonic: Callable[[], float]) -> None:
         self._region = region
+        self.free = Decision(True, region=region)
+        """Where there is no rule."""
         self._monotonic = monotonic
         self.tally: dict[str, list[int]] = {by: [0, 0, 0] for by in get_args(DecidedBy)}
 

@@ -1,4 +1,4 @@
-"""The one question Holdfast's own doors ask, and the rules they start with.
+"""The one question Holdfast's own doors ask.
 
 A door names an entrance and who stands there; the rules decide by user, by tenant and by address, each under its own
 resource (``send:user``, ``send:tenant``, …), so that an operator can see and change each. The bucket of a single
@@ -25,7 +25,7 @@ from holdfast.errors import HoldfastError, InternalError, RateLimited
 from holdfast.limits.answers import refusal
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
-from holdfast.limits.rules import ANY, Check, Decision, Rule
+from holdfast.limits.rules import ANY, Check, Decision
 from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody
 
@@ -33,23 +33,6 @@ Entrance = Literal["connect", "send", "rest", "check", "admin"]
 
 QUESTIONS_MAX = 16_384
 """Who asked lately: their questions are the same for every send."""
-
-
-def _rule(resource: str, limit: int, burst: int) -> Rule:
-    return Rule(ANY, resource, "token_bucket", limit, 60.0, burst_size=burst)
-
-
-DEFAULT_RULES = (
-    _rule("connect:user", 120, 60),
-    _rule("connect:address", 1_200, 600),
-    _rule("send:user", 3_000, 500),
-    _rule("send:tenant", 600_000, 60_000),
-    _rule("rest:user", 1_200, 200),
-    _rule("rest:tenant", 60_000, 6_000),
-    _rule("check:tenant", 600_000, 60_000),
-    _rule(ADMIN.resource, 600, 200),
-)
-"""What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
 
 
 @lru_cache(QUESTIONS_MAX)

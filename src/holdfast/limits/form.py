@@ -6,30 +6,20 @@ Every reason to refuse a rule is here, by the name of the field, all at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from msgspec import structs
 
 from holdfast.errors import InvalidRule
+from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.rules import ANY, Algorithm, AnyRule, Mode, OnStoreFailure, Precision, Rule, RuleName, Unreadable
 
 LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
 """Holders of one concurrency counter: they are kept together, so their number bounds the cost of a check."""
 
-ENTRANCE_RESOURCES = frozenset(
-    {
-        "connect:user",
-        "connect:address",
-        "send:user",
-        "send:tenant",
-        "rest:user",
-        "rest:tenant",
-        "check:tenant",
-        "admin:key",
-    }
-)
+ENTRANCE_RESOURCES = frozenset(rule.resource for rule in DEFAULT_RULES)
 """What Holdfast's own doors ask about. They count arrivals; none of them says when somebody has left."""
 
 DRAIN_SECONDS_MAX = 100 * 366 * 86_400.0
@@ -83,20 +73,28 @@ def render_window(seconds: float) -> str:
 
 def name_of(body: Mapping[str, Any]) -> RuleName:
     """Which rule a request is about. InvalidRule if it does not say."""
-    check_names({field: body.get(field) for field in ("tenantID", "resource")})
+    refuse(name_problems(body))
     return RuleName(body["tenantID"], body["resource"])
+
+
+def name_problems(body: Mapping[str, Any]) -> dict[str, str]:
+    """Why a request does not say which rule it is about."""
+    return _problems({field: body.get(field) for field in ("tenantID", "resource")})
 
 
 def check_names(names: Mapping[str, object]) -> None:
     """InvalidRule if a ``tenantID`` or ``resource`` is none that a rule can have."""
-    refuse({field: reason for field, name in names.items() if (reason := _name_problem(field, name))})
+    refuse(_problems(names))
+
+
+def field_problems(body: Mapping[str, Any], required: Iterable[str]) -> dict[str, str]:
+    """What is wrong with each field of a request, or missing."""
+    return {field: "is required" for field in required if field not in body} | _problems(body)
 
 
 def new_rule(body: Mapping[str, Any]) -> Rule:
     """The rule a request creates. InvalidRule names every wrong field."""
-    problems = {field: "is required" for field in REQUIRED if field not in body}
-    problems |= _problems(body)
-    refuse(problems)
+    refuse(field_problems(body, REQUIRED))
     return _judged(Rule(**_fields(body)))
 
 

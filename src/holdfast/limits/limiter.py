@@ -26,7 +26,7 @@ from holdfast.limits.accounts import Accounts
 from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
-from holdfast.limits.decisions import FREE, Decisions
+from holdfast.limits.decisions import Decisions
 from holdfast.limits.holds import Holds
 from holdfast.limits.leases import Leases
 from holdfast.limits.nodes import Nodes
@@ -172,7 +172,7 @@ class Limiter:
             validate(plan, subject, cost)
         if plan is None:
             self._decisions.tally["no_rule"][True] += 1
-            return FREE
+            return self._decisions.free
         if self._immediate:
             hold = self._holds.ask((plan.prefix, subject), plan.terms) if plan.holds else ""
             reading = self._take_now((plan.prefix, subject), plan.terms, cost, hold)
@@ -308,7 +308,7 @@ class Limiter:
         """
         place, plan = self._place(check, hold), self._plan(check.tenant, check.resource)
         if place is None or plan is None or plan.prefix != place[0][0]:
-            return FREE  # another rule limits now, or none; what is held is given back where it is
+            return self._decisions.free  # another rule limits now, or none; what is held is given back where it is
         ask = Ask(place[0], plan.terms, hold=hold)
         try:
             async with asyncio.timeout(self.settings.batch.deadline_seconds):

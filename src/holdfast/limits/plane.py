@@ -55,8 +55,10 @@ class LimitsPlane:
         return {"counters": counters, "rules": "stale" if self.feed.stale else "up"}
 
     async def health(self) -> dict[str, str]:
-        """Whether rules can be changed, in the seed's words, and where; ``rules`` only while they are stale here."""
-        health = {**await self.control.health(), "region": self.limiter.place.region}
+        """Whether rules can be changed, how this node limits (``degraded``: without the shared counters), both in the
+        seed's words, and where; ``rules`` only while they are stale here."""
+        limiting = "healthy" if self.limiter.healthy else "degraded"
+        health = {**await self.control.health(), "rate_limiting": limiting, "region": self.limiter.place.region}
         return {**health, "rules": "stale"} if self.feed.stale else health
 
     def status(self) -> dict[str, Any]:

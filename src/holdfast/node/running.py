@@ -20,8 +20,8 @@ from holdfast.access.secrets import open_secrets
 from holdfast.api.app import make_app
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
+from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.disk import kept_name
-from holdfast.limits.entrances import DEFAULT_RULES
 from holdfast.limits.opening import opened
 from holdfast.node.backup import Backups, require_whole
 from holdfast.node.http import bound, serving

@@ -1,0 +1,23 @@
+"""The rules that Holdfast's own doors start with. (Pure.)"""
+
+from __future__ import annotations
+
+from holdfast.limits.lockout import ADMIN
+from holdfast.limits.rules import ANY, Rule
+
+
+def _rule(resource: str, limit: int, burst: int) -> Rule:
+    return Rule(ANY, resource, "token_bucket", limit, 60.0, burst_size=burst)
+
+
+DEFAULT_RULES = (
+    _rule("connect:user", 120, 60),
+    _rule("connect:address", 1_200, 600),
+    _rule("send:user", 3_000, 500),
+    _rule("send:tenant", 600_000, 60_000),
+    _rule("rest:user", 1_200, 200),
+    _rule("rest:tenant", 60_000, 6_000),
+    _rule("check:tenant", 600_000, 60_000),
+    _rule(ADMIN.resource, 600, 200),
+)
+"""What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
