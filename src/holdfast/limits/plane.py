@@ -18,7 +18,7 @@ class LimitsSettings:
     """Where limits count and where their rules live."""
 
     counters_url: str = "memory:"
-    """``memory:`` for one node alone, or ``redis://…`` for all nodes of a region."""
+    """``memory:`` for one node alone, or for all nodes of a region ``redis://…``, ``rediss://…`` (TLS) or ``unix://…``."""
     rules_url: str = "sqlite:"
     """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
     replica_url: str = ""

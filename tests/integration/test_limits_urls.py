@@ -1,0 +1,96 @@
+"""Every kind of URL that ``limits.counters_url`` takes, at a real Redis: counters and doorbell."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from engines import free_port, redis
+from engines.fixtures import had
+from holdfast.limits.opening import LimitsSettings, opened
+from holdfast.limits.rules import Rule
+from holdfast.limits.rulestore.redis import RedisBell
+
+SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 366 * 86_400.0)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for the loopback address that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "redis")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    unencrypted = serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, encryption_algorithm=unencrypted)
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """One Redis that listens in three ways, and on the third as somebody nobody vouches for."""
+    folder = tmp_path_factory.mktemp("redis")
+    cert, key = certificate(folder)
+    port = free_port()
+    tls = {"tls-port": str(port), "tls-cert-file": str(cert), "tls-key-file": str(key), "tls-auth-clients": "no"}
+    server = had("redis", lambda: redis.start(unixsocket=str(folder / "socket"), **tls))
+    try:
+        yield {
+            "redis": server.url,
+            "unix": f"unix://{folder / 'socket'}?db=0",
+            "rediss": f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}",
+            "stranger": f"rediss://127.0.0.1:{port}/0",
+        }
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("kind", ["redis", "unix", "rediss"])
+def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
+    urls: dict[str, str], kind: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(urls[kind]), tmp_path, starts_with=[SEARCH]) as limits:
+            decisions = [await limits.limiter.check("acme", "/api/search", kind) for _ in range(3)]
+            assert [d.allowed for d in decisions] == [True, True, False]
+            assert not any(d.degraded for d in decisions)
+        bell = RedisBell(urls[kind])
+        rings = bell.rings()
+        await anext(rings)
+        await bell.publish('{"epoch":1,"seq":7,"store":"ours"}')
+        assert (await anext(rings)).seq == 7
+        await rings.aclose()
+        await bell.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_redis_that_nobody_vouches_for_is_not_asked(urls: dict[str, str], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(urls["stranger"]), tmp_path, starts_with=[SEARCH]) as limits:
+            assert (await limits.limiter.check("acme", "/api/search", "ann")).degraded
+
+    asyncio.run(asyncio.wait_for(main(), 30))
