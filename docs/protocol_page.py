@@ -49,8 +49,8 @@ One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, 
 
 - **What a client sends** is strict: an unknown type, field or value is answered with an `error`, and the connection lives;
   ten such frames in 60 s close it. At most 64 KiB a frame and 16 fragments, no binary, no compression.
-- **What the server sends** may gain types and fields: ignore what you do not know. Accept frames of 1 MiB: a page has 256 KiB,
-  and a single message, escaped, may be larger.
+- **What the server sends** may gain types and fields: ignore what you do not know (`reply_delta` and `reply_state`, of streamed AI
+  replies, are to come). Accept frames of 1 MiB: a page has 256 KiB, and a single message, escaped, may be larger.
 - **A reply echoes the `request_id`**, so give every request one of its own; a push has none. Replies come in any order.
   Every accepted request is answered, within about 5 s, or the connection ends.
 - Pings are answered with pongs and count as frames; the server sends none. Many frames may come at once, and must be

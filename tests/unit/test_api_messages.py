@@ -60,6 +60,16 @@ def test_a_page_lies_before_after_or_around_a_sequence(
     with_rest(scenario)
 
 
+@pytest.mark.parametrize("query", ["", "?after=0", "?after=99", "?before=7", "?around=5"])
+def test_a_chat_without_a_message_has_none_on_either_side(query: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        chat = await rest.chat()
+        page = (await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("alice"))).json()
+        assert (page["messages"], page["has_older"], page["has_newer"]) == ([], False, False)
+
+    with_rest(scenario)
+
+
 def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()

@@ -64,7 +64,7 @@ def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> Mes
         epoch=(newer or older or chat).epoch,
         head=head,
         messages=messages,
-        has_older=older.has_more if older else first > chat.first_sequence,
+        has_older=older.has_more if older else min(first, head + 1) > chat.first_sequence,
         has_newer=newer.has_more if newer else last < head,
     )
 
