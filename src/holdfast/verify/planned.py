@@ -48,10 +48,7 @@ PLAN = (
     ),
     Planned("disk slow, EIO, ENOSPC", 100, frozenset({"disk faults"})),
     Planned("clock jumps of an hour", 100, frozenset({"clock jumps"}), "PostgreSQL and Redis keep the machine's clock"),
-    Planned(
-        "Redis flush, stop, kill, old RDB restored", 100, frozenset(),
-        f"stop and restart: {_TESTED} (`test_limits_failures.py`); an old RDB: nothing",
-    ),
+    Planned("Redis flush, stop, kill, old RDB restored", 100, frozenset({"redis faults"})),
     Planned("Kafka broker down, leader change", 100, frozenset(), "the engine does not exist yet"),
     Planned("DynamoDB throttle, conflict, 5xx, lost reply", 500, frozenset(), "the engine does not exist yet"),
     Planned(
