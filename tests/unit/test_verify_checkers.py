@@ -372,6 +372,11 @@ EXCUSED: dict[str, History] = {
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
         **{f"fault_{n}": Fault(at=0, until=n / 2, plane="durability", name="down") for n in range(5)},
     ),
+    "what hangs has failed long before it ends": broken(
+        ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
+        hangs=Fault(at=-25, until=2.9, plane="durability", name="hang"),
+        **{f"fault_{n}": Fault(at=-28, until=-28, plane="durability", name="down") for n in range(4)},
+    ),
     "a slow store explains a full queue": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"),
         fault=Fault(at=3, until=4, plane="durability", name="slow"),

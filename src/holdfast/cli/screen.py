@@ -12,6 +12,7 @@ import tty
 import unicodedata
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Protocol
 
 from holdfast.cli.editor import Ended, Entered, LineEditor
@@ -21,6 +22,8 @@ LINES_WAITING_MAX = 100
 """Lines read ahead of what is taken; at the bound no more is read, and nothing that was read is dropped."""
 READ_BYTES_MAX = 4096
 """Read from a terminal at once: as many lines at most."""
+LOOK_SECONDS = 1.0
+"""How often a line that waits for room looks whether anybody is left to take it."""
 
 
 class Screen(Protocol):
@@ -81,9 +84,14 @@ class PlainScreen:
             pass  # the loop has ended, and with it the talk: nobody takes the rest
 
     def _hand_over(self, line: str | None) -> None:
+        """Wait until there is room for it. What was handed to a loop that just ended is never answered."""
         putting = self._read.put(line)
         try:
-            asyncio.run_coroutine_threadsafe(putting, self._loop).result()
+            taken = asyncio.run_coroutine_threadsafe(putting, self._loop)
+            while not self._loop.is_closed():
+                with suppress(TimeoutError):
+                    return taken.result(LOOK_SECONDS)
+            raise CancelledError
         finally:
             putting.close()
 

@@ -17,6 +17,8 @@ FELT_SECONDS = 1.0
 REST_SECONDS = 30.0
 OPENS_AFTER = 5
 """The breaker: this many failures within ``REST_SECONDS`` open it for as long; a failed probe opens it again."""
+GIVEN_UP_SECONDS = 5.0
+"""By then what hangs has failed, and not only when it ends."""
 
 ASKS: Mapping[Plane, frozenset[Verb]] = {
     "durability": frozenset({"send", "change"}),
@@ -68,7 +70,9 @@ class Weather:
         )
         spans: list[tuple[float, float]] = []
         failures: list[float] = []
-        for at in sorted(fault.until for fault in self._by_plane[plane]):
+        faults = self._by_plane[plane]
+        given_up = [f.at + GIVEN_UP_SECONDS for f in faults if f.at + GIVEN_UP_SECONDS < f.until]
+        for at in sorted([*given_up, *(fault.until for fault in faults)]):
             failures = [*(f for f in failures if f > at - REST_SECONDS), at]
             probed = bool(spans) and not _any_between(closings, spans[-1][1], at)
             if probed or len(failures) >= OPENS_AFTER:
