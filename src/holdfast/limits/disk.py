@@ -22,7 +22,7 @@ from holdfast.limits.rules import RuleSet, Snapshot
 from holdfast.message import ID_BYTES_MAX
 
 T = TypeVar("T")
-NAME_NAME = "name.json"
+NODE_NAME_FILE = "name.json"
 
 
 class Saved(Struct, frozen=True):
@@ -84,7 +84,7 @@ def kept_name(state: Path, ids: Ids) -> str:
 
     A disk that cannot keep it does no more harm than that the next start is.
     """
-    file = state / NAME_NAME
+    file = state / NODE_NAME_FILE
     found = _read(file, _SavedName)
     if found is not None:
         return found[0].name

@@ -39,6 +39,9 @@ from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
 
+END_AGAIN_SECONDS = 1.0
+"""How long a task that was asked to end may take before it is asked again."""
+
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
@@ -138,12 +141,12 @@ class Feed:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Asked to end again each second: a doorbell's client may lose a cancellation, or wait while it cleans up."""
+        """Each is asked until it has ended: a doorbell's client may lose a cancellation, or wait while it cleans up."""
         left = set(self._work)
         while left:
             for task in left:
                 task.cancel()
-            left = (await asyncio.wait(left, timeout=1.0))[1]
+            left = (await asyncio.wait(left, timeout=END_AGAIN_SECONDS))[1]
 
     async def sync(self) -> None:
         """Read what is new. Raises what the reader raises; what was read before that is kept."""
