@@ -96,7 +96,9 @@ A push carries no epoch: it is of the epoch of the chat's last page. Before its 
 | any other `error` without `request_id` | a frame without an answer was refused; `details.chat_id` may say which. After RATE_LIMITED send acks and reads again, later |
 
 **Pulling.** `sync_request` with the cursor's epoch and sequence; one at a time per connection, others wait at the server for 2 s at
-most. Pull again from `through` while `has_more`.
+most. Pull again from `through` while `has_more`. A chat that is live stays live: pushes go on during a pull, and reading an old
+page again changes nothing. A push that arrives during a pull is judged by the cursor like any other; one that is dropped because it is
+beyond cursor + 1 is in a later page of the same pull.
 
 **A page is authoritative.** With `reset: true` first drop your copy of the chat: its epoch is another, so the server was restored or
 repaired and its numbers mean other messages. Then store `messages`, leaving out those at or below the cursor, and move the cursor to

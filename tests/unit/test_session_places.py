@@ -132,18 +132,6 @@ def test_a_push_right_behind_the_page_follows_it_on_the_wire() -> None:
     assert isinstance(second, Message)
 
 
-def test_a_live_client_that_pulls_from_further_back_is_behind_until_it_caught_up() -> None:
-    """It lacks what was pushed, or has it still before it: pushes go on where its pages end."""
-    talk = Talk().live(10)
-    talk.receive(sync(3, limit=3))
-    talk.deliver(run(11))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(3, 6, head=10), talk.now))
-    assert sequences(talk.read()) == []
-    talk.pull(6, page(6, 11))
-    talk.deliver(run(12))
-    assert sequences(talk.read()) == [12]
-
-
 def test_a_page_that_could_not_be_read_leaves_the_chat_behind() -> None:
     talk = Talk({"chat_1": Cursor(1, 4)})
     talk.receive(sync(0))
@@ -412,12 +400,35 @@ def test_messages_arrive_as_they_were_stored() -> None:
     assert talk.read() == [message(1)]
 
 
-def test_who_asks_for_one_less_than_was_queued_lacks_it_and_is_pushed_nothing_until_then() -> None:
-    place = Place(Cursor(1, 10))
-    place.settle(page(0, 10))
+@pytest.mark.parametrize("limit", [1, 5, 10])
+def test_pulling_an_old_page_on_a_live_connection_changes_nothing(limit: int) -> None:
+    talk = Talk().live(10)
+    talk.pull(2, page(2, min(2 + limit, 10), head=10))
+    assert talk.deliver(run(11)) == [Wake()]
+    assert sequences(talk.read()) == [11]
+    assert resyncs(talk.read()) == []
+
+
+def test_client_that_lost_messages_and_pulls_them_while_more_are_pushed_ends_complete() -> None:
+    talk = Talk().live(10)
+    (first,) = talk.pull(2, page(2, 6, head=10))
+    talk.deliver(run(11))
+    assert sequences(talk.read()) == [11], "the client does not store it: it is beyond its cursor + 1"
+    (second,) = talk.pull(6, page(6, 10, head=10))
+    assert isinstance(first, Page) and isinstance(second, Page)
+    assert first.has_more and second.has_more, "11 was pushed, and dropped: the client must pull once more"
+    (third,) = talk.pull(10, page(10, 11, head=11))
+    assert isinstance(third, Page) and not third.has_more
+    talk.deliver(run(12))
+    assert sequences(talk.read()) == [12]
+
+
+def test_pull_from_another_epoch_stops_pushes_until_the_page_has_reset_the_copy() -> None:
+    place = Place(Cursor(2, 10))
+    place.settle(page(0, 10, epoch=2))
+    place.pull(Cursor(2, 9))
+    assert place.live
     place.pull(Cursor(1, 10))
-    assert place.live, "it has all"
-    place.pull(Cursor(1, 9))
     assert not place.live and place.heard == 10
 
 

@@ -66,11 +66,15 @@ class Place:
             self.hear(head.sequence)
 
     def pull(self, cursor: Cursor) -> None:
-        """The client asks for what follows ``cursor``: it has all before, and lacks whatever else was queued."""
-        if cursor.epoch == self.epoch:
-            self.acked = max(self.acked, min(cursor.sequence, self.heard))
-        if cursor.epoch != self.epoch or cursor.sequence < self.through:
+        """The client asks for what follows ``cursor``, and has all before it.
+
+        Reading an old page changes nothing: pushes go on. A client that lacks more than one page pulls until
+        ``has_more`` is false, which ``settle`` says only when the page reaches everything that was pushed.
+        """
+        if cursor.epoch != self.epoch:
             self.fall_behind()
+        else:
+            self.acked = max(self.acked, min(cursor.sequence, self.heard))
 
     def settle(self, page: Page) -> Page:
         """The page is about to be queued to the client; returns it as it must be sent."""
