@@ -65,7 +65,6 @@ async def node(settings: dict[str, Any]) -> None:
     unbounded = {
         "server.port": 0,
         "server.log_level": "error",
-        "access.handshakes_per_ip_per_minute": 10_000_000,
         "gateway.backpressure.inbound.rate_limit_per_second": 1e9,
         "gateway.backpressure.inbound.rate_limit_burst": 10**9,
         "gateway.backpressure.inbound.max_queue_depth": 10_000,

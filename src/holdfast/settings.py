@@ -117,11 +117,6 @@ class Access:
     tokens: TokenSettings = field(default_factory=TokenSettings)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     http: HttpLimits = field(default_factory=HttpLimits)
-    handshakes_per_ip_per_minute: int = 600
-    """The next one: 429 + Retry-After."""
-
-    def __post_init__(self) -> None:
-        positive(self, "handshakes_per_ip_per_minute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +235,15 @@ class Settings:
             )
 
 
+REMOVED = {
+    "access.handshakes_per_ip_per_minute": "connect:address",
+    "api.user_rate_per_second": "rest:user",
+    "api.user_burst": "rest:user",
+    "api.tenant_rate_per_second": "rest:tenant",
+    "api.tenant_burst": "rest:tenant",
+}
+"""Settings that a rule has replaced: naming one stops the start."""
+
 UNUSED_WITHOUT_ENGINES = (
     "durability.dynamodb.", "durability.kafka.",
     "fanout.kafka.consumer.group_id", "fanout.kafka.consumer.enable_auto_commit", "fanout.dlq.topic",
@@ -335,9 +339,18 @@ def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> N
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if name not in hints:
-            raise BadSetting(f"{source}: there is no setting {path}")
+            raise _no_setting(path, source)
         if is_dataclass(hints[name]) and isinstance(value, dict):
             _check_names(value, hints[name], f"{path}.", source)
+
+
+def _no_setting(path: str, source: str) -> BadSetting:
+    if rule := REMOVED.get(path):
+        return BadSetting(
+            f"{source}: {path} was removed: the rule {rule} decides alone; take the setting out and set the rule: "
+            f'holdfast rules set "*" {rule} limit=… window=60s burstSize=…'
+        )
+    return BadSetting(f"{source}: there is no setting {path}")
 
 
 def _put(tree: dict[str, Any], path: str, value: Any, source: str) -> None:
@@ -347,7 +360,7 @@ def _put(tree: dict[str, Any], path: str, value: Any, source: str) -> None:
     for part in [*parents, leaf]:
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
         if part not in hints:
-            raise BadSetting(f"{source}: there is no setting {path}")
+            raise _no_setting(path, source)
         kind = hints[part]
     if is_dataclass(kind):
         raise BadSetting(f"{source}: {path} is a group of settings, not a setting")

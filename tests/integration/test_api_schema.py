@@ -29,7 +29,6 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from holdfast.api.call import Endpoint
-from holdfast.api.deps import ApiSettings
 from holdfast.api.openapi import describe, plain_path
 from holdfast.api.routes import ENDPOINTS
 
@@ -41,7 +40,6 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-SETTINGS = ApiSettings(user_rate_per_second=1e6, user_burst=10**6, tenant_rate_per_second=1e6, tenant_burst=10**6)
 SCHEMA = schemathesis.openapi.from_dict(describe(ENDPOINTS))
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 BY_PLACE = {(e.method, plain_path(e)): e for e in ENDPOINTS}
@@ -84,7 +82,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ready, stop = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with serving(SETTINGS, folder=tmp_path_factory.mktemp("state")) as rest:
+        async with serving(folder=tmp_path_factory.mktemp("state")) as rest:
             chat = await rest.chat("alice", ["bob"])
             await rest.send(chat, "hello", "k1")
             keys = {"user": rest.token("alice", ttl_seconds=86400), "tenant": rest.tenant_key(),

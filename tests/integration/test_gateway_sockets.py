@@ -376,13 +376,16 @@ def test_a_refused_handshake_is_an_http_answer_with_our_error_body(
 
 def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
+        rule = {"tenantID": "*", "resource": "connect:address", "expectedVersion": 1, "burstSize": 1}
+        await node.limits.control.update(rule, "test")
+        await node.limits.feed.sync()
         client, head = await Raw.connect(node)
         client.close()
         _, head = await Raw.connect(node)
         assert head.split()[1] == "429"
-        assert "Retry-After:" in head
+        assert "Retry-After:" in head and 'RateLimit-Policy: "*/connect:address";q=600;w=60' in head
 
-    serve(tmp_path, story, access__handshakes_per_ip_per_minute=1)
+    serve(tmp_path, story)
 
 
 class Idle:

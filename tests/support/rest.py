@@ -29,6 +29,7 @@ from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 from holdfast.sqlite.copies import Copied
 from holdfast.store.history import History, HistorySettings
@@ -116,19 +117,22 @@ class Away:
         return away
 
 
-def limits_without_rules(clock: Clock) -> LimitsPlane:
-    limiter, away = Limiter(MemoryCounters(clock), clock), Away()
+def limits_by(clock: Clock, rules: Sequence[Rule] = ()) -> LimitsPlane:
+    """Limits by these rules, which nobody can change."""
+    limiter, away = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)), Away()
     return LimitsPlane(limiter, Control(away, clock, "none"), Feed(Log(), [], limiter.use, clock), Entrances(limiter))
 
 
 @asynccontextmanager
-async def beside(folder: Path | None, clock: Clock) -> AsyncIterator[tuple[LimitsPlane, WorkPlane]]:
+async def beside(
+    folder: Path | None, clock: Clock, rules: Sequence[Rule]
+) -> AsyncIterator[tuple[LimitsPlane, WorkPlane]]:
     """Limits and work. Without a folder, which costs time, no rule and no webhook can be made."""
     if folder is None:
-        yield limits_without_rules(clock), WorkPlane(MemoryWork(), WebhookPlane(Away()), lambda: True)
+        yield limits_by(clock, rules), WorkPlane(MemoryWork(), WebhookPlane(Away()), lambda: True)
         return
     async with AsyncExitStack() as stack:
-        limits = await stack.enter_async_context(opened(LimitsSettings(), folder, clock=clock))
+        limits = await stack.enter_async_context(opened(LimitsSettings(), folder, starts_with=rules, clock=clock))
         endpoints = await SqliteEndpoints.open(folder / "webhooks.db")
         stack.push_async_callback(endpoints.close)
         yield limits, WorkPlane(MemoryWork(), WebhookPlane(endpoints), lambda: True)
@@ -140,6 +144,7 @@ async def serving(
     store: MemoryStore | None = None,
     reads: HistorySettings | None = None,
     folder: Path | None = None,
+    rules: Sequence[Rule] = (),
     **changed: Any,
 ) -> AsyncIterator[Rest]:
     """A server for one test; ``changed`` replaces fields of its Deps."""
@@ -166,7 +171,7 @@ async def serving(
     async def backup() -> Backup:
         return Backup("backups/one", 1, AT, [Copied("chats.db", 1, "00", 1, {"chats": 1})])
 
-    async with beside(folder, clock) as (limits, work):
+    async with beside(folder, clock, rules) as (limits, work):
         deps = Deps(
             durability=durability,
             sends=intake,

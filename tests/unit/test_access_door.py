@@ -13,7 +13,6 @@ from holdfast.access.door import (
     Buckets,
     ConnectionCounts,
     ConnectionLimits,
-    HandshakeLimiter,
     HttpCounts,
     HttpLimits,
     address_group,
@@ -81,14 +80,6 @@ def test_addresses_are_counted_by_customer() -> None:
     assert address_group("2001:db8:1:2::1") != address_group("2001:db8:1:3::1")
     assert address_group("::ffff:192.0.2.1") == address_group("192.0.2.1")
     assert address_group("unix") == "unix"
-
-
-def test_the_601st_handshake_of_a_minute_waits_and_others_do_not() -> None:
-    limiter = HandshakeLimiter()
-    assert all(limiter.take("192.0.2.1", 0.0) == 0.0 for _ in range(600))
-    assert limiter.take("192.0.2.1", 0.0) == pytest.approx(0.1)
-    assert limiter.take("192.0.2.2", 0.0) == 0.0
-    assert limiter.take("192.0.2.1", 0.1) == 0.0
 
 
 def test_a_flood_from_many_addresses_stays_within_its_memory_and_forgets_the_longest_unused() -> None:

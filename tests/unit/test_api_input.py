@@ -22,6 +22,7 @@ from holdfast import telemetry
 from holdfast.api.deps import ApiSettings
 from holdfast.api.envelope import SECURITY_HEADERS
 from holdfast.api.routes import ENDPOINTS
+from holdfast.limits.rules import Rule
 
 JSON = {"Content-Type": "application/json"}
 
@@ -203,12 +204,13 @@ def test_a_user_who_asks_too_often_waits_and_others_do_not() -> None:
         refused = await rest.ask("GET", "/v1/chats", alice)
         assert error_of(refused) == (429, "RATE_LIMITED") and refused.headers["Retry-After"] == "1"
         assert refused.json()["error"]["retry_after_seconds"] == 0.5
+        assert refused.headers["RateLimit-Policy"] == '"*/rest:user";q=2;w=1'
         assert (await rest.ask("GET", "/v1/chats", bob)).status_code == 200
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice", "evil"))).status_code == 200
         rest.clock.advance(0.5)
         assert (await rest.ask("GET", "/v1/chats", alice)).status_code == 200
 
-    with_rest(scenario, ApiSettings(user_rate_per_second=2, user_burst=3))
+    with_rest(scenario, rules=[Rule("*", "rest:user", "token_bucket", 2, 1.0, burst_size=3)])
 
 
 def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> None:
@@ -217,7 +219,8 @@ def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> Non
         answers = [(await rest.ask("POST", "/v1/tokens", key, body)).status_code for _ in range(4)]
         assert answers == [201, 201, 201, 429]
 
-    with_rest(scenario, ApiSettings(user_rate_per_second=1, user_burst=1, tenant_rate_per_second=1, tenant_burst=3))
+    by_user = Rule("*", "rest:user", "token_bucket", 1, 1.0)
+    with_rest(scenario, rules=[by_user, Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)])
 
 
 def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
@@ -227,13 +230,17 @@ def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
         assert error_of(await rest.ask("GET", "/v1/chats", rest.token("user3"))) == (429, "RATE_LIMITED")
         assert (await rest.ask("GET", "/v1/chats", rest.token("user3", "evil"))).status_code == 200
 
-    with_rest(scenario, ApiSettings(tenant_rate_per_second=1, tenant_burst=3))
+    with_rest(scenario, rules=[Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)])
 
 
 def test_an_address_that_keeps_guessing_is_slowed_and_good_credentials_behind_it_are_not() -> None:
     async def scenario(rest: Rest) -> None:
         answers = [(await rest.ask("GET", "/v1/chats", "garbage")).status_code for _ in range(4)]
         assert answers == [401, 401, 401, 429]
+        refused = await rest.ask("GET", "/v1/chats", "garbage")
+        assert refused.headers["RateLimit-Policy"] == '"failed-logins";q=3;w=60'
+        assert refused.headers["RateLimit"] == f'"failed-logins";r=0;t={refused.headers["Retry-After"]}'
+        assert refused.json()["violated-policies"] == ["failed-logins"]
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).status_code == 200
 
     with_rest(scenario, ApiSettings(failed_logins_per_minute=3))

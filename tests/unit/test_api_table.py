@@ -64,7 +64,7 @@ def test_the_docs_page_loads_nothing_from_elsewhere_and_runs_nothing() -> None:
     assert "<script" not in page and "http://" not in page and "https://" not in page
 
 
-@pytest.mark.parametrize("bad", [{"body_bytes_max": 0}, {"user_burst": 0}, {"request_seconds_max": -1}])
+@pytest.mark.parametrize("bad", [{"body_bytes_max": 0}, {"failed_logins_per_minute": 0}, {"request_seconds_max": -1}])
 def test_bad_settings_are_refused_when_built(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         ApiSettings(**bad)  # type: ignore[arg-type]

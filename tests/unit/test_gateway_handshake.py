@@ -14,10 +14,10 @@ import pytest
 from multidict import CIMultiDict
 from picows import WSUpgradeResponse
 
-from holdfast.access.door import ConnectionCounts, ConnectionLimits, HandshakeLimiter
+from holdfast.access.door import ConnectionCounts, ConnectionLimits
 from holdfast.access.principal import USER_SCOPES, Principal
-from holdfast.clock import SystemClock
-from holdfast.errors import Unauthorized, Unavailable
+from holdfast.clock import ManualClock, SystemClock
+from holdfast.errors import RateLimited, Unauthorized, Unavailable
 from holdfast.gateway.entrance import Entrance
 from holdfast.gateway.handshake import Admitted, Handshake, Refusal
 from holdfast.limits.counters.memory import MemoryCounters
@@ -39,14 +39,12 @@ def verify(token: str) -> Principal:
 def handshake(
     *,
     draining: Callable[[], bool] = lambda: False,
-    per_minute: int = 600,
     limits: ConnectionLimits | None = None,
     rules: Entrances | None = None,
     legacy: bool = False,
 ) -> Handshake:
     return Handshake(
         verify=verify,
-        limiter=HandshakeLimiter(per_minute),
         counts=ConnectionCounts(limits),
         origins={"http://127.0.0.1:8080"},
         proxies=[ip_network("10.0.0.0/8")],
@@ -60,7 +58,7 @@ def decide(door: Handshake, path: str = "/v1/ws", **headers: str) -> Admitted | 
     upgrade = {"Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
     headers = {**upgrade, **headers}
     sent = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    return door.decide(path, sent, "192.0.2.1", 0.0)
+    return door.decide(path, sent, "192.0.2.1")
 
 
 def error_of(answer: Admitted | Refusal) -> dict[str, Any]:
@@ -122,19 +120,41 @@ def test_a_bad_device_id_is_400() -> None:
     assert "X-Device-ID" in error_of(answer)["message"]
 
 
-def test_too_many_handshakes_of_an_address_are_429_with_retry_after() -> None:
-    door = handshake(per_minute=2)
-    for _ in range(2):
-        assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
-    answer = decide(door, Authorization="Bearer good")
-    assert isinstance(answer, Refusal)
-    assert answer.status is HTTPStatus.TOO_MANY_REQUESTS
-    assert int(answer.headers["Retry-After"]) >= 1
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    body = msgspec.json.decode(answer.body)
-    assert (body["status"], body["detail"]) == (429, "too many connections from this address")
-    assert body.keys() == {"error", "type", "title", "status", "detail"}, "no rule was asked"
-    assert "RateLimit" not in answer.headers
+def entrances(*rules: Rule) -> Entrances:
+    return Entrances(Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=RuleSet.of(rules)))
+
+
+def test_handshakes_of_an_address_are_counted_before_the_credential_is_read() -> None:
+    door = handshake(rules=entrances(Rule("*", "connect:address", "fixed_window", 3, 60.0)))
+    for credential in ("Bearer bad", "Bearer good"):
+        decide(door, Authorization=credential)
+    assert isinstance(decide(door), Admitted), "who says it in the first frame"
+    for headers in ({}, {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}):
+        answer = decide(door, **headers)
+        assert isinstance(answer, Refusal)
+        assert answer.status is HTTPStatus.TOO_MANY_REQUESTS
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert answer.headers["RateLimit-Policy"] == '"*/connect:address";q=3;w=60'
+        body = msgspec.json.decode(answer.body)
+        assert (body["status"], body["violated-policies"]) == (429, ["*/connect:address"])
+        assert body["error"]["retry_after_seconds"] > 0
+
+
+def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants() -> None:
+    """Once who it is is known, by a header or by the first frame; without such a rule nothing is counted twice."""
+    ours = Rule("default", "connect:*", "fixed_window", 2, 60.0)
+    for own, admitted in ((ours, 2), (Rule("other", "connect:address", "fixed_window", 1, 60.0), 5)):
+        door = handshake(rules=entrances(Rule("*", "connect:address", "fixed_window", 5, 60.0), own))
+        answers = [decide(door, Authorization="Bearer good") for _ in range(4)] + [decide(door)]
+        assert sum(isinstance(answer, Admitted) for answer in answers) == min(admitted + 1, 5)
+        by_frame = answers[-1]
+        assert isinstance(by_frame, Admitted), "of an unknown tenant"
+        if own is ours:
+            with pytest.raises(RateLimited, match="default/connect:"):
+                by_frame.seat.identify(ALICE)
+        else:
+            by_frame.seat.identify(ALICE)
+            assert isinstance(decide(door), Refusal), "five of this address in all"
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import httpx
 import jsonschema_rs
 import pytest
 from msgspec import structs
@@ -466,6 +467,54 @@ def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> 
     limited(tmp_path, scenario)
 
 
+ASKED = {
+    "rest:user": ("GET", "/v1/chats", "user", None),
+    "rest:tenant": ("POST", "/v1/tokens", "tenant", {"user_id": "ann"}),
+    "check:tenant": ("POST", "/v1/limits/check", "tenant", {"resource": "/api/search", "subject": "ann"}),
+    "admin:key": ("GET", "/admin/limits", "operator", None),
+}
+"""What asks each of the rules that limit requests."""
+ONCE_AT_MOST = {"rest:user": 100, "check:tenant": 2_000, "admin:key": 100}
+"""What buckets beside the rules admitted at once, when there were any."""
+
+
+@pytest.mark.parametrize("resource", ASKED)
+def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
+    """A refusal names its policy and when to come back; a raised rule is in force with the next request."""
+    method, path, who, body = ASKED[resource]
+
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        keys = {"user": rest.token("alice"), "tenant": rest.tenant_key(), "operator": rest.admin_key()}
+
+        async def ask() -> httpx.Response:
+            return await rest.ask(method, path, keys[who], body)
+
+        rule = {**RULE, "tenantID": "*", "resource": resource, "limit": 12, "burstSize": 12}
+        await plane.control.create(rule, "olga")
+        await applied(plane, store)
+        assert [(await ask()).status_code < 300 for _ in range(13)] == [True] * 12 + [False]
+        refused = await ask()
+        assert error_of(refused) == (429, "RATE_LIMITED")
+        assert refused.json()["error"]["retry_after_seconds"] > 0
+        assert refused.headers["RateLimit-Policy"] == f'"*/{resource}";q=12;w=60'
+        assert refused.headers["RateLimit"] == f'"*/{resource}";r=0;t={refused.headers["Retry-After"]}'
+        assert refused.json()["violated-policies"] == [f"*/{resource}"]
+        raised = {**rule, "limit": 600_000, "burstSize": 60_000, "expectedVersion": 1}
+        await plane.control.update(raised, "olga")
+        await applied(plane, store)
+        for _ in range(ONCE_AT_MOST.get(resource, 100) + 1):
+            assert (await ask()).status_code < 300
+
+    limited(tmp_path, scenario)
+
+
+def test_the_default_rules_are_as_tight_as_what_they_replaced() -> None:
+    rules = {rule.resource: (rule.limit, rule.window_seconds, rule.burst_size) for rule in DEFAULT_RULES}
+    assert rules["connect:address"] == (600, 60.0, 600)
+    assert rules["rest:user"] == (1_200, 60.0, 100)
+    assert rules["rest:tenant"] == (60_000, 60.0, 2_000)
+
+
 def test_a_refusal_names_every_rule_that_refuses_and_no_other(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
         few = {**RULE, "tenantID": "*", "algorithm": "fixed_window", "limit": 1}
@@ -669,7 +718,7 @@ def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
                 taken = answer.status_code in (201, 409)
                 assert taken == validator.is_valid(body), (name, value, answer.text)
 
-    limited(tmp_path, scenario, user_burst=1_000, tenant_burst=1_000)
+    limited(tmp_path, scenario)
 
 
 def test_a_rule_that_cannot_be_read_is_told_as_it_was_written_and_set_anew(tmp_path: Path) -> None:

@@ -317,7 +317,8 @@ def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others() -> 
         assert left == [3, 0], "two went through, and only they were counted"
         assert doors.admit_at_once("send", bob, 3)[0] == 0
         by_address = entrances(
-            Rule("*", "connect:user", "fixed_window", 5, 3600.0), Rule("*", "connect:address", "fixed_window", 1, 60.0)
+            Rule("*", "connect:user", "fixed_window", 5, 3600.0),
+            Rule("acme", "connect:address", "fixed_window", 1, 60.0),
         )
         assert [by_address.ask_at_once("connect", ann, "192.0.2.1") is None for _ in range(4)] == [True] + [False] * 3
         assert (await by_address.decide("connect", ann, "192.0.2.2"))[0].remaining == 3

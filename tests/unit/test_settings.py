@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadSetting
-from holdfast.settings import Settings, differences, load, paths
+from holdfast.limits.defaults import DEFAULT_RULES
+from holdfast.settings import REMOVED, Settings, differences, load, paths
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,7 +72,7 @@ def test_lists_in_the_environment_are_separated_by_commas() -> None:
         ({}, {"server.trusted_proxies": "nonsense"}, "nonsense"),
         ({}, {"server.node_id": "two words"}, "node_id must be printable ASCII without spaces"),
         ({}, {"server.log_level": "loud"}, "server.log_level must be one of debug, error, info, warning"),
-        ({}, {"api.user_burst": "1.5"}, "api.user_burst must be a whole number, not text"),
+        ({}, {"api.body_bytes_max": "1.5"}, "api.body_bytes_max must be a whole number, not text"),
         (
             {},
             {"gateway.timeouts.heartbeat_interval_seconds": "nan"},
@@ -90,6 +91,18 @@ def test_lists_in_the_environment_are_separated_by_commas() -> None:
 def test_bad_settings_are_refused_by_name(environ: dict[str, str], overrides: dict[str, object], named: str) -> None:
     with pytest.raises(BadSetting, match=re.escape(named)):
         load(None, environ, overrides)
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_a_setting_that_a_rule_replaced_stops_the_start_and_names_the_rule(tmp_path: Path, path: str) -> None:
+    group, name = path.split(".")
+    file = tmp_path / "holdfast.toml"
+    file.write_text(f"[{group}]\n{name} = 5\n")
+    sources = ((file, {}, {}), (None, {f"HOLDFAST_{group}__{name}".upper(): "5"}, {}), (None, {}, {path: 5}))
+    for source, environ, overrides in sources:
+        with pytest.raises(BadSetting, match=rf'{path} was removed.*rules set "\*" {REMOVED[path]} limit='):
+            load(source, environ, overrides)
+    assert REMOVED[path] in {rule.resource for rule in DEFAULT_RULES}
 
 
 def test_a_public_address_without_a_declared_proxy_is_refused_and_told_what_to_add() -> None:

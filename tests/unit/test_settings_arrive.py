@@ -111,14 +111,6 @@ def test_a_connection_rotates_when_it_is_set_to(tmp_path: Path) -> None:
     with_node(tmp_path, load(None, {}, {"gateway.timeouts.rotation_seconds": 37}), look)
 
 
-def test_an_address_makes_as_many_handshakes_a_minute_as_are_set(tmp_path: Path) -> None:
-    def look(node: Node) -> None:
-        limiter = node.port()._upgrade._handshake.limiter
-        assert [limiter.take("192.0.2.1", 0.0) > 0 for _ in range(4)] == [False, False, False, True]
-
-    with_node(tmp_path, load(None, {}, {"access.handshakes_per_ip_per_minute": 3}), look)
-
-
 def test_as_many_reads_wait_for_the_store_as_are_set(tmp_path: Path) -> None:
     def look(node: Node) -> None:
         assert node._store._readers._waiting_max == 37

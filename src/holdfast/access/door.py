@@ -1,4 +1,4 @@
-"""Who may come to the door: origins, client addresses, how often and how many. (Pure; the caller brings the time.)
+"""Who may connect: origins, client addresses, how many at once. (Pure; the caller brings the time.)
 
 All maps here are bounded; each says what happens at its bound.
 """
@@ -104,21 +104,6 @@ class Buckets:
         else:
             self._buckets.move_to_end(key)
         return bucket.take(now)
-
-
-ADDRESSES_MAX = 20_000
-"""Whose handshakes are remembered; the longest unused are forgotten."""
-
-
-class HandshakeLimiter:
-    """How many handshakes an address may make: ``per_minute`` at once, and as many each minute after that."""
-
-    def __init__(self, per_minute: int = 600) -> None:
-        self._buckets = Buckets(per_minute / 60, per_minute, ADDRESSES_MAX)
-
-    def take(self, address: str, now: float) -> float:
-        """0.0 if this handshake is allowed, else the seconds to wait (Retry-After)."""
-        return self._buckets.take(address_group(address), now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from holdfast.api.deps import Deps
 from holdfast.api.envelope import Envelope
 from holdfast.api.keyed import Keyed
 from holdfast.api.openapi import describe
-from holdfast.api.receive import Allowance, receive, violated
+from holdfast.api.receive import FailedLogins, receive, violated
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, RateLimited
@@ -34,12 +34,12 @@ _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
 def make_app(deps: Deps) -> Starlette:
-    """The REST surface over ``deps``. Holds no state but the rate buckets and the keys of what runs now."""
-    allowance, keyed = Allowance(deps.settings, deps.clock), Keyed(deps)
+    """The REST surface over ``deps``. Holds no state but failed logins and the keys of what runs now."""
+    failed_logins, keyed = FailedLogins(deps.settings, deps.clock), Keyed(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
     for endpoint in endpoints:
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, allowance, keyed, endpoint)
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, failed_logins, keyed, endpoint)
     routes = [_route(path, views) for path, views in by_path.items()]
     app = Starlette(
         routes=routes + _pages(endpoints),
@@ -57,7 +57,7 @@ def _opened(endpoint: Endpoint, deps: Deps) -> Endpoint:
     return endpoint
 
 
-def _view(deps: Deps, allowance: Allowance, keyed: Keyed, endpoint: Endpoint) -> View:
+def _view(deps: Deps, failed_logins: FailedLogins, keyed: Keyed, endpoint: Endpoint) -> View:
     """The endpoint as Starlette calls it. Whatever happens, there is an answer of the usual shape."""
 
     async def view(request: Request) -> Response:
@@ -74,7 +74,7 @@ def _view(deps: Deps, allowance: Allowance, keyed: Keyed, endpoint: Endpoint) ->
 
     async def answer(request: Request) -> Response:
         try:
-            call = await receive(deps, allowance, endpoint, request)
+            call = await receive(deps, failed_logins, endpoint, request)
             return respond(await keyed.run(endpoint, call), endpoint.status)
         except HoldfastError as error:
             if error.private:

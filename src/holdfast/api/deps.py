@@ -91,14 +91,6 @@ class ApiSettings:
     """A body that takes longer to arrive: 400."""
     request_seconds_max: float = 5
     """The deadline of a REST request; everything behind it gets what is left."""
-    user_rate_per_second: float = 20
-    """REST requests of one user. Above: 429 + Retry-After."""
-    user_burst: int = 100
-    """So many at once before the rate counts."""
-    tenant_rate_per_second: float = 1000
-    """REST requests of one tenant. Above: 429 + Retry-After."""
-    tenant_burst: int = 2000
-    """So many at once before the rate counts."""
     failed_logins_per_minute: int = 600
     """Per address; beyond it a bad credential is answered 429 instead of 401."""
     metrics_without_key: bool = False

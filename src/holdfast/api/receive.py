@@ -32,7 +32,7 @@ from holdfast.errors import (
     Refused,
     Unauthorized,
 )
-from holdfast.limits.answers import refusal, refusing
+from holdfast.limits.answers import rate_limited, refusal, refusing
 from holdfast.limits.entrances import Entrance, questions
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
@@ -41,29 +41,19 @@ NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
 
-class Allowance:
-    """How often a user, a tenant and an address with bad credentials may ask. Bounded maps of buckets."""
+class FailedLogins:
+    """How many bad credentials one address may show. Nobody is known who could be charged by a rule."""
 
     def __init__(self, settings: ApiSettings, clock: Clock) -> None:
         self._clock = clock
-        self._users = Buckets(settings.user_rate_per_second, settings.user_burst)
-        self._tenants = Buckets(settings.tenant_rate_per_second, settings.tenant_burst)
-        self._failures = Buckets(settings.failed_logins_per_minute / 60, settings.failed_logins_per_minute)
+        self._per_minute = settings.failed_logins_per_minute
+        self._buckets = Buckets(self._per_minute / 60, self._per_minute)
 
-    def admit(self, principal: Principal, scope: str | None) -> None:
-        """RateLimited if this user or tenant asks too often. A service that asks about limits asks for everybody."""
-        now, wait = self._clock.monotonic(), 0.0
-        if principal.user_id and scope != "limits:check":
-            wait = self._users.take((principal.tenant, principal.user_id, principal.kind), now)
-        wait = wait or self._tenants.take(principal.tenant, now)
+    def count(self, address: str) -> None:
+        """RateLimited if this address has shown too many."""
+        wait = self._buckets.take(address_group(address), self._clock.monotonic())
         if wait:
-            raise RateLimited("too many requests", retry_after_seconds=round(wait, 3))
-
-    def failed_login(self, address: str) -> None:
-        """RateLimited if this address has shown too many bad credentials."""
-        wait = self._failures.take(address_group(address), self._clock.monotonic())
-        if wait:
-            raise RateLimited("too many failed logins from this address", retry_after_seconds=round(wait, 3))
+            raise rate_limited("too many failed logins from this address", wait, "failed-logins", self._per_minute, 60)
 
 
 def address_of(request: Request, deps: Deps) -> str:
@@ -116,9 +106,9 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
         require_scope(principal, endpoint.scope)
 
 
-async def receive(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Request) -> Call:
+async def receive(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, request: Request) -> Call:
     """The call a request makes; raises the first reason to refuse it."""
-    principal = _admit(deps, allowance, endpoint, request)
+    principal = _admit(deps, failed_logins, endpoint, request)
     request.scope["holdfast.principal"] = principal
     await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
@@ -130,19 +120,18 @@ async def receive(deps: Deps, allowance: Allowance, endpoint: Endpoint, request:
     return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
-def _admit(deps: Deps, allowance: Allowance, endpoint: Endpoint, request: Request) -> Principal:
-    """Who is asking, allowed to ask this now. What is open to anybody does not mind a bad credential."""
+def _admit(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, request: Request) -> Principal:
+    """Who is asking, allowed to ask this. What is open to anybody does not mind a bad credential."""
     try:
         principal = identify(deps, request)
     except Refused as refusal:
         if endpoint.caller == "anybody":
             return NOBODY
         if isinstance(refusal, Unauthorized):
-            allowance.failed_login(address_of(request, deps))
+            failed_logins.count(address_of(request, deps))
         raise
     if endpoint.caller != "anybody":
         require_caller(principal, endpoint)
-        allowance.admit(principal, endpoint.scope)
     return principal
 
 

@@ -42,9 +42,7 @@ class Entrance:
 
     def _decide(self, request: WSUpgradeRequest, transport: Transport) -> Listener | WSUpgradeResponse:
         peer = transport.get_extra_info("peername")
-        decision = self._handshake.decide(
-            request.path.decode("latin-1"), request.headers, peer[0] if peer else "", self._gateway.now()
-        )
+        decision = self._handshake.decide(request.path.decode("latin-1"), request.headers, peer[0] if peer else "")
         if isinstance(decision, Refusal):
             telemetry.handshake_refused(decision.status)
             return _answer(decision)

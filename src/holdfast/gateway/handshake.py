@@ -1,4 +1,6 @@
-"""Who gets a WebSocket: path, limits, origin, credential, in this order. A refusal is an HTTP answer."""
+"""Who gets a WebSocket: path, rate of the address, origin, credential, rate of the user, in this order. A refusal is an
+HTTP answer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.access.door import ConnectionCounts, HandshakeLimiter, Network, client_ip, origin_allowed
+from holdfast.access.door import ConnectionCounts, Network, client_ip, origin_allowed
 from holdfast.access.principal import Principal, bearer
 from holdfast.errors import (
     Forbidden,
@@ -29,6 +31,7 @@ from holdfast.wire.codec import error_payload
 from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL
 
 PATH = "/v1/ws"
+_NOBODY = User("", "")
 RETURN_SECONDS = 5
 """When to come back to a place that is full."""
 
@@ -101,7 +104,6 @@ class Handshake:
     """Decides handshakes. ``draining`` tells whether this node sends its clients elsewhere; ``rules`` may refuse."""
 
     verify: Callable[[str], Principal]
-    limiter: HandshakeLimiter
     counts: ConnectionCounts
     origins: Collection[str]
     proxies: Collection[Network]
@@ -110,13 +112,13 @@ class Handshake:
     legacy_rate_limit_headers: bool = False
     """The same as over REST."""
 
-    def decide(self, path: str, headers: Headers, peer: str, now: float) -> Admitted | Refusal:
+    def decide(self, path: str, headers: Headers, peer: str) -> Admitted | Refusal:
         try:
-            return self._admit(path, headers, peer, now)
+            return self._admit(path, headers, peer)
         except HoldfastError as error:
             return refused_with(error, legacy=self.legacy_rate_limit_headers)
 
-    def _admit(self, path: str, headers: Headers, peer: str, now: float) -> Admitted:
+    def _admit(self, path: str, headers: Headers, peer: str) -> Admitted:
         route, _, query = path.partition("?")
         if route != PATH:
             raise NotFound(f"there is no WebSocket at this path; use {PATH}")
@@ -124,8 +126,7 @@ class Handshake:
         if self.draining():
             raise Unavailable("this node is shutting down", retry_after_seconds=1)
         address = client_ip(peer, headers.getall("X-Forwarded-For", []), self.proxies)
-        if wait := self.limiter.take(address, now):
-            raise RateLimited("too many connections from this address", retry_after_seconds=wait)
+        self.ask_rules(_NOBODY, address)
         if not origin_allowed(headers.get("Origin"), self.origins):
             raise Forbidden("pages of this origin may not connect; add it to server.allowed_origins")
         if "token=" in query or "access_token=" in query:
@@ -136,13 +137,15 @@ class Handshake:
         device_id = headers.get("X-Device-ID") or ""
         if device_id and (problem := check_id(device_id, "X-Device-ID")):
             raise InvalidMessage(problem)
-        user = principal.user if principal else User("", "")
-        self.ask_rules(user, address)
+        user = principal.user if principal else _NOBODY
+        if principal:
+            self.ask_rules(user, address)
         if full := self.counts.open(address, user.tenant):
             raise Unavailable(full, retry_after_seconds=RETURN_SECONDS)
         return Admitted(principal, device_id, Seat(self, address, user.tenant), SUBPROTOCOL in offered)
 
     def ask_rules(self, user: User, address: str) -> None:
+        """RateLimited by the rules ``connect:*``: of the address while nobody is known, then of the user."""
         if self.rules is not None and (refused := self.rules.ask_at_once("connect", user, address)):
             raise refused
 

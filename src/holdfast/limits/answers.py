@@ -59,17 +59,18 @@ def refusal(decisions: Sequence[Decision]) -> RateLimited | None:
     if not refused:
         return None
     worst = max(refused, key=lambda decision: decision.retry_after)
-    return RateLimited(
-        f"too many requests: the limit of {worst.rule} is reached",
-        retry_after_seconds=round(max(worst.retry_after, 0.001), 3),
-        rule=worst.rule,
-        limit=worst.limit,
-        window_seconds=worst.window_seconds,
-    )
+    text = f"too many requests: the limit of {worst.rule} is reached"
+    return rate_limited(text, worst.retry_after, worst.rule, worst.limit, worst.window_seconds)
+
+
+def rate_limited(text: str, wait_seconds: float, policy: str, limit: int, window_seconds: float) -> RateLimited:
+    """The error of a limit, a rule or not, with what its answer says in headers and body; the wait is never 0."""
+    wait = max(math.ceil(wait_seconds * 1000) / 1000, 0.001)
+    return RateLimited(text, retry_after_seconds=wait, rule=policy, limit=limit, window_seconds=window_seconds)
 
 
 def refusing(error: RateLimited) -> list[Decision]:
-    """The decision that ``refusal`` told; none where it was not a rule that refused."""
+    """The decision behind ``rate_limited``; none where the error came from elsewhere."""
     rule, wait = error.details.get("rule"), error.retry_after_seconds or 0.0
     if rule is None:
         return []

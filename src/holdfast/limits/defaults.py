@@ -12,11 +12,11 @@ def _rule(resource: str, limit: int, burst: int) -> Rule:
 
 DEFAULT_RULES = (
     _rule("connect:user", 120, 60),
-    _rule("connect:address", 1_200, 600),
+    _rule("connect:address", 600, 600),
     _rule("send:user", 3_000, 500),
     _rule("send:tenant", 600_000, 60_000),
-    _rule("rest:user", 1_200, 200),
-    _rule("rest:tenant", 60_000, 6_000),
+    _rule("rest:user", 1_200, 100),
+    _rule("rest:tenant", 60_000, 2_000),
     _rule("check:tenant", 600_000, 60_000),
     _rule(ADMIN.resource, 600, 200),
 )

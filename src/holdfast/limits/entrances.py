@@ -31,6 +31,7 @@ from holdfast.wire.frames import SendBody
 
 Entrance = Literal["connect", "send", "rest", "check", "admin"]
 
+CONNECT_ADDRESS = "connect:address"
 QUESTIONS_MAX = 16_384
 """Who asked lately: their questions are the same for every send."""
 
@@ -39,7 +40,9 @@ QUESTIONS_MAX = 16_384
 def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Check]:
     """What is asked at an entrance. An unknown user, tenant or address is not asked about.
 
-    An address stands for whose it is: an IPv6 customer has a whole /64.
+    An address stands for whose it is: an IPv6 customer has a whole /64. A handshake asks twice: for its address before
+    anybody knows who it is, by the rule of all tenants; then for its user, and for its address among those of its
+    tenant.
     """
     if entrance == "admin":
         return [Check(*ADMIN, who.user_id or address_group(address))]
@@ -48,7 +51,7 @@ def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Chec
         asked.append(Check(who.tenant, f"{entrance}:user", who.user_id))
     if entrance == "connect":
         if address:
-            asked.append(Check(who.tenant or ANY, "connect:address", address_group(address)))
+            asked.append(Check(who.tenant or ANY, CONNECT_ADDRESS, address_group(address)))
     elif who.tenant:
         asked.append(Check(who.tenant, f"{entrance}:tenant", who.tenant))
     return asked
@@ -65,7 +68,7 @@ class Entrances:
 
         Rules in shadow mode are counted and not told.
         """
-        asked = questions(entrance, who, address)
+        asked = self._asked(entrance, who, address)
         decisions = await self._limiter.check_many(asked)
         return self._limiter.told(asked, decisions)
 
@@ -80,7 +83,7 @@ class Entrances:
 
         The later rules are looked at first, so that what they refuse is not charged to the first.
         """
-        asked, refused = questions(entrance, who, address), None
+        asked, refused = self._asked(entrance, who, address), None
         for check in asked[1:]:
             admitted, decision = self._limiter.look(check, count)
             if decision is not None:
@@ -90,6 +93,13 @@ class Entrances:
             if decision is not None:
                 count, refused = admitted, refusal([decision])
         return count, refused
+
+    def _asked(self, entrance: Entrance, who: User, address: str) -> Sequence[Check]:
+        """The address of somebody known was charged before; a rule of his own tenant is asked besides."""
+        asked = questions(entrance, who, address)
+        if entrance != "connect" or not who.tenant or self._limiter.has_own_rule(who.tenant, CONNECT_ADDRESS):
+            return asked
+        return [check for check in asked if check.resource != CONNECT_ADDRESS]
 
 
 class Sends(Protocol):

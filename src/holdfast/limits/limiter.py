@@ -126,6 +126,11 @@ class Limiter:
         self._rules = rules
         self._plans = {}
 
+    def has_own_rule(self, tenant: str, resource: str) -> bool:
+        """Whether a rule of this very tenant answers, not one of all tenants."""
+        plan = self._plan(tenant, resource)
+        return plan is not None and plan.rule.tenant == tenant
+
     @property
     def nodes(self) -> int:
         """Live nodes of this region as last known."""

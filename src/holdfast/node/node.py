@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast import __version__, telemetry
-from holdfast.access.door import ConnectionCounts, HandshakeLimiter, HttpCounts
+from holdfast.access.door import ConnectionCounts, HttpCounts
 from holdfast.access.keys import KeyRing
 from holdfast.access.secrets import Secrets
 from holdfast.access.tokens import Tokens, shared_secret
@@ -135,7 +135,6 @@ class Node:
         access, backpressure = self.settings.access, self.settings.gateway.backpressure
         handshake = Handshake(
             verify=self.tokens.verify,
-            limiter=HandshakeLimiter(access.handshakes_per_ip_per_minute),
             counts=ConnectionCounts(access.connections),
             origins=origins_of(self.settings),
             proxies=self.settings.server.proxies,
