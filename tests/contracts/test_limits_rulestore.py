@@ -154,7 +154,7 @@ def test_of_two_changes_that_would_lock_operators_out_together_one_is_refused(
         for attempt in range(5):
             await store.change(change("create", ADMIN))
             outcomes = await asyncio.gather(
-                store.change(change("create", RuleName("*", "admin*"), body=NEXT_TO_NOTHING)),
+                store.change(change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING)),
                 store.change(change("delete", ADMIN)),
                 return_exceptions=True,
             )
@@ -173,20 +173,20 @@ def test_a_repeated_change_gets_its_answer_even_if_it_would_lock_operators_out_n
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         await store.change(change("create", ADMIN))
-        first = change("create", RuleName("*", "*"), body=NEXT_TO_NOTHING, key="k1")
+        first = change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING, key="k1")
         await store.change(first)
         await refused(store, change("delete", ADMIN), InvalidRule)
-        await store.change(change("delete", RuleName("*", "*")))
+        await store.change(change("delete", RuleName("*", "admin:*")))
         await store.change(change("delete", ADMIN))
         assert (await store.change(first)).repeated
-        await refused(store, change("create", RuleName("*", "*"), body=NEXT_TO_NOTHING), InvalidRule)
+        await refused(store, change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING), InvalidRule)
 
     stored(scenario)
 
 
 def test_where_there_is_no_admin_entrance_any_rule_for_everybody_is_made(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
-        made = await store.change(change("create", RuleName("*", "*"), body=NEXT_TO_NOTHING))
+        made = await store.change(change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING))
         assert made.rule.limit == 1
 
     stored(scenario)

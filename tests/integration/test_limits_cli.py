@@ -37,6 +37,10 @@ def test_a_rules_life_on_the_command_line(program: Program, tmp_path: Path) -> N
     assert (json.loads(made)["limit"], json.loads(made)["version"]) == (100, 1)
     assert "limit" in program.ok("rules", "get", *RULE)
     program.ok("rules", "set", *RULE, "limit=500", "--version", "1", "--reason", "the sale")
+    defaults = program.run("rules", "set", "acme", "s*", "algorithm=token_bucket", "limit=1", "window=60s", "--json")
+    assert "note: s* does not apply to Holdfast's own entry points; for those set send:*" in defaults.stderr
+    assert json.loads(defaults.stdout)["limit"] == 1
+    program.ok("rules", "delete", "acme", "s*")
     assert "100 → 500" in program.ok("rules", "diff", *RULE)
     history = json.loads(program.ok("rules", "history", *RULE, "--json"))
     assert [(c["action"], c["reason"]) for c in history] == [

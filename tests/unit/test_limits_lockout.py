@@ -14,7 +14,7 @@ from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 
 ENOUGH = Rule(*ADMIN, "token_bucket", 600, 60.0)
-TOO_FEW = Rule("*", "*", "fixed_window", 1, 60.0)
+TOO_FEW = Rule("*", "admin:*", "fixed_window", 1, 60.0)
 
 
 def test_the_door_is_what_the_admin_entrance_asks() -> None:
@@ -40,7 +40,7 @@ def test_a_rule_that_leaves_operators_too_little_locks_them_out_where_it_is_enfo
 def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
     """Any rules and one more: it is refused just when the rule that would answer changes to one that locks out."""
     chance = random.Random(7)
-    resources = [*DOOR, "admin:keys", "admin:key/x", "send:user", "b*"]
+    resources = [*DOOR, "admin:keys", "admin:key/x", "send:user", "b*", "*", "adm*", "admin*"]
     refused = 0
     for _ in range(2_000):
         rules = {
@@ -62,7 +62,7 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
 
 
 def test_what_was_shut_before_stops_no_other_change() -> None:
-    other = Rule("*", "ad*", "token_bucket", 1, 60.0)
+    other = Rule("*", "admin:k*", "token_bucket", 1, 60.0)
     keep_open(other, [structs.replace(ENOUGH, limit=1), TOO_FEW])
 
 

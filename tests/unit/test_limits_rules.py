@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot, Stamp
+from holdfast.limits.defaults import DEFAULT_RULES
+from holdfast.limits.rules import RESERVED, Rule, RuleName, RuleSet, Snapshot, Stamp, is_reached, reserved_beside
 
 
 def rule(tenant: str, resource: str, limit: int = 100, epoch: int = 1, version: int = 1, deleted: bool = False) -> Rule:
@@ -37,6 +38,34 @@ def test_the_most_specific_rule_answers() -> None:
     assert rules.lookup("other", "/api/find") == ladder[1]
     assert rules.lookup("other", "login") == ladder[0]
     assert rules.lookup("acme", "login") == ladder[3]
+
+
+def test_a_default_rule_never_answers_for_our_own_entry_points() -> None:
+    """Only an exact name or a wildcard with the word and the colon; of a tenant and of all tenants alike."""
+    assert {default.resource.partition(":")[0] + ":" for default in DEFAULT_RULES} <= set(RESERVED)
+    for word in RESERVED:
+        resource, short = f"{word}user", word.rstrip(":")
+        for tenant in ("acme", "*"):
+            for beside in ("*", f"{short[0]}*", f"{short}*"):
+                rules = RuleSet.of([rule(tenant, beside, 1)])
+                assert rules.lookup("acme", resource) is None and word in reserved_beside(beside)
+                assert rules.lookup("acme", f"{short}s") == rule(tenant, beside, 1), "what is not reserved"
+            for by in (f"{word}*", f"{resource}*", resource):
+                rules = RuleSet.of([rule(tenant, "*", 1), rule(tenant, by, 2)])
+                assert rules.lookup("acme", resource) == rule(tenant, by, 2)
+                assert word not in reserved_beside(by)
+    assert reserved_beside("/api/*") == reserved_beside("send:user") == []
+
+
+def test_a_rule_answers_alone_for_what_it_reaches() -> None:
+    chance = random.Random(3)
+    parts = ["", "s", "send", "send:", "send:user", "/a", "sen:", "admin:"]
+    for _ in range(3_000):
+        resource = chance.choice(parts) + chance.choice(["x", "user", ":y"])
+        by = chance.choice(
+            [resource, resource[: chance.randrange(len(resource) + 1)] + "*", chance.choice(parts) + "*"]
+        )
+        assert (RuleSet.of([rule("acme", by)]).lookup("acme", resource) is not None) == is_reached(resource, by)
 
 
 def test_a_tombstone_answers_nothing_and_stays() -> None:

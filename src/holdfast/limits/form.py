@@ -13,7 +13,18 @@ from msgspec import structs
 
 from holdfast.errors import InvalidRule
 from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.rules import ANY, Algorithm, AnyRule, Mode, OnStoreFailure, Precision, Rule, RuleName, Unreadable
+from holdfast.limits.rules import (
+    ANY,
+    Algorithm,
+    AnyRule,
+    Mode,
+    OnStoreFailure,
+    Precision,
+    Rule,
+    RuleName,
+    Unreadable,
+    is_reached,
+)
 
 LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
@@ -212,10 +223,7 @@ def _judged(rule: Rule) -> Rule:
 
 def _entrance_under(resource: str) -> str | None:
     """An entrance that a rule of this resource would answer."""
-    wild = resource.endswith(ANY)
-    return next(
-        (e for e in sorted(ENTRANCE_RESOURCES) if (e.startswith(resource[:-1]) if wild else e == resource)), None
-    )
+    return next((entrance for entrance in sorted(ENTRANCE_RESOURCES) if is_reached(entrance, resource)), None)
 
 
 def refuse(problems: Mapping[str, str]) -> None:

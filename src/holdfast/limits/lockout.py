@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from holdfast.errors import InvalidRule
-from holdfast.limits.rules import ANY, Rule, RuleName
+from holdfast.limits.rules import ANY, Rule, RuleName, is_reached
 
 ADMIN = RuleName(ANY, "admin:key")
 """What the admin API asks. Operators belong to no tenant, and no credential is of this one, so that nobody's checks
@@ -20,7 +20,8 @@ reach their counters."""
 
 ADMIN_CALLS_PER_MINUTE_MIN = 10
 
-DOOR = (ADMIN.resource, *(ADMIN.resource[:length] + ANY for length in range(len(ADMIN.resource), -1, -1)))
+_WILDCARDS = (ADMIN.resource[:length] + ANY for length in range(len(ADMIN.resource), -1, -1))
+DOOR = (ADMIN.resource, *(wildcard for wildcard in _WILDCARDS if is_reached(ADMIN.resource, wildcard)))
 """The resources whose rule, for ``*``, can be the one that answers the admin API; the most specific first."""
 
 

@@ -5,6 +5,9 @@ wildcard, and ``*`` alone is the default. The most specific rule answers:
 
     exact > longest wildcard > tenant default > the same three of the tenant ``*``
 
+The names of Holdfast's own entry points begin with a reserved word and a colon (``send:``). A wildcard answers for them
+only if it includes both: the default of a tenant's own resources does not decide who may connect.
+
 Every change of a rule raises its version, and a deletion is a change too (a tombstone), so versions of a name
 never restart. An *epoch* counts the lives of the primary database: (epoch, version) orders two rules of one
 name even when a failover lost a write and its version was given out again. A rule is *in force* in the epoch of the
@@ -31,7 +34,30 @@ DecidedBy = Literal["no_rule", "denial_cache", "lease", "counters", "counted_lat
 
 ANY = "*"
 
+RESERVED = ("connect:", "send:", "rest:", "check:", "admin:", "reply:", "replies:", "tokens:")
+"""What the names of Holdfast's own entry points begin with, those to come included."""
+
 _DIGEST_MODULUS = 1 << 128
+
+
+def reserved_prefix(resource: str) -> str:
+    """The reserved word with its colon that a resource begins with; "" if it is a tenant's own."""
+    prefix = resource[: resource.find(":") + 1]
+    return prefix if prefix in RESERVED else ""
+
+
+def is_reached(resource: str, by: str) -> bool:
+    """Whether a rule for ``by``, a wildcard or a name, can be the one that answers for this resource."""
+    if not by.endswith(ANY):
+        return by == resource
+    return resource.startswith(by[:-1]) and len(by) > len(reserved_prefix(resource))
+
+
+def reserved_beside(wildcard: str) -> list[str]:
+    """The reserved words that a wildcard would match by its letters and does not reach."""
+    if not wildcard.endswith(ANY):
+        return []
+    return [word for word in RESERVED if word.startswith(wildcard[:-1]) and not is_reached(word, wildcard)]
 
 
 class RuleName(NamedTuple):
@@ -180,11 +206,14 @@ class _Tenant(NamedTuple):
         rule = self.exact.get(resource)
         if rule is not None:
             return rule
+        shortest = len(reserved_prefix(resource))
         for length in self.lengths:
+            if length < shortest:
+                return None
             rule = self.wildcards.get(resource[:length])
             if rule is not None:
                 return rule
-        return self.default
+        return None if shortest else self.default
 
     def put(self, rules: Iterable[Rule]) -> _Tenant:
         """With these rules in their places."""

@@ -17,6 +17,7 @@ from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
 from holdfast.cli.rules.calls import PAGE, amount, besides, every, history_of, put, sure, take
 from holdfast.cli.rules.wanted import FIELDS, assigned, differences, plan, portable, read
 from holdfast.errors import Deferred, HoldfastError, NotFound, OutcomeUnknown
+from holdfast.limits.rules import reserved_beside
 from holdfast.resilience import Backoff
 
 rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", rich_markup_mode=None)
@@ -92,6 +93,9 @@ def set_rule(
     """
     body = {"tenantID": tenant, "resource": resource, **assigned(fields), "reason": reason}
     show.described(reach, put(reach.as_operator(), body, version))
+    if beside := reserved_beside(resource):
+        own = ", ".join(f"{word}*" for word in beside)
+        typer.echo(f"note: {resource} does not apply to Holdfast's own entry points; for those set {own}", err=True)
 
 
 @rules.command("delete")
