@@ -8,6 +8,7 @@ admission    what 1 and 4 nodes admit with any lease, over what they may
 memory       the embedded counters; lookup among 10,000 rules; bytes of a subject among a million, checks of the same
              1,000 of them, whose counters the cache holds, and of any of them, whose counters it does not
 propagation  how long a change takes to 20 nodes by the doorbell of PostgreSQL
+http         one check per HTTP request to a node, beside a bare ASGI application on the same uvicorn
 
 Redis has one core and whoever asks it the other, as if it ran elsewhere: otherwise the scheduler puts both on one core
 for a while, and the result says when. Every figure is a median of its turns.
@@ -37,6 +38,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+import single_checks  # noqa: E402
 from engines import Missing, postgres, redis  # noqa: E402
 from harness import CORES, arguments, cores_awake, finish, median, percentile, say  # noqa: E402
 from holdfast.clock import SystemClock  # noqa: E402
@@ -54,7 +56,7 @@ from holdfast.limits.rulestore.postgres import (  # noqa: E402
 )
 from holdfast.node.running import settle_heap  # noqa: E402
 
-PARTS = ["exact", "leased", "latency", "admission", "memory", "propagation"]
+PARTS = ["exact", "leased", "latency", "admission", "memory", "propagation", "http"]
 TASKS = 256
 KEYS = 10_000
 HUGE = 1_000_000
@@ -389,6 +391,8 @@ async def beside_redis(
 async def run(only: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
     figures: dict[str, float] = {}
     ratios: dict[str, float] = {}
+    if "http" in only:
+        await single_checks.compare(quick, figures, ratios)
     if "memory" in only:
         await embedded(quick, figures)
     if only & {"exact", "leased", "latency", "admission"}:

@@ -193,8 +193,10 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
         for _ in range(70):
             writer.write(b"x" * 1024)
         answer = await asyncio.wait_for(reader.read(-1), 4)
-        assert answer.startswith(b"HTTP/1.1 400")
-        assert "at most 65536 bytes" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+        assert answer.startswith(b"HTTP/1.1 431")
+        assert (
+            f"at most {http.HEAD_BYTES_MAX} bytes" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+        )
         writer.close()
 
     serve(tmp_path, story)
@@ -206,11 +208,11 @@ def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         writer.write(b"GET / HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 431")
         for _ in range(50):
             writer.write(b"x" * 10_000)
             await writer.drain()
-        assert json.loads(await asyncio.wait_for(reader.read(-1), 4))["error"]["code"] == "INVALID_MESSAGE"
+        assert json.loads(await asyncio.wait_for(reader.read(-1), 4))["error"]["code"] == "MESSAGE_TOO_LARGE"
         writer.close()
 
     serve(tmp_path, story)

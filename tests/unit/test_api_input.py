@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_network
@@ -124,6 +125,21 @@ def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
         assert error_of(await rest.ask("POST", "/v1/chats?x=1", alice, {"name": "x"})) == (400, "INVALID_MESSAGE")
         keyed = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe"}, Idempotency_Key="k")
         assert error_of(keyed) == (400, "INVALID_MESSAGE")
+
+    with_rest(scenario)
+
+
+def test_a_query_of_too_many_parameters_is_refused_before_it_is_parsed() -> None:
+    async def scenario(rest: Rest) -> None:
+        alice = rest.token("alice")
+        many = "&".join(map(str, range(10_000)))
+        for path in ("/v1/chats", "/v1/chats/none/messages"):
+            began = time.thread_time()
+            answer = await rest.ask("GET", f"{path}?{many}", alice)
+            assert time.thread_time() - began < 1, "linear in its length: it took 5 s when it was not"
+            assert error_of(answer) == (400, "INVALID_MESSAGE") and "at most 32 parameters" in answer.text
+        twice = await rest.ask("GET", "/v1/chats?limit=1&limit=2", alice)
+        assert error_of(twice) == (400, "INVALID_MESSAGE") and "given twice" in twice.text
 
     with_rest(scenario)
 

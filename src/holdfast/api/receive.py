@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
+from urllib.parse import parse_qsl, unquote_plus
 
 import msgspec
 from msgspec import Struct, inspect
@@ -37,6 +38,8 @@ from holdfast.limits.entrances import Entrance, questions
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
 
+PARAMETERS_MAX = 32
+"""Of a query: more than any endpoint takes. A longer one is refused before it is parsed."""
 NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
@@ -112,7 +115,7 @@ async def receive(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, r
     request.scope["holdfast.principal"] = principal
     await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
-    query = _fitting(endpoint, _query, endpoint.query, request)
+    query = _fitting(endpoint, _query, endpoint.query, request.scope["query_string"])
     key = _key(endpoint, request)
     body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
     fingerprint = _fingerprint(endpoint, path, body) if key else ""
@@ -197,30 +200,39 @@ def _integers(shape: type[Struct]) -> frozenset[str]:
     return frozenset(name for name, types in choices.items() if any(isinstance(t, inspect.IntType) for t in types))
 
 
-def _fitting(endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | None, given: Request | bytes) -> Any:
+def _fitting(endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | None, given: bytes) -> Any:
     try:
         return read(shape, given)
     except InvalidMessage as wrong:
         raise endpoint.misfit(wrong) from None
 
 
-def _query(shape: type[Struct] | None, request: Request) -> Any:
-    """The query as ``shape``: each parameter once, numbers in plain digits."""
-    given = request.query_params.multi_items()
+def _query(shape: type[Struct] | None, written: bytes) -> Any:
+    """The query as ``shape``: each parameter once, numbers in plain digits. It costs no more than its length."""
     if shape is None:
-        if given:
-            raise InvalidMessage("this request takes no query parameters", field=given[0][0][:64])
+        if written:
+            first = unquote_plus(written.partition(b"&")[0].partition(b"=")[0][:64].decode("latin-1"))
+            raise InvalidMessage("this request takes no query parameters", field=first)
         return None
-    for name, value in given:
-        if len(request.query_params.getlist(name)) > 1:
+    given: dict[str, str] = {}
+    for name, value in _parameters(written):
+        if name in given:
             raise InvalidMessage(f"{name[:64]} was given twice; give it once", field=name[:64])
         plain = value.isascii() and value.isdigit() and len(value) <= _INTEGER_DIGITS_MAX
         if name in _integers(shape) and not plain:
             raise InvalidMessage(f"{name} must be a whole number from 0 to {SEQUENCE_MAX}, in digits", field=name)
+        given[name] = value
     try:
-        return msgspec.convert(dict(given), shape, strict=False)
+        return msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_query(error, shape) from None
+
+
+def _parameters(written: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(written.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+    except ValueError:
+        raise InvalidMessage(f"a query may have at most {PARAMETERS_MAX} parameters") from None
 
 
 async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NoReturn
 
 import uvicorn
-from httptools import HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from holdfast import telemetry
 from holdfast.access.door import HttpCounts
 from holdfast.bounds import KIB
-from holdfast.errors import BadSetting, InvalidMessage, Unavailable
+from holdfast.errors import BadSetting, InvalidMessage, MessageTooLarge, Unavailable
 from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, no_handshake, refused_with
 from holdfast.gateway.port import Port
 
@@ -26,12 +27,27 @@ HTTP_STOP_SECONDS = 5
 """How long requests that are open after the drain may still take."""
 HEAD_SECONDS = 5.0
 """How long a client may take for the head of a request, before it has said who it is: as long as for a handshake."""
-HEAD_BYTES_MAX = 64 * KIB
+HEAD_BYTES_MAX = 32 * KIB
+"""Of the head of a request, its trailers included; a token has at most 4 KiB. More: 431, and it is not parsed on."""
+PARSED_BYTES = 16 * KIB
+"""Are parsed at a time, so that the bound above holds for one large segment as for many small ones."""
+HEADERS_MAX = 100
+"""Header fields of a request: a browser behind two proxies sends about 40. More: 431."""
+URL_BYTES_MAX = 8 * KIB
+"""Path and query: the longest reason of a deletion, percent-encoded, fits. More: 414, before anything is decoded."""
+PATH_BYTES_MAX = 2 * KIB
+"""Of the path alone: the longest ids, percent-encoded, fit four times. More: 414."""
 REST_SECONDS = 2.0
 """How long the rest of a request is read that was answered without it: time for the answer to be read, no more."""
 TAKEN_SECONDS = 30.0
 """How long an answer may stand in the buffers without being taken."""
 BACKLOG = 2048
+HEADER_OVERHEAD_BYTES = 4
+"""The colon, the space and the end of the line."""
+
+
+class _TooLarge(Exception):
+    """Stops the parser."""
 
 
 @contextmanager
@@ -54,13 +70,21 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 class _Requests(HttpToolsProtocol):
-    """uvicorn's protocol, which would take any number of connections; wait for ever for a head, and take one of any
-    size; for the rest of a body that was refused; and for who asks and does not take the answer. It would hand over
-    any upgrade, lose what came behind one, and answer what is no HTTP with words that are not ours."""
+    """uvicorn's protocol with bounds, and with our words in every refusal.
+
+    uvicorn alone takes any number of connections and a head of any size, waits for ever for a head, for the rest of a
+    body that was refused and for a client that does not read its answer, hands over any upgrade, loses what came behind
+    one, and lets a refusal overtake the answers to earlier requests.
+    """
 
     _head_bytes = 0
-    _segment_bytes = 0
-    _refused = False
+    _unparsed_bytes = 0
+    """Received since the parser last handed something over: one element that does not end."""
+    _ignoring = False
+    """Nothing more is parsed: it was refused, or the connection is no longer HTTP."""
+    _refusal: Refusal | None = None
+    """It is written when everything before it is answered."""
+    _answering: RequestResponseCycle | None = None
 
     def __init__(self, counts: HttpCounts, **given: Any) -> None:
         super().__init__(**given)
@@ -87,23 +111,58 @@ class _Requests(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._ignoring:
             return
-        self._segment_bytes = len(data)
-        super().data_received(data)
-        if "head" in self._timers:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.send_400_response(f"the head of a request has at most {HEAD_BYTES_MAX} bytes")
+        self._unset_keepalive_if_required()
+        for at in range(0, len(data), PARSED_BYTES):
+            if not self._parse(data[at : at + PARSED_BYTES], len(data) - at):
+                return
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(refused_with(InvalidMessage(msg)))
+    def _parse(self, data: bytes, unread: int) -> bool:
+        """Whether to parse on. ``unread``: how many bytes have come, these included."""
+        self._unparsed_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except HttpParserError:  # also what a callback raises, which has refused already
+            self._refuse(refused_with(InvalidMessage("the request is not valid HTTP/1.1")))
+        except HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self._upgrade(behind_it=unread - upgrade.args[0])
+            elif self.cycle is not None:
+                self.cycle.keep_alive = False  # it is answered as if it had not asked; the parser takes no more
+                self._ignoring = True
+        else:
+            if self._unparsed_bytes > HEAD_BYTES_MAX:
+                self._refuse(_too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX))
+        return not self._ignoring
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer, and read no more than it takes for the answer to be read: closed at once, with bytes of the client on
-        their way, the kernel would send a reset, which may overtake it."""
-        self._refused = True
+        """Answer what came before, then this, and parse nothing more. A request whose body breaks off is not run on."""
+        if self._refusal is not None:
+            return
+        self._refusal, self._ignoring = refusal, True
         self._came("head")
+        broken = self.cycle
+        if broken is not None and broken.more_body and not broken.response_complete:
+            broken.disconnected = True
+            broken.message_event.set()
+            if self.pipeline and self.pipeline[0][0] is broken:
+                self.pipeline.popleft()
+        if not self._unanswered:
+            self._write_refusal(refusal)
+
+    @property
+    def _unanswered(self) -> bool:
+        running = self._answering
+        return bool(self.pipeline) or (
+            running is not None and not running.response_complete and not running.disconnected
+        )
+
+    def _write_refusal(self, refusal: Refusal) -> None:
+        """Read no more than it takes for the answer to be read: closed at once, with bytes of the client on their way,
+        the kernel would send a reset, which may overtake it."""
+        if self.transport.is_closing():
+            return
         self.transport.write(_response(refusal))
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -111,21 +170,62 @@ class _Requests(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head_bytes = 0
         if "head" not in self._timers:  # the next request of a connection that was kept
             self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        self._unparsed_bytes = 0
+        if len(self.url) > PATH_BYTES_MAX:
+            self._check_url()
+
+    def _check_url(self) -> None:
+        if len(self.url) > URL_BYTES_MAX:
+            self._refuse_rest(_too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path and query", URL_BYTES_MAX))
+        if len(self.url.partition(b"?")[0]) > PATH_BYTES_MAX:
+            self._refuse_rest(_too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path", PATH_BYTES_MAX))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._unparsed_bytes = 0
+        self._head_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
+        if len(self.headers) > HEADERS_MAX:
+            fields = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._refuse_rest(_too_large(fields, "the head", HEADERS_MAX, "header fields"))
+        if self._head_bytes + len(self.url) > HEAD_BYTES_MAX:
+            self._refuse_rest(_too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX))
+
+    def _refuse_rest(self, refusal: Refusal) -> NoReturn:
+        """From within the parser, which stops at an exception."""
+        self._refuse(refusal)
+        raise _TooLarge
 
     def on_headers_complete(self) -> None:
         self._came("head")
         super().on_headers_complete()
         if self.parser.should_upgrade() and self._should_upgrade():
             scope = self.scope
-            if (error := no_handshake(scope["method"], scope["http_version"], scope["headers"])) is not None:
+            error = no_handshake(scope["method"], scope["http_version"], scope["headers"])
+            if error is None and self._unanswered:
+                error = InvalidMessage("a handshake must wait for the answers to the requests before it")
+            if error is not None:
                 self._refuse_handshake(error)
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
             self._await("rest of the body", REST_SECONDS, self.transport.close)
+        if self._refusal is not None and not self._unanswered:
+            self._write_refusal(self._refusal)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -144,15 +244,16 @@ class _Requests(HttpToolsProtocol):
         telemetry.handshake_refused(refusal.status)
         self._refuse(refusal)
 
-    def handle_websocket_upgrade(self) -> None:
-        if self._refused:
+    def _upgrade(self, behind_it: int) -> None:
+        """``behind_it``: bytes that have come behind the head, which uvicorn would drop."""
+        if self._refusal is not None:
             return
-        upgrade = sys.exc_info()[1]  # uvicorn is handling it, and drops what came behind the head
-        if isinstance(upgrade, HttpParserUpgrade) and upgrade.args[0] < self._segment_bytes:
+        if behind_it:
             self._refuse_handshake(InvalidMessage("a frame must wait for the answer to the handshake"))
             return
         self._leave()
-        super().handle_websocket_upgrade()
+        self._ignoring = True
+        self.handle_websocket_upgrade()
         self.parser = None  # type: ignore[assignment]  # as where a connection is lost: they hold each other
 
     def _leave(self) -> None:
@@ -162,7 +263,6 @@ class _Requests(HttpToolsProtocol):
             self._peer = None
 
     def _await_head(self) -> None:
-        self._head_bytes = 0
         self._await("head", HEAD_SECONDS, self.transport.close)
 
     def _await(self, what: str, seconds: float, otherwise: Callable[[], None]) -> None:
@@ -172,6 +272,11 @@ class _Requests(HttpToolsProtocol):
     def _came(self, what: str) -> None:
         if (timer := self._timers.pop(what, None)) is not None:
             timer.cancel()
+
+
+def _too_large(status: HTTPStatus, what: str, most: int, unit: str = "bytes") -> Refusal:
+    error = MessageTooLarge(f"{what} of a request may have at most {most} {unit}", limit=most)
+    return replace(refused_with(error), status=status)
 
 
 def _response(refusal: Refusal) -> bytes:

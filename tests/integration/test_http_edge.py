@@ -1,0 +1,208 @@
+"""What a stranger may send to the port, byte by byte: bounds, order, and a log that stays readable."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sockets import serve
+
+from holdfast import telemetry
+from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
+from holdfast.node.node import Node
+
+GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+UPGRADE = (
+    b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def get(path: str = "/health/live", *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+
+
+def padded(size: int) -> bytes:
+    """A head of so many bytes."""
+    head = get("/health/live", "X-Long: ")
+    return head.replace(b"X-Long: ", b"X-Long: " + b"x" * (size - len(head)))
+
+
+BOUNDS = {
+    "head": (padded(HEAD_BYTES_MAX - 100), padded(HEAD_BYTES_MAX + 100), 431, f"at most {HEAD_BYTES_MAX} bytes"),
+    "a head of three times its bound": (GET, padded(3 * HEAD_BYTES_MAX), 431, f"at most {HEAD_BYTES_MAX} bytes"),
+    "head of many headers": (
+        get("/health/live", *["X-Filler: " + "x" * 400] * 60),
+        get("/health/live", *["X-Filler: " + "x" * 400] * 90),
+        431,
+        f"at most {HEAD_BYTES_MAX} bytes",
+    ),
+    "headers": (
+        get("/health/live", *["a: b"] * (HEADERS_MAX - 1)),
+        get("/health/live", *["a: b"] * HEADERS_MAX),
+        431,
+        f"at most {HEADERS_MAX} header fields",
+    ),
+    "URL": (
+        get("/v1/ws?" + "x" * (URL_BYTES_MAX - 7)),
+        get("/v1/ws?" + "x" * (URL_BYTES_MAX - 6)),
+        414,
+        f"at most {URL_BYTES_MAX} bytes",
+    ),
+    "path": (
+        get("/" + "x" * (PATH_BYTES_MAX - 1)),
+        get("/" + "x" * PATH_BYTES_MAX),
+        414,
+        f"at most {PATH_BYTES_MAX} bytes",
+    ),
+    "trailers": (
+        b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: b\r\n\r\n",
+        b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: "
+        + b"x" * 2 * HEAD_BYTES_MAX
+        + b"\r\n\r\n",
+        431,
+        f"at most {HEAD_BYTES_MAX} bytes",
+    ),
+}  # fmt: skip
+
+
+async def exchange(node: Node, pieces: Sequence[bytes], count: int = 1) -> list[tuple[int, bytes]]:
+    """Send the pieces, each a segment of its own; the first ``count`` answers, and whatever came with them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+    received = b""
+    try:
+        async with asyncio.timeout(8):
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.001 if len(pieces) > 1 else 0)
+            while len(answers(received)) < count and (more := await reader.read(65_536)):
+                received += more
+    except ConnectionError:
+        pass  # it was refused before it had sent everything
+    writer.close()
+    return answers(received)
+
+
+def answers(received: bytes) -> list[tuple[int, bytes]]:
+    """The status and the body of each whole answer."""
+    found = []
+    while b"\r\n\r\n" in received:
+        assert received.startswith(b"HTTP/1.1 "), f"bytes that belong to no answer: {received[:200]!r}"
+        head, _, rest = received.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        size = int(fields.get(b"content-length", b"0"))
+        if len(rest) < size:
+            break
+        found.append((int(head[9:12]), rest[:size]))
+        received = rest[size:]
+    return found
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def test_bounds_of_a_request_hold_however_its_bytes_arrive(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        for what, (within, beyond, status, words) in BOUNDS.items():
+            [(first, _)] = await exchange(node, [within])
+            assert first not in (414, 431), what
+            for pieces in ([beyond], cut(beyond, 1_460), cut(beyond, 20_000)):
+                *_, (refused, body) = await exchange(node, pieces)
+                error = json.loads(body)["error"]
+                if what == "trailers" and refused == 401:
+                    continue  # answered before its trailers came
+                assert (refused, error["code"]) == (status, "MESSAGE_TOO_LARGE"), (what, len(pieces), body)
+                assert words in error["message"], what
+
+    serve(tmp_path, story)
+
+
+GARBAGE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 no HTTP at all\r\n\r\n"
+STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
+    "a request, then garbage in one segment": ([GET + GARBAGE], [200, 400]),
+    "three requests, then garbage": ([GET * 3 + GARBAGE], [200, 200, 200, 400]),
+    "garbage": ([GARBAGE], [400]),
+    "a request that hangs, then garbage": (
+        [b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b'"a":1}  ' + GARBAGE],
+        [401, 400],
+    ),
+    "a body whose chunks are broken": (
+        [b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"zz\r\n"],
+        [401, 400],
+    ),
+    "a request, then half of one": ([GET + b"GET /health/li"], [200]),
+    "an upgrade to something else": ([get("/health/live", "Upgrade: h2c", "Connection: Upgrade")], [200]),
+    "two lengths": ([b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx"], [400]),
+    "length and chunks": (
+        [b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nx"],
+        [400],
+    ),
+    "a proxy's request": ([b"GET http://elsewhere/ HTTP/1.1\r\nHost: x\r\n\r\n"], [404]),
+    "CONNECT": ([b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n" + GARBAGE], [400]),
+    "a path that is no ASCII": ([b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n"], [400]),
+    "a NUL in a header": ([get("/health/live", "X: a\0b")], [400]),
+    "a handshake behind a request": ([GET + UPGRADE + b"\r\n"], [200, 400]),
+    "a handshake with garbage behind it": ([UPGRADE + b"\r\n" + GARBAGE], [400]),
+    "a handshake whose credential is none": ([UPGRADE + b"Authorization: Bearer a.b.c\r\n\r\n"], [401]),
+}  # fmt: skip
+
+
+@contextmanager
+def log_lines() -> Iterator[io.StringIO]:
+    """Everything that is logged, ours and our libraries', as an operator sees it."""
+    stream = io.StringIO()
+    before = logging.getLogger().handlers[:], logging.getLogger().level
+    telemetry.configure_logging(json=True, stream=stream)
+    try:
+        yield stream
+    finally:
+        telemetry.configure_logging(json=True, level="error")
+        logging.getLogger().handlers[:], logging.getLogger().level = before
+
+
+def test_strange_requests_are_answered_in_order_and_write_no_traceback(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        with log_lines() as lines:
+            for what, (pieces, expected) in STRANGE.items():
+                found = await exchange(node, pieces, len(expected))
+                assert [status for status, _ in found] == expected, (what, found)
+        assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), lines.getvalue()
+
+    serve(tmp_path, story)
+
+
+def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
+    rng = random.Random(10)
+    whole = [GET, UPGRADE + b"\r\n", *(b"".join(pieces) for pieces, _ in STRANGE.values())]
+
+    def mutilated() -> bytes:
+        data = bytearray(rng.choice(whole) + rng.choice([b"", GET, UPGRADE + b"\r\n", GARBAGE]))
+        for _ in range(rng.randrange(4)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+        return bytes(data[: rng.randrange(1, len(data) + 1)])
+
+    async def send(node: Node, data: bytes) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        for piece in cut(data, rng.randrange(1, len(data) + 1)):
+            writer.write(piece)
+            await asyncio.sleep(0)
+        writer.close()
+        await writer.wait_closed()
+
+    async def story(node: Node) -> None:
+        with log_lines() as lines:
+            for _ in range(20):
+                await asyncio.gather(*(send(node, mutilated()) for _ in range(20)), return_exceptions=True)
+            [(alive, _)] = await exchange(node, [GET])
+            assert alive == 200
+        assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), lines.getvalue()
+
+    serve(tmp_path, story)
