@@ -112,7 +112,9 @@ beyond what was sent it is an error. Acks that stay behind what was sent for 60 
 | `event` | fields | |
 |---|---|---|
 | `member_added` | `user_id`, `role` | `sender_id` added them |
-| `member_removed` | `user_id` | removed, or left if they are the sender. If it is you, it is the chat's last message: drop the cursor |
+| `member_removed` | `user_id`, `banned` | removed, or left if they are the sender; `banned: true`: removed by a ban, and cannot be added until it is lifted. If it is you, it is the chat's last message: drop the cursor |
+| `user_banned`, `user_unbanned` | `user_id` | who was no member is banned; a ban was lifted (which adds nobody) |
+| `member_muted`, `member_unmuted` | `user_id` | reads and cannot send: every send is answered FORBIDDEN with `details.muted`, which no retry changes; may send again |
 | `role_changed` | `user_id`, `role` | `owner`, `admin` or `member` |
 | `chat_renamed` | `name` | |
 

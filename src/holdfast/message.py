@@ -62,6 +62,8 @@ class Draft(Struct, frozen=True, gc=False):
     content_type: str
     message_id: str
     created_at: str
+    muted: bool = False
+    """The sender is muted in the whole tenant."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -128,6 +130,16 @@ class Member(Struct, frozen=True):
     user_id: str
     role: Role
     joined_at: str
+    muted: bool = False
+    """Reads, and cannot send. It ends with the membership; an owner is never muted."""
+
+
+class Ban(Struct, frozen=True):
+    """Somebody who is kept out of a chat until the ban is lifted."""
+
+    user_id: str
+    banned_by: str
+    banned_at: str
 
 
 class Chat(Struct, frozen=True):

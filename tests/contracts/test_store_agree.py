@@ -16,6 +16,8 @@ from holdfast.message import Draft, Entry, User, Watermark
 from holdfast.store.changes import (
     Act,
     AddMember,
+    ChangeBan,
+    ChangeMute,
     ChangeRole,
     CreateChat,
     HaltChat,
@@ -70,6 +72,8 @@ class Steps:
             lambda: RemoveMember(act, chat, user),
             lambda: RemoveMember(act, chat, act.actor.user_id),
             lambda: ChangeRole(act, chat, user, role),
+            lambda: ChangeBan(act, chat, user, self.rng.random() < 0.5),
+            lambda: ChangeMute(act, chat, user, self.rng.random() < 0.6),
             lambda: RenameChat(act, chat, self.rng.choice(("A", "B", ""))),
             lambda: Redact(act, chat, number),
             lambda: Retain(act, chat, number // 3),
@@ -118,6 +122,7 @@ async def everything(store: Any) -> list[Any]:
     seen: list[Any] = [await store.heads(CHATS), list(await store.audit(0, 1_000))]
     for chat in CHATS:
         seen.append(list(await store.members(chat)))
+        seen.append(list(await store.bans(chat)))
         seen.append(list(await store.watermarks(chat)))
         inspection = await attempt(store.inspect(chat))
         if not isinstance(inspection, tuple):
@@ -134,6 +139,7 @@ async def everything(store: Any) -> list[Any]:
 def members_by_the_log(created: dict[str, set[str]], commits: list[list[Entry]]) -> dict[str, set[str]]:
     """Who is in which chat, for somebody who saw the creations and reads the log."""
     members = {chat_id: set(users) for chat_id, users in created.items()}
+    muted: dict[str, set[str]] = {chat_id: set() for chat_id in created}
     for message in (entry.message for entries in commits for entry in entries):
         if message.kind == "event":
             event = msgspec.json.decode(message.content, type=MembershipEvent)
@@ -141,7 +147,12 @@ def members_by_the_log(created: dict[str, set[str]], commits: list[list[Entry]])
                 members[message.chat_id].add(event.user_id)
             elif event.event == "member_removed" and event.user_id:
                 members[message.chat_id].remove(event.user_id)
+            if event.event == "member_muted" and event.user_id:
+                muted[message.chat_id].add(event.user_id)
+            elif event.event in ("member_unmuted", "member_removed") or event.role == "owner":
+                muted[message.chat_id].discard(event.user_id or "")
         else:
+            assert message.sender_id not in muted[message.chat_id], "nor who is muted there"
             assert message.sender_id in members[message.chat_id], "nobody posts who is not in at that place of the log"
     return members
 
@@ -164,6 +175,8 @@ def test_the_member_set_is_exact_at_each_place_of_the_log(seed: int) -> None:
             for chat_id in created:
                 members = {m.user_id: m.role for m in await store.members(chat_id)}
                 assert by_the_log[chat_id] == set(members)
+                assert not members.keys() & {ban.user_id for ban in await store.bans(chat_id)}, "nobody banned is in"
+                assert not any(m.muted and m.role == "owner" for m in await store.members(chat_id))
                 chat = await store.chat(chat_id)
                 assert len(members) == 2 if chat.kind == "direct" else len(members) <= LIMITS.members_max
                 assert chat.kind == "direct" or not members or "owner" in members.values(), "somebody rules"

@@ -8,12 +8,14 @@ rename                           yes    yes    no
 redact somebody else's message   yes    yes    no
 add a member                     yes    yes    no
 remove a member                  yes    yes    no
-add or remove an admin           yes    no     no
-change a role, touch an owner    yes    no     no
+ban or mute a member, undo it    yes    yes    no
+any of these with an admin       yes    no     no
+change a role, remove an owner   yes    no     no
+ban or mute an owner             no     no     no
 ===============================  =====  =====  ======
 
 Nobody hands out or takes away a role that is not below their own, owners apart. A direct chat has two
-members for ever: the store refuses to change it whatever the role.
+members for ever: the store refuses to change it whatever the role, except that each may mute the other.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from typing import Literal
 from holdfast.message import Role
 
 Action = Literal[
-    "read", "send", "leave", "redact_own", "rename", "redact_any", "add_member", "remove_member", "change_role"
-]
+    "read", "send", "leave", "redact_own", "rename", "redact_any", "add_member", "remove_member", "restrict_member",
+    "change_role",
+]  # fmt: skip
 
 _EVERYBODY: frozenset[Role] = frozenset({"owner", "admin", "member"})
 _STAFF: frozenset[Role] = frozenset({"owner", "admin"})
@@ -39,6 +42,7 @@ _TABLE: dict[Action, frozenset[Role]] = {
     "redact_any": _STAFF,
     "add_member": _STAFF,
     "remove_member": _STAFF,
+    "restrict_member": _STAFF,
     "change_role": _OWNERS,
 }
 
@@ -47,6 +51,6 @@ def may(role: Role, action: Action, target: Role = "member") -> bool:
     """Whether ``role`` may do ``action``; ``target`` is the role given to, or held by, the other member."""
     if role not in _TABLE[action]:
         return False
-    if action in ("add_member", "remove_member") and target != "member":
+    if action in ("add_member", "remove_member", "restrict_member") and target != "member":
         return role == "owner"
     return True

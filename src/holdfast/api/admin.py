@@ -13,6 +13,7 @@ from holdfast.access.keys import ApiKey
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
+    BanList,
     ChangeAnswer,
     ErasePerson,
     IssuedKey,
@@ -20,6 +21,7 @@ from holdfast.api.bodies import (
     KeyView,
     NewKey,
     RedactOne,
+    RestrictOne,
     RetainFrom,
     Why,
 )
@@ -29,7 +31,7 @@ from holdfast.api.deps import BackupRun, Deps
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
-from holdfast.store.changes import Act, HaltChat, RecoverChat, Redact, Retain
+from holdfast.store.changes import Act, ChangeBan, ChangeMute, HaltChat, RecoverChat, Redact, Retain
 
 
 def _act(deps: Deps, call: Call, reason: str, tenant: str = "") -> Act:
@@ -84,6 +86,34 @@ async def redact_any(deps: Deps, call: Call) -> Answer:
     body: RedactOne = call.body
     act = await _act_on_chat(deps, call, body.reason)
     return await commit(deps, call, Redact(act, call.path["chat_id"], body.sequence))
+
+
+async def ban_from_chat(deps: Deps, call: Call) -> Answer:
+    return await _restrict(deps, call, ChangeBan, restricted=True)
+
+
+async def unban_from_chat(deps: Deps, call: Call) -> Answer:
+    return await _restrict(deps, call, ChangeBan, restricted=False)
+
+
+async def mute_in_chat(deps: Deps, call: Call) -> Answer:
+    return await _restrict(deps, call, ChangeMute, restricted=True)
+
+
+async def unmute_in_chat(deps: Deps, call: Call) -> Answer:
+    return await _restrict(deps, call, ChangeMute, restricted=False)
+
+
+async def _restrict(deps: Deps, call: Call, command: type[ChangeBan] | type[ChangeMute], *, restricted: bool) -> Answer:
+    body: RestrictOne = call.body
+    act = await _act_on_chat(deps, call, body.reason)
+    return await commit(deps, call, command(act, call.path["chat_id"], body.user_id, restricted))
+
+
+async def list_chat_bans(deps: Deps, call: Call) -> Answer:
+    chat_id = call.path["chat_id"]
+    await deps.history.ask(lambda store: store.chat(chat_id), call.deadline)
+    return Answer(BanList(await deps.history.ask(lambda store: store.bans(chat_id), call.deadline)))
 
 
 async def retain_from(deps: Deps, call: Call) -> Answer:

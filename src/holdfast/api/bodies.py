@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from holdfast.access.keys import KeyKind
 from holdfast.access.principal import Scope
-from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Chat, ChatKind, Member, Message, Role
+from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Ban, Chat, ChatKind, Member, Message, Role
 from holdfast.store.contract import AuditRecord, ChatSummary
 from holdfast.wire.frames import Error
 
@@ -45,6 +45,15 @@ class Renamed(Body, frozen=True):
 class NewMember(Body, frozen=True):
     user_id: Id
     role: Role = "member"
+
+
+class OneUser(Body, frozen=True):
+    user_id: Id
+
+
+class RestrictOne(Body, frozen=True):
+    user_id: Id
+    reason: Reason
 
 
 class NewRole(Body, frozen=True):
@@ -146,6 +155,10 @@ class ChangeAnswer(Struct, frozen=True):
 
 class MemberList(Struct, frozen=True):
     members: Sequence[Member]
+
+
+class BanList(Struct, frozen=True):
+    bans: Sequence[Ban]
 
 
 class MessagePage(Struct, frozen=True):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from holdfast.access.roles import may
 from holdfast.api.bodies import (
+    BanList,
     ChangeAnswer,
     ChatDetail,
     ChatPage,
@@ -14,17 +16,20 @@ from holdfast.api.bodies import (
     NewMember,
     NewRole,
     NewToken,
+    OneUser,
     Renamed,
     TokenAnswer,
 )
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps, PresenceView
 from holdfast.clock import timestamp
-from holdfast.errors import InvalidMessage, NotAMember, Unavailable
+from holdfast.errors import Forbidden, InvalidMessage, NotAMember, Unavailable
 from holdfast.message import SEQUENCE_MAX, Chat, User, check_id
 from holdfast.store.changes import (
     Act,
     AddMember,
+    ChangeBan,
+    ChangeMute,
     ChangeRole,
     Command,
     CreateChat,
@@ -138,6 +143,35 @@ async def change_role(deps: Deps, call: Call) -> Answer:
 
 async def remove_member(deps: Deps, call: Call) -> Answer:
     return await commit(deps, call, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
+
+
+async def ban_user(deps: Deps, call: Call) -> Answer:
+    body: OneUser = call.body
+    return await commit(deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], body.user_id, True))
+
+
+async def unban_user(deps: Deps, call: Call) -> Answer:
+    return await commit(deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False))
+
+
+async def list_bans(deps: Deps, call: Call) -> Answer:
+    detail = await get_chat(deps, call)
+    assert isinstance(detail.body, ChatDetail)
+    if not may(detail.body.role, "restrict_member"):
+        raise Forbidden("your role in this chat does not allow that (list bans); ask an owner")
+    chat_id = call.path["chat_id"]
+    return Answer(
+        BanList(await deps.history.ask(lambda store: store.bans(chat_id), call.deadline, call.principal.user))
+    )
+
+
+async def mute_member(deps: Deps, call: Call) -> Answer:
+    body: OneUser = call.body
+    return await commit(deps, call, ChangeMute(act_of(deps, call), call.path["chat_id"], body.user_id, True))
+
+
+async def unmute_member(deps: Deps, call: Call) -> Answer:
+    return await commit(deps, call, ChangeMute(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False))
 
 
 async def get_presence(deps: Deps, call: Call) -> Answer:

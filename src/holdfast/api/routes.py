@@ -9,6 +9,7 @@ from holdfast.api import admin, chats, jobs, limits, messages, probes, webhooks
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
+    BanList,
     ChangeAnswer,
     ChatDetail,
     ChatPage,
@@ -28,8 +29,10 @@ from holdfast.api.bodies import (
     NewMessage,
     NewRole,
     NewToken,
+    OneUser,
     RedactOne,
     Renamed,
+    RestrictOne,
     RetainFrom,
     TokenAnswer,
     Why,
@@ -78,6 +81,31 @@ CHATS: Sequence[Endpoint] = (
     Endpoint(
         "DELETE", MEMBER, chats.remove_member, "Remove a member, or leave", "user", "chats:write",
         answer=ChangeAnswer, note="Removing oneself is leaving. Who is no member any more cannot read the history.",
+    ),
+    Endpoint(
+        "GET", CHAT + "/bans", chats.list_bans, "Who is banned from the chat", "user", "chats:read", answer=BanList,
+        note="For its owners and admins. Who is muted stands in the list of members.",
+    ),
+    Endpoint(
+        "POST", CHAT + "/bans", chats.ban_user, "Ban somebody from the chat", "user", "chats:write",
+        body=OneUser, answer=ChangeAnswer, key="optional",
+        note="A member is removed; nobody can add them again until the ban is lifted. By an admin, and only an owner "
+        "bans an admin; an owner cannot be banned.",
+    ),
+    Endpoint(
+        "DELETE", CHAT + "/bans/{user_id:path}", chats.unban_user, "Lift a ban", "user", "chats:write",
+        answer=ChangeAnswer, note="They are not added by it. 404 if there is no such ban.",
+    ),
+    Endpoint(
+        "POST", CHAT + "/mutes", chats.mute_member, "Mute a member", "user", "chats:write",
+        body=OneUser, answer=ChangeAnswer, key="optional",
+        note="A muted member reads, and every send is refused (403 FORBIDDEN) until that is lifted, or the membership "
+        "ends. By an admin, and only an owner mutes an admin; an owner cannot be muted. In a direct chat each member "
+        "may mute the other, which declines the chat.",
+    ),
+    Endpoint(
+        "DELETE", CHAT + "/mutes/{user_id:path}", chats.unmute_member, "Lift a mute", "user", "chats:write",
+        answer=ChangeAnswer, note="By whoever may mute. 404 if they are not muted.",
     ),
     Endpoint(
         "GET", CHAT + "/presence", chats.get_presence, "Who of the members is online", "user", "chats:read",
@@ -134,6 +162,27 @@ ADMIN: Sequence[Endpoint] = (
     Endpoint(
         "POST", OPERATED + "/redact", admin.redact_any, "Redact any message", "operator", "chats:write",
         body=RedactOne, answer=ChangeAnswer, key="optional",
+    ),
+    Endpoint(
+        "GET", OPERATED + "/bans", admin.list_chat_bans, "Who is banned from a chat", "operator", "chats:read",
+        answer=BanList,
+    ),
+    Endpoint(
+        "POST", OPERATED + "/ban", admin.ban_from_chat, "Ban somebody from a chat", "operator", "chats:write",
+        body=RestrictOne, answer=ChangeAnswer, key="optional",
+        note="A member is removed; nobody can add them again until the ban is lifted. An owner cannot be banned.",
+    ),
+    Endpoint(
+        "POST", OPERATED + "/unban", admin.unban_from_chat, "Lift a ban from a chat", "operator", "chats:write",
+        body=RestrictOne, answer=ChangeAnswer, key="optional",
+    ),
+    Endpoint(
+        "POST", OPERATED + "/mute", admin.mute_in_chat, "Mute a member of a chat", "operator", "chats:write",
+        body=RestrictOne, answer=ChangeAnswer, key="optional", note="An owner cannot be muted.",
+    ),
+    Endpoint(
+        "POST", OPERATED + "/unmute", admin.unmute_in_chat, "Lift a mute in a chat", "operator", "chats:write",
+        body=RestrictOne, answer=ChangeAnswer, key="optional",
     ),
     Endpoint(
         "POST", OPERATED + "/retain", admin.retain_from, "Delete a chat's oldest messages", "operator",

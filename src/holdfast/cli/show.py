@@ -161,7 +161,11 @@ def _event(message: Mapping[str, Any]) -> str:
         case "member_added":
             return f"{who} added {whom}"
         case "member_removed":
+            if event.get("banned"):
+                return f"{who} banned {whom}"
             return f"{whom} left" if who == whom else f"{who} removed {whom}"
+        case "user_banned" | "user_unbanned" | "member_muted" | "member_unmuted" as what:
+            return f"{who} {what.partition('_')[2]} {whom}"
         case "role_changed":
             return f"{who} made {whom} {printable(event.get('role'))}"
         case "chat_renamed":

@@ -1,8 +1,8 @@
 """The commands that change a chat, as values. (Pure.)
 
 Every change of a chat but a send is one of these commands, committed by ``Store.change``. Joining, leaving,
-renaming and role changes leave a message of kind ``event`` in the same commit, so that the member set is exact
-at each place of the log; creation leaves none, so that a chat's first message is 1.
+renaming, bans, mutes and role changes leave a message of kind ``event`` in the same commit, so that the member
+set is exact at each place of the log; creation leaves none, so that a chat's first message is 1.
 """
 
 from __future__ import annotations
@@ -71,6 +71,24 @@ class ChangeRole(Struct, frozen=True, tag=True):
     chat_id: str
     user_id: str
     role: Role
+
+
+class ChangeBan(Struct, frozen=True, tag=True):
+    """Keep somebody out of a group, removed if a member, or let them be added again (``banned`` False)."""
+
+    act: Act
+    chat_id: str
+    user_id: str
+    banned: bool
+
+
+class ChangeMute(Struct, frozen=True, tag=True):
+    """A muted member reads and cannot send. In a direct chat each of the two may mute the other."""
+
+    act: Act
+    chat_id: str
+    user_id: str
+    muted: bool
 
 
 class Redact(Struct, frozen=True, tag=True):
@@ -146,6 +164,8 @@ Command = (
     | AddMember
     | RemoveMember
     | ChangeRole
+    | ChangeBan
+    | ChangeMute
     | Redact
     | Erase
     | Retain
@@ -167,10 +187,14 @@ class MembershipEvent(Struct, frozen=True, omit_defaults=True):
     """The content (JSON) of an event message. ``event`` tells which fields are set."""
 
     event: str
-    """member_added, member_removed, role_changed or chat_renamed."""
+    """member_added, member_removed, user_banned (who is no member), user_unbanned, member_muted, member_unmuted,
+    role_changed or chat_renamed.
+    """
     user_id: str | None = None
     role: Role | None = None
     name: str | None = None
+    banned: bool = False
+    """Of member_removed: removed by a ban."""
 
 
 _event = msgspec.json.Decoder(MembershipEvent)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.message import Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
+from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
 from holdfast.store.changes import Act, Changed, Command
 
 MEMBERSHIPS_MAX = 20_000
@@ -87,7 +87,8 @@ class Store(Protocol):
 
         For each send: an existing key of the same sender is answered first (same content, or that is redacted: the
         first answer, ``deduplicated``; other content: KeyReused), also for one who has left and in a halted chat; then
-        membership (NotAMember; NotFound for an unknown chat or one of another tenant), halt (ChatHalted), counter.
+        membership (NotAMember; NotFound for an unknown chat or one of another tenant), mute (Forbidden), halt
+        (ChatHalted), counter.
         Equal keys within the group are merged. One bad send fails alone. A missing counter halts its chat
         (ChatHalted) and is never created here; a sequence that is already taken halts its chat alone.
         """
@@ -153,6 +154,10 @@ class Store(Protocol):
 
     async def members(self, chat_id: str) -> Sequence[Member]:
         """Everybody in the chat now; empty for an unknown chat."""
+        ...
+
+    async def bans(self, chat_id: str) -> Sequence[Ban]:
+        """Everybody who is banned from the chat now; empty for an unknown chat."""
         ...
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:

@@ -7,18 +7,20 @@ Roles are those of ``holdfast.access.roles``. An operator's act skips them, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 from msgspec.structs import replace
 
 from holdfast.access.roles import Action, may
 from holdfast.errors import Forbidden, HoldfastError, InvalidMessage, NotFound
-from holdfast.message import Chat, Member, Role, check_id
+from holdfast.message import Ban, Chat, Member, Role, check_id
 from holdfast.store.changes import (
     ERASE_AT_ONCE,
     RETAIN_AT_ONCE,
     Act,
     AddMember,
+    ChangeBan,
+    ChangeMute,
     ChangeRole,
     Command,
     CreateChat,
@@ -41,6 +43,7 @@ from holdfast.store.plan import (
     direct_pair,
     halted_chat,
     joining,
+    muted,
     not_a_member,
     unknown_chat,
 )
@@ -64,6 +67,10 @@ def decide(command: Command, seen: Seen, limits: ChatLimits) -> Plan:
             return _remove(command, chat, seen)
         case ChangeRole():
             return _change_role(command, chat, seen)
+        case ChangeBan():
+            return _change_ban(command, chat, seen, limits)
+        case ChangeMute():
+            return _change_mute(command, chat, seen)
         case Redact():
             return _redact(command, chat, seen)
         case Erase():
@@ -127,6 +134,8 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
 def _rename(command: RenameChat, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
     _check_group(chat, "renamed")
     _check_role(command.act, seen, "rename")
+    if seen.actor is not None and seen.actor.muted and not command.act.operator:
+        raise muted(chat.chat_id)  # a name is read by everybody, like a message
     _check_name(command.name, limits)
     if command.name == chat.name:
         return Plan(chat)
@@ -146,6 +155,8 @@ def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan
         if seen.target.role == command.role:
             return Plan(chat)
         raise InvalidMessage(f"{command.user_id} is already a member; change the role instead", field="role")
+    if seen.banned:
+        raise Forbidden(f"{command.user_id} is banned from this chat; lift the ban first", user_id=command.user_id)
     if seen.members >= limits.members_max:
         raise Forbidden(f"a chat has at most {limits.members_max} members", limit=limits.members_max)
     if not seen.members and command.role != "owner":
@@ -190,10 +201,62 @@ def _change_role(command: ChangeRole, chat: Chat, seen: Seen) -> Plan:
     _check_not_halted(chat)
     return Plan(
         chat,
-        put=[replace(seen.target, role=command.role)],
+        put=[replace(seen.target, role=command.role, muted=seen.target.muted and command.role != "owner")],
         event=MembershipEvent("role_changed", user_id=command.user_id, role=command.role),
         record=_record(command.act, "member.role", chat.chat_id, user_id=command.user_id, role=command.role),
     )
+
+
+def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+    act, user_id = command.act, command.user_id
+    _check(_bad_id({"user_id": user_id}))
+    if chat.kind == "direct":
+        raise Forbidden("nobody is banned from a direct chat, which belongs to its two members; mute the other one")
+    _check_restricts(act, seen, user_id)
+    if command.banned == seen.banned:
+        return Plan(chat) if command.banned else _not_restricted(user_id, "banned from", chat)
+    if command.banned and seen.bans >= limits.bans_max:
+        raise Forbidden(f"a chat has at most {limits.bans_max} bans; lift some first", limit=limits.bans_max)
+    _check_not_halted(chat)
+    record = _record(act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id)
+    if not command.banned:
+        return Plan(chat, unban=user_id, event=MembershipEvent("user_unbanned", user_id=user_id), record=record)
+    ban = Ban(user_id, act.actor.user_id, act.at)
+    if seen.target is None:
+        return Plan(chat, ban=ban, event=MembershipEvent("user_banned", user_id=user_id), record=record)
+    removed = MembershipEvent("member_removed", user_id=user_id, banned=True)
+    return Plan(chat, drop=[user_id], ban=ban, event=removed, record=record)
+
+
+def _change_mute(command: ChangeMute, chat: Chat, seen: Seen) -> Plan:
+    act, user_id = command.act, command.user_id
+    if seen.target is None:
+        raise NotFound(f"{user_id} is not a member of {chat.chat_id}", user_id=user_id)
+    _check_restricts(act, seen, user_id, by_anybody=chat.kind == "direct")
+    if command.muted == seen.target.muted:
+        return Plan(chat) if command.muted else _not_restricted(user_id, "muted in", chat)
+    _check_not_halted(chat)
+    return Plan(
+        chat,
+        put=[replace(seen.target, muted=command.muted)],
+        event=MembershipEvent("member_muted" if command.muted else "member_unmuted", user_id=user_id),
+        record=_record(act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id),
+    )
+
+
+def _check_restricts(act: Act, seen: Seen, user_id: str, *, by_anybody: bool = False) -> None:
+    """Forbidden unless the actor may ban or mute this user, or lift that; nobody does it to themselves or an owner."""
+    if user_id == act.actor.user_id and not act.operator:
+        raise Forbidden("you cannot ban or mute yourself, nor lift it")
+    role = seen.target.role if seen.target is not None else "member"
+    if not by_anybody:
+        _check_role(act, seen, "restrict_member", role)
+    if role == "owner":
+        raise Forbidden(f"{user_id} is an owner of this chat, who cannot be banned or muted; change the role first")
+
+
+def _not_restricted(user_id: str, what: str, chat: Chat) -> NoReturn:
+    raise NotFound(f"{user_id} is not {what} {chat.chat_id}: nothing was changed", user_id=user_id)
 
 
 def _redact(command: Redact, chat: Chat, seen: Seen) -> Plan:

@@ -14,12 +14,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.bounds import positive
-from holdfast.errors import ChatHalted, KeyReused, NotAMember, NotFound
-from holdfast.message import Chat, Member, Message
+from holdfast.errors import ChatHalted, Forbidden, KeyReused, NotAMember, NotFound
+from holdfast.message import Ban, Chat, Member, Message
 from holdfast.store.changes import (
     Act,
     AddMember,
+    ChangeBan,
     Changed,
+    ChangeMute,
     ChangeRole,
     Command,
     CreateChat,
@@ -38,6 +40,8 @@ class ChatLimits:
     """Members a chat may be created with, its creator included. Above: INVALID_MESSAGE with the limit."""
     chats_per_user_max: int = 5_000
     """Chats of one user. The next: FORBIDDEN with the limit."""
+    bans_max: int = 1_000
+    """Users banned from a chat. The next: FORBIDDEN with the limit."""
     name_characters_max: int = 200
     """Characters of a chat's name. Above: INVALID_MESSAGE."""
     devices_per_member_max: int = 20
@@ -48,7 +52,7 @@ class ChatLimits:
     def __post_init__(self) -> None:
         if not 2 <= self.members_at_creation_max <= self.members_max:
             raise ValueError("members_at_creation_max must be between 2 and members_max")
-        positive(self, "chats_per_user_max", "name_characters_max", "devices_per_member_max")
+        positive(self, "chats_per_user_max", "bans_max", "name_characters_max", "devices_per_member_max")
 
 
 class Seen(Struct, frozen=True):
@@ -61,6 +65,9 @@ class Seen(Struct, frozen=True):
     target: Member | None = None
     members: int = 0
     owners: int = 0
+    banned: bool = False
+    """Whether the target is banned from the chat."""
+    bans: int = 0
     chats: Mapping[str, int] = {}
     """How many chats each user who would join is in."""
     message: Message | None = None
@@ -94,6 +101,8 @@ class Plan(Struct, frozen=True):
     """Of a direct chat to be created: see ``direct_pair``."""
     put: Sequence[Member] = ()
     drop: Sequence[str] = ()
+    ban: Ban | None = None
+    unban: str | None = None
     event: MembershipEvent | None = None
     counter: int | None = None
     raised: bool = False
@@ -148,6 +157,11 @@ def not_a_member(chat_id: str) -> NotAMember:
     return NotAMember(f"only members of {chat_id} may do that", chat_id=chat_id)
 
 
+def muted(chat_id: str) -> Forbidden:
+    """In the chat or in the whole tenant: to the sender it is the same."""
+    return Forbidden(f"you are muted in {chat_id}: you can read but not send", chat_id=chat_id, muted=True)
+
+
 def halted_chat(chat_id: str) -> ChatHalted:
     """Why it was halted is between operators: ``inspect`` tells."""
     return ChatHalted(
@@ -174,4 +188,5 @@ def joining(command: Command) -> list[str]:
 
 def target_of(command: Command) -> str | None:
     """The other member the command is about."""
-    return command.user_id if isinstance(command, AddMember | RemoveMember | ChangeRole) else None
+    about_one = AddMember | RemoveMember | ChangeRole | ChangeBan | ChangeMute
+    return command.user_id if isinstance(command, about_one) else None

@@ -246,11 +246,12 @@ class Key(Struct, frozen=True):
 
 
 class Membership(Struct, frozen=True):
-    """From the message ``sequence`` on (0: from creation), this user was or was not a member."""
+    """From the message ``sequence`` on (0: from creation), this user was or was not a member, and muted or not."""
 
     sequence: int
     user_id: str
     member: bool
+    muted: bool = False
 
 
 class ChatAtEnd(Event, frozen=True, tag="chat"):

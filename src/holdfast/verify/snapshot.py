@@ -67,11 +67,17 @@ async def read_all(store: Store, chat_id: str) -> list[Message]:
 
 
 def _changes(messages: Iterable[Message]) -> list[Membership]:
+    """What the events of a chat say of its members. An owner is never muted: the role lifts it."""
     changes = []
     for message in messages:
         event = membership_event(message) if message.kind == "event" else None
-        if event is not None and event.user_id is not None and event.event in ("member_added", "member_removed"):
-            changes.append(Membership(message.sequence, event.user_id, event.event == "member_added"))
+        if event is None or event.user_id is None:
+            continue
+        if event.event in ("member_added", "member_removed", "member_muted", "member_unmuted"):
+            here, muted = event.event != "member_removed", event.event == "member_muted"
+            changes.append(Membership(message.sequence, event.user_id, here, muted))
+        elif event.event == "role_changed" and event.role == "owner":
+            changes.append(Membership(message.sequence, event.user_id, True))
     return changes
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from holdfast.message import Chat, Member, Message, Page, User, Watermark
+from holdfast.message import Ban, Chat, Member, Message, Page, User, Watermark
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
 from holdfast.store.numbering import Stored
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
@@ -23,6 +23,7 @@ class HeldChat(Struct):
     """Chats are numbered in the order of their creation."""
     last_position: int
     members: dict[str, Member] = field(default_factory=dict)
+    bans: dict[str, Ban] = field(default_factory=dict)
     messages: dict[int, Message] = field(default_factory=dict)
     keys: dict[tuple[str, str, str], Stored] = field(default_factory=dict)
     marks: dict[tuple[str, str], Watermark] = field(default_factory=dict)

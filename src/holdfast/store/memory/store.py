@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast import telemetry
 from holdfast.message import (
+    Ban,
     Chat,
     Cursor,
     Draft,
@@ -100,7 +101,8 @@ class MemoryStore:
             self._check_numbering(plan.chat.chat_id)
         existing = isinstance(command, CreateChat) and not plan.create
         event = self._apply(plan, act)
-        changed = Changed(self._chats[plan.chat.chat_id].now(), event, repeated=existing)
+        after = plan.chat if event is None else replace(plan.chat, head=event.sequence)
+        changed = Changed(after, event, repeated=existing)
         if act.key is not None:
             self._answers[act.actor, act.key] = (act.fingerprint, changed, act.at)
         return changed
@@ -162,6 +164,10 @@ class MemoryStore:
     async def members(self, chat_id: str) -> Sequence[Member]:
         held = self._chats.get(chat_id)
         return sorted(held.members.values(), key=lambda m: m.user_id) if held else []
+
+    async def bans(self, chat_id: str) -> Sequence[Ban]:
+        held = self._chats.get(chat_id)
+        return sorted(held.bans.values(), key=lambda ban: ban.user_id) if held else []
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
         held = self._chats.get(chat_id)
@@ -236,13 +242,15 @@ class MemoryStore:
 
     def _known(self, group: Sequence[Draft]) -> Known:
         held = {d.chat_id: self._chats[d.chat_id] for d in group if d.chat_id in self._chats}
+        present = {
+            (d.chat_id, d.sender.user_id): held[d.chat_id].members[d.sender.user_id]
+            for d in group
+            if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
+        }
         return Known(
             chats={c: ChatState(h.chat.tenant, h.chat.halted, h.counter) for c, h in held.items()},
-            members={
-                (d.chat_id, d.sender.user_id)
-                for d in group
-                if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
-            },
+            members=present,
+            muted={place for place, member in present.items() if member.muted},
             keys={
                 d.key: held[d.chat_id].keys[d.key] for d in group if d.chat_id in held and d.key in held[d.chat_id].keys
             },
@@ -263,6 +271,8 @@ class MemoryStore:
             target=held.members.get(target_of(command) or ""),
             members=len(held.members),
             owners=sum(m.role == "owner" for m in held.members.values()),
+            banned=target_of(command) in held.bans,
+            bans=len(held.bans),
             chats=chats,
             message=held.messages.get(command.sequence) if isinstance(command, Redact) else None,
             counter=held.counter,
@@ -288,6 +298,10 @@ class MemoryStore:
         for user_id in plan.drop:
             del held.members[user_id]
             held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user_id}
+        if plan.ban is not None:
+            held.bans[plan.ban.user_id] = plan.ban
+        if plan.unban is not None:
+            del held.bans[plan.unban]
         held.gaps.extend(gap for gap in plan.gaps if gap not in held.gaps)
         if plan.forgets:
             held.forget(plan)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 KEYS_REMEMBERED = 1_024
 """A send's key is wanted twice in its commit, to look for it and to write it: more than a group has."""
 
-_known = Decoder(list[tuple[str, str, int, str, str | None, int | None, bool | int]])
+_known = Decoder(list[tuple[str, str, int, str, str | None, int | None, int, int]])
 _keys = Decoder(list[tuple[str, Message]])
 
 
@@ -63,19 +63,22 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, d
     chats: dict[str, ChatState] = {}
     numbers: dict[str, int] = {}
     members: set[tuple[str, str]] = set()
-    for chat_id, user_id, chat, tenant, halted, counter, is_member in _known.decode(rows):
+    muted: set[tuple[str, str]] = set()
+    for chat_id, user_id, chat, tenant, halted, counter, is_member, is_muted in _known.decode(rows):
         if chat_id not in chats:
             chats[chat_id] = ChatState(tenant, halted, counter)
             numbers[chat_id] = chat
         if is_member:
             members.add((chat_id, user_id))
+        if is_muted:
+            muted.add((chat_id, user_id))
     stored = {
         (message.chat_id, message.sender_id, message.client_message_id or ""): Stored(
             message, bytes.fromhex(digest) or None
         )
         for digest, message in _keys.decode(found)
     }
-    return Known(chats, members, stored), numbers, end
+    return Known(chats, members, muted, stored), numbers, end
 
 
 def _put(

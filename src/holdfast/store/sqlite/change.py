@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from holdfast import telemetry
 from holdfast.errors import InternalError
 from holdfast.message import Chat, Entry, Member, Message, User, Watermark
-from holdfast.store.changes import Act, Changed, Command, CreateChat, RecoverChat, Redact
+from holdfast.store.changes import Act, AddMember, ChangeBan, Changed, Command, CreateChat, RecoverChat, Redact
 from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN
 from holdfast.store.plan import (
@@ -149,6 +149,9 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
         chats=chats,
         counter=counter,
     )
+    if isinstance(command, AddMember | ChangeBan):
+        banned, bans = connection.execute(SQL["ban_state"], {"chat": chat, "user_id": command.user_id}).get
+        return chat, replace(seen, banned=bool(banned), bans=bans)
     if isinstance(command, Redact):
         found = connection.execute(SQL["message_at"], {"chat": chat, "sequence": command.sequence}).get
         return chat, replace(seen, message=_message.decode(found) if found else None)
@@ -201,13 +204,17 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
     if plan.raised:
         connection.execute(SQL["take_watermarks_along"], {"chat": chat, "epoch_before": plan.chat.epoch - 1})
     if plan.put:
-        rows = encode([(m.user_id, m.role, m.joined_at) for m in plan.put]).decode()
+        rows = encode([(m.user_id, m.role, m.joined_at, int(m.muted)) for m in plan.put]).decode()
         connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": rows})
     for user_id in plan.drop:
         connection.execute(SQL["drop_member"], {"chat": chat, "user_id": user_id})
         connection.execute(SQL["drop_watermarks"], {"chat": chat, "user_id": user_id})
     if plan.put or plan.drop:
         connection.execute(SQL["count_members"], {"chat": chat})
+    if plan.ban is not None:
+        connection.execute(SQL["put_ban"], {"chat": chat, **asdict(plan.ban)})
+    if plan.unban is not None:
+        connection.execute(SQL["drop_ban"], {"chat": chat, "user_id": plan.unban})
     if plan.redact is not None:
         connection.execute(SQL["redact"], {"chat": chat, "sequence": plan.redact})
     if plan.erase is not None:

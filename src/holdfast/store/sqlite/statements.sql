@@ -6,7 +6,8 @@
 -- [[chat_id, send_key, sender_id, client_message_id], ...], and the end of the log.
 SELECT (
   SELECT json_group_array(json_array(
-           c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, m.chat IS NOT NULL))
+           c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, m.chat IS NOT NULL,
+           coalesce(m.muted, 0)))
   FROM json_each(:senders) AS s
   CROSS JOIN chats AS c ON c.chat_id = s.value ->> 0
   LEFT JOIN counters AS k ON k.chat = c.chat
@@ -97,7 +98,7 @@ SELECT v.value FROM chats AS c JOIN chat_values AS v ON v.chat = c.chat
 WHERE c.tenant = :tenant AND c.pair = :pair;
 
 -- name: member
-SELECT json_object('user_id', user_id, 'role', role, 'joined_at', joined_at)
+SELECT json_object('user_id', user_id, 'role', role, 'joined_at', joined_at, 'muted', json(iif(muted, 'true', 'false')))
 FROM members WHERE chat = :chat AND user_id = :user_id;
 
 -- name: owners
@@ -127,10 +128,20 @@ ON CONFLICT (chat) DO UPDATE SET sequence_counter = excluded.sequence_counter;
 UPDATE chats SET name = :name, epoch = :epoch, first_sequence = :first_sequence, halted = :halted WHERE chat = :chat;
 
 -- name: put_members
--- [[user_id, role, joined_at], ...]
-INSERT INTO members (chat, user_id, tenant, role, joined_at)
-SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2 FROM json_each(:members) WHERE true
-ON CONFLICT (chat, user_id) DO UPDATE SET role = excluded.role;
+-- [[user_id, role, joined_at, muted], ...]
+INSERT INTO members (chat, user_id, tenant, role, joined_at, muted)
+SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2, value ->> 3 FROM json_each(:members) WHERE true
+ON CONFLICT (chat, user_id) DO UPDATE SET role = excluded.role, muted = excluded.muted;
+
+-- name: ban_state
+-- Whether somebody is banned from a chat, and how many are.
+SELECT coalesce(sum(user_id = :user_id), 0), count(*) FROM bans WHERE chat = :chat;
+
+-- name: put_ban
+INSERT INTO bans (chat, user_id, banned_by, banned_at) VALUES (:chat, :user_id, :banned_by, :banned_at);
+
+-- name: drop_ban
+DELETE FROM bans WHERE chat = :chat AND user_id = :user_id;
 
 -- name: drop_member
 DELETE FROM members WHERE chat = :chat AND user_id = :user_id;
@@ -284,9 +295,14 @@ SELECT json_group_array(json_array(
 FROM seen AS p CROSS JOIN chats AS c ON c.chat = p.chat CROSS JOIN chat_values AS v ON v.chat = p.chat;
 
 -- name: members_of
-SELECT json_group_array(json_object('user_id', m.user_id, 'role', m.role, 'joined_at', m.joined_at)
-                        ORDER BY m.user_id)
+SELECT json_group_array(json_object('user_id', m.user_id, 'role', m.role, 'joined_at', m.joined_at,
+                                    'muted', json(iif(m.muted, 'true', 'false'))) ORDER BY m.user_id)
 FROM chats AS c CROSS JOIN members AS m ON m.chat = c.chat WHERE c.chat_id = :chat_id;
+
+-- name: bans_of
+SELECT json_group_array(json_object('user_id', b.user_id, 'banned_by', b.banned_by, 'banned_at', b.banned_at)
+                        ORDER BY b.user_id)
+FROM chats AS c CROSS JOIN bans AS b ON b.chat = c.chat WHERE c.chat_id = :chat_id;
 
 -- name: watermarks_of
 SELECT json_group_array(json_array(json_array(c.tenant, w.user_id), w.device_id, c.chat_id, w.epoch, w.delivered, w.read)

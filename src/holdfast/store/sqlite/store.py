@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavailable
-from holdfast.message import Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
+from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
 from holdfast.sqlite.threads import Crew
 from holdfast.store.changes import Act, Changed, Command
 from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, Committed, Inspection, SentBy
@@ -140,6 +140,9 @@ class SqliteStore:
 
     async def members(self, chat_id: str) -> Sequence[Member]:
         return await self._read(reads.members, chat_id)
+
+    async def bans(self, chat_id: str) -> Sequence[Ban]:
+        return await self._read(reads.bans, chat_id)
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
         return await self._read(reads.watermarks, chat_id)

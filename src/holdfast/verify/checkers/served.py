@@ -20,6 +20,7 @@ from holdfast.verify.history import (
     Invoke,
     LogAtEnd,
     Logged,
+    Membership,
     Moved,
     Ok,
     Opened,
@@ -190,7 +191,9 @@ def _holds_all(chat: ChatAtEnd, held: Held, verdict: Verdict) -> None:
 
 
 def nothing_leaks(history: History) -> Verdict:
-    """12: nobody is given, or writes into, a chat of another tenant or one they were not in at that moment."""
+    """12: nobody is given, or writes into, a chat of another tenant or one they were not in at that moment; nor does a
+    muted member write.
+    """
     verdict = Verdict("nobody sees another's data")
     for invoke, _, page in history.pages():
         inside = _inside(history, invoke.client, page.chat_id, page.head)
@@ -202,6 +205,8 @@ def nothing_leaks(history: History) -> Verdict:
         if not ok.deduplicated:
             inside = _inside(history, invoke.client, invoke.chat_id, acked.sequence - 1)
             verdict.require(inside, f"{invoke.client} wrote into {invoke.chat_id}", invoke, ok)
+            muted = _muted(history, invoke.client, invoke.chat_id, acked.sequence - 1)
+            verdict.require(not muted, f"{invoke.client} wrote into {invoke.chat_id} while muted", invoke, ok)
     _whispers(history, verdict)
     return verdict
 
@@ -243,13 +248,19 @@ def _inside(history: History, client: str, chat_id: str, sequence: int, *, momen
         return False
     if chat is None or not chat.memberships:  # nothing is known of it
         return True
-    here = _member_at(chat, who.user_id, sequence)
-    return here or (moment_before and _member_at(chat, who.user_id, sequence - 1))
+    here = _at(chat, who.user_id, sequence).member
+    return here or (moment_before and _at(chat, who.user_id, sequence - 1).member)
 
 
-def _member_at(chat: ChatAtEnd, user_id: str, sequence: int) -> bool:
-    member = False
+def _muted(history: History, client: str, chat_id: str, sequence: int) -> bool:
+    """Whether a client's user was muted when the chat's head was ``sequence``."""
+    chat = history.chats.get(chat_id)
+    return chat is not None and _at(chat, history.clients[client].user_id, sequence).muted
+
+
+def _at(chat: ChatAtEnd, user_id: str, sequence: int) -> Membership:
+    found = Membership(0, user_id, False)
     for change in chat.memberships:
         if change.sequence <= sequence and change.user_id == user_id:
-            member = change.member
-    return member
+            found = change
+    return found

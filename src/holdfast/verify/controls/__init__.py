@@ -21,6 +21,7 @@ from holdfast.verify.controls.planes import (
     SilentConnection,
 )
 from holdfast.verify.controls.stores import (
+    DeafStore,
     EarlyAcks,
     ForgetfulStore,
     LaggingReads,
@@ -120,6 +121,8 @@ CONTROLS = [
         device=HighestAcks, options=weather()), frozenset({9})),
     Control("fanout failures reach sends", Parts(
         durability=CoupledStore, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({10})),
+    Control("takes the sends of muted members", Parts(
+        disk=lambda: Disk(DeafStore()), options=weather(membership_changes=12, sends_per_device=20)), frozenset({12})),
     Control("serves whoever asks", Parts(
         around_store=lambda store: OpenReads(store), options=weather()), frozenset({12})),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.message import Acked, Draft, Entry, Message, Outcome, Page, User
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
-from holdfast.store.numbering import Stored, number
+from holdfast.store.numbering import Known, Stored, number
 from holdfast.verify.simulation.parts import Disk
 
 
@@ -82,6 +82,15 @@ class UnscopedStore(MemoryStore):
             if key == draft.client_message_id:
                 return Acked(stored.message, True)
         return None
+
+
+class DeafStore(MemoryStore):
+    """Takes the sends of muted members."""
+
+    def _known(self, group: Sequence[Draft]) -> Known:
+        known = super()._known(group)
+        known.muted = ()
+        return known
 
 
 class ForgetfulStore(MemoryStore):

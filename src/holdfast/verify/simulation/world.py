@@ -24,6 +24,8 @@ from holdfast.message import Cursor, Entry, User
 from holdfast.store.changes import (
     Act,
     AddMember,
+    ChangeBan,
+    ChangeMute,
     Command,
     CreateChat,
     HaltChat,
@@ -268,9 +270,20 @@ class World:
 
     async def _change_members(self) -> None:
         chat_id, user = self._some_chat(), self.rng.choice(USERS[1:]).user_id
-        inside = any(member.user_id == user for member in await self.disk.store.members(chat_id))
-        change = RemoveMember if inside else AddMember
-        await self._try_change(change(self._act(OWNER), chat_id, user))
+        members = {member.user_id: member for member in await self.disk.store.members(chat_id)}
+        banned = any(ban.user_id == user for ban in await self.disk.store.bans(chat_id))
+        command: Command
+        if banned:
+            command = ChangeBan(self._act(OWNER), chat_id, user, False)
+        elif user not in members:
+            command = AddMember(self._act(OWNER), chat_id, user)
+        elif (dice := self.rng.random()) < 0.4:
+            command = ChangeMute(self._act(OWNER), chat_id, user, not members[user].muted)
+        elif dice < 0.7:
+            command = ChangeBan(self._act(OWNER), chat_id, user, True)
+        else:
+            command = RemoveMember(self._act(OWNER), chat_id, user)
+        await self._try_change(command)
 
     async def _look(self) -> None:
         """Read over REST: a member, and somebody of another tenant, who must get nothing."""

@@ -1,0 +1,247 @@
+"""What every store promises about bans and mutes in a chat; memory and each adapter alike."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+import chats
+import msgspec
+import pytest
+from chats import ANN, BOB, CARL, EVE, PAGE, Rig, acked, act, create, operator, send
+
+from holdfast.errors import ChatHalted, Forbidden, HoldfastError, NotAMember, NotFound
+from holdfast.message import Ban, User
+from holdfast.statements import migrations
+from holdfast.store.changes import (
+    AddMember,
+    ChangeBan,
+    ChangeMute,
+    ChangeRole,
+    Command,
+    CreateChat,
+    HaltChat,
+    MembershipEvent,
+    RemoveMember,
+    RenameChat,
+)
+from holdfast.store.plan import ChatLimits
+from holdfast.store.sqlite import SqliteStore
+
+on_every_store = partial(chats.on_every_store, limits=ChatLimits(bans_max=2))
+DORA = User("default", "dora")
+
+
+def ban(user_id: str, by: User = ANN, *, banned: bool = True, chat_id: str = "chat_a") -> ChangeBan:
+    return ChangeBan(act(by), chat_id, user_id, banned)
+
+
+def mute(user_id: str, by: User = ANN, *, muted: bool = True, chat_id: str = "chat_a") -> ChangeMute:
+    return ChangeMute(act(by), chat_id, user_id, muted)
+
+
+async def members(store: Any, chat_id: str = "chat_a") -> dict[str, tuple[str, bool]]:
+    return {m.user_id: (m.role, m.muted) for m in await store.members(chat_id)}
+
+
+async def banned(store: Any, chat_id: str = "chat_a") -> list[str]:
+    return [one.user_id for one in await store.bans(chat_id)]
+
+
+async def refused(store: Any, command: Command, error: type[HoldfastError], *words: str) -> None:
+    """The command fails so, says these words, and leaves everything as it was."""
+
+    async def everything() -> Any:
+        chat_id = command.chat_id
+        return await members(store, chat_id), await banned(store, chat_id), await store.heads([chat_id])
+
+    before = await everything()
+    with pytest.raises(error) as caught:
+        await store.change(command)
+    assert type(caught.value) is error
+    for word in words:
+        assert word in caught.value.message
+    assert await everything() == before
+
+
+def event_of(changed: Any) -> MembershipEvent:
+    return msgspec.json.decode(changed.event.content, type=MembershipEvent)
+
+
+async def staffed(store: Any) -> None:
+    """A group with an owner (ann), an admin (bob) and two members (carl, dora)."""
+    await create(store, "bob", "carl", "dora")
+    await store.change(ChangeRole(act(), "chat_a", "bob", "admin"))
+
+
+@on_every_store
+async def test_banned_member_is_removed_and_cannot_be_added_until_unbanned(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    changed = await store.change(ban("carl", BOB))
+    assert event_of(changed) == MembershipEvent("member_removed", user_id="carl", banned=True)
+    assert changed.chat.head == changed.event.sequence == 2
+    assert "carl" not in await members(store)
+    assert await store.bans("chat_a") == [Ban("carl", "bob", chats.AT)]
+    assert isinstance(await send(store, "k", sender=CARL), NotAMember)
+    with pytest.raises(NotAMember):
+        await store.read_after("chat_a", 0, *PAGE, CARL)
+    for adding in (AddMember(act(), "chat_a", "carl"), AddMember(operator(), "chat_a", "carl", "owner")):
+        await refused(store, adding, Forbidden, "carl is banned", "lift the ban")
+    lifted = await store.change(ban("carl", BOB, banned=False))
+    assert event_of(lifted) == MembershipEvent("user_unbanned", user_id="carl")
+    assert await banned(store) == [] and "carl" not in await members(store), "lifting a ban adds nobody"
+    await store.change(AddMember(act(), "chat_a", "carl"))
+    acked(await send(store, "k", sender=CARL))
+
+
+@on_every_store
+async def test_somebody_who_is_no_member_can_be_banned_beforehand(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    changed = await store.change(ban("eve"))
+    assert event_of(changed) == MembershipEvent("user_banned", user_id="eve"), "nobody was removed"
+    again = await store.change(ban("eve"))
+    assert (again.event, again.chat.head) == (None, changed.chat.head), "what is done is not done again"
+    await refused(store, AddMember(act(), "chat_a", "eve"), Forbidden, "eve is banned")
+    await refused(store, ban("carl", banned=False), NotFound, "carl is not banned", "nothing was changed")
+    await store.change(ban("fred"))
+    await refused(store, ban("gina"), Forbidden, "at most 2 bans")
+    await refused(store, ChangeBan(act(), "chat_none", "eve", True), NotFound)
+    await create(store, "eve", chat_id="chat_b"), "a ban is one chat's"
+
+
+@on_every_store
+async def test_muted_member_reads_and_cannot_send(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    first = acked(await send(store, "k", "before", CARL))
+    changed = await store.change(mute("carl", BOB))
+    assert event_of(changed) == MembershipEvent("member_muted", user_id="carl")
+    assert (await members(store))["carl"] == ("member", True)
+    answer = await send(store, "k2", sender=CARL)
+    assert isinstance(answer, Forbidden) and "muted" in answer.message and answer.details["muted"]
+    assert acked(await send(store, "k", "before", CARL)) == first, "what was stored is still answered so"
+    page = await store.read_after("chat_a", 0, *PAGE, CARL)
+    assert page.messages[-1].sequence == changed.event.sequence, "nothing was stored, and it may read"
+    assert (await store.change(mute("carl"))).event is None
+    lifted = await store.change(mute("carl", muted=False))
+    assert event_of(lifted) == MembershipEvent("member_unmuted", user_id="carl")
+    acked(await send(store, "k2", sender=CARL))
+    await refused(store, mute("carl", muted=False), NotFound, "carl is not muted", "nothing was changed")
+    await refused(store, mute("eve"), NotFound, "not a member")
+
+
+@on_every_store
+async def test_sender_who_is_muted_in_the_tenant_is_refused_in_the_commit(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    drafts = [chats.draft("1"), msgspec.structs.replace(chats.draft("2", sender=BOB), muted=True), chats.draft("3")]
+    one, two, three = await store.append(drafts)
+    assert (acked(one).sequence, acked(three).sequence) == (1, 2)
+    assert isinstance(two, Forbidden) and two.details["muted"]
+
+
+@on_every_store
+async def test_who_may_ban_and_mute_whom(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    for kind in (ban, mute):
+        await refused(store, kind("dora", CARL), Forbidden, "role")
+        await refused(store, kind("ann", CARL), Forbidden, "role")
+        await refused(store, kind("bob", BOB), Forbidden, "yourself")
+        await refused(store, kind("ann", BOB), Forbidden, "role")
+        await refused(store, kind("dora", EVE), NotAMember)
+        await refused(store, kind("dora", User("other", "ann")), NotFound)
+    await store.change(ChangeRole(act(), "chat_a", "carl", "owner"))
+    for kind, by in ((ban, act()), (ban, operator()), (mute, act()), (mute, operator())):
+        name = ChangeBan if kind is ban else ChangeMute
+        await refused(store, name(by, "chat_a", "carl", True), Forbidden, "carl is an owner", "change the role first")
+    await store.change(ChangeRole(act(), "chat_a", "dora", "admin"))
+    await refused(store, mute("dora", BOB), Forbidden, "role")
+    await store.change(mute("dora", CARL))
+    await refused(store, mute("dora", DORA, muted=False), Forbidden, "yourself")
+    await refused(store, RenameChat(act(DORA), "chat_a", "heard all the same"), Forbidden, "muted")
+    await store.change(ban("dora", CARL))
+    await refused(store, ban("dora", EVE, banned=False), NotAMember)
+
+
+@on_every_store
+async def test_member_of_a_direct_chat_declines_it_by_muting_the_other(store: Any, rig: Rig) -> None:
+    await store.change(CreateChat(act(ANN), "chat_a", "direct", "", ["bob"]))
+    await store.change(mute("ann", BOB))
+    assert isinstance(await send(store, "1", sender=ANN), Forbidden)
+    acked(await send(store, "2", sender=BOB))
+    await refused(store, mute("ann", ANN, muted=False), Forbidden, "yourself")
+    await refused(store, ban("ann", BOB), Forbidden, "direct chat", "mute the other")
+    await refused(store, ChangeBan(operator(), "chat_a", "ann", True), Forbidden, "direct chat")
+    await store.change(mute("ann", BOB, muted=False))
+    acked(await send(store, "1", sender=ANN))
+
+
+@on_every_store
+async def test_mute_ends_with_the_membership_and_with_the_role_of_an_owner(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    for name in ("carl", "dora"):
+        await store.change(mute(name))
+    await store.change(ChangeRole(act(), "chat_a", "carl", "admin"))
+    assert (await members(store))["carl"] == ("admin", True), "a role below owner changes nothing"
+    await store.change(ChangeRole(act(), "chat_a", "carl", "owner"))
+    assert (await members(store))["carl"] == ("owner", False)
+    await store.change(RemoveMember(act(), "chat_a", "dora"))
+    await store.change(AddMember(act(), "chat_a", "dora"))
+    acked(await send(store, "1", sender=DORA))
+
+
+@on_every_store
+async def test_operators_acts_are_recorded_and_a_halted_chat_takes_none(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    for command in (
+        ChangeBan(operator(reason="r1"), "chat_a", "carl", True),
+        ChangeBan(operator(reason="r2"), "chat_a", "carl", False),
+        ChangeMute(operator(reason="r3"), "chat_a", "dora", True),
+        ChangeMute(operator(reason="r4"), "chat_a", "dora", False),
+    ):
+        await store.change(command)
+    actions = ["member.ban", "member.unban", "member.mute", "member.unmute"]
+    records = [(r.action, r.target, r.reason) for r in await store.audit(0, 10)]
+    assert records == [(action, "chat_a", f"r{n}") for n, action in enumerate(actions, 1)]
+    await store.change(ban("carl"))
+    assert len(await store.audit(0, 10)) == 4, "members' acts are in the chat itself"
+    await store.change(HaltChat(operator(), "chat_a"))
+    await refused(store, ban("dora"), ChatHalted)
+    await refused(store, mute("dora"), ChatHalted)
+
+
+@on_every_store
+async def test_repeated_ban_under_one_key_is_answered_as_the_first(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    command = ChangeBan(act(key="k", fingerprint="f"), "chat_a", "carl", True)
+    first = await store.change(command)
+    await store.change(ban("carl", banned=False))
+    again = await store.change(command)
+    assert again.repeated and again.event == first.event and await banned(store) == []
+
+
+def test_chats_file_from_before_bans_opens_with_its_members(tmp_path: Path) -> None:
+    """A file of version 3, as servers without bans wrote it."""
+    old = apsw.Connection(str(tmp_path / "chats.db"))
+    old.execute("CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT")
+    for version, script in enumerate(migrations("holdfast.store.sqlite")[:3], 1):
+        old.execute(script)
+        old.execute("INSERT INTO schema_version VALUES (?)", (version,))
+    old.execute(
+        "INSERT INTO chats VALUES (1, 'chat_a', 'default', 'group', 'Team', NULL, 1, 1, NULL, 2, 'ann', 'then')"
+    )
+    old.execute("INSERT INTO counters VALUES (1, 0, 0)")
+    for name, role in (("ann", "owner"), ("bob", "member")):
+        old.execute("INSERT INTO members VALUES (1, ?, 'default', ?, 'then')", (name, role))
+    old.close()
+
+    async def scenario() -> None:
+        async with SqliteStore(tmp_path / "chats.db") as store:
+            assert await members(store) == {"ann": ("owner", False), "bob": ("member", False)}
+            acked(await send(store, "k", sender=BOB))
+            await store.change(mute("bob"))
+            await store.change(ban("bob"))
+            assert await banned(store) == ["bob"]
+
+    asyncio.run(scenario())
