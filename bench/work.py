@@ -30,6 +30,7 @@ import uvloop
 
 from harness import arguments, finish, median, percentile, say
 from work_peers import PeerMissing, graphile, pgqueuer, procrastinate
+from work_producers import held_transaction_ratio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -44,7 +45,7 @@ from holdfast.work.sqlite import SqliteWork
 
 STREAMS = 500
 FAILS_ONE_IN = 499  # a prime, so that the failures fall into different streams
-PARTS = ("peers", "blocked", "held", "latency", "sqlite")
+PARTS = ("peers", "blocked", "held", "producers", "latency", "sqlite")
 FIGURES = {"holdfast": "jobs_per_s_postgres", "sqlite": "jobs_per_s_sqlite", "latency p99 ms": "latency_p99_ms"}
 PEERS = {
     "pgqueuer 5x10": "jobs_vs_pgqueuer",
@@ -244,11 +245,16 @@ async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, flo
             await runs.add(name, measured)
     if "latency" in parts:
         await runs.add("latency p99 ms", lambda: latency(url, 3 if quick else 10))
+    if "producers" in parts:
+        await runs.add(
+            "producers beside a held one", lambda: held_transaction_ratio(url, *((5, 0.3) if quick else (7, 2.0)))
+        )
     return runs.medians(FIGURES), _ratios(runs)
 
 
 def _ratios(runs: Runs) -> dict[str, float]:
-    return {name: 1 / slower for name, slower in runs.ratios(PEERS).items()} | runs.ratios(COSTS)
+    beside = runs.medians({"producers beside a held one": "held_transaction_producers"})
+    return {name: 1 / slower for name, slower in runs.ratios(PEERS).items()} | runs.ratios(COSTS) | beside
 
 
 def main() -> None:

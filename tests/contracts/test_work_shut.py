@@ -102,7 +102,7 @@ def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(po
         old = "(partition, state, due_at, type, payload) VALUES (0, 1, now(), 'order', '{}')"
         await connection.execute(f"INSERT INTO holdfast_work.job {old}")
         store = await postgres.PostgresWork.open(postgres_server.url)
-        assert await connection.fetchval("SELECT number FROM holdfast_work.version") == postgres.SCHEMA_VERSION == 2
+        assert await connection.fetchval("SELECT number FROM holdfast_work.version") == postgres.SCHEMA_VERSION == 3
         indexes = await connection.fetch("SELECT indexname FROM pg_indexes WHERE schemaname = 'holdfast_work'")
         assert "job_due_by_type" in {row["indexname"] for row in indexes}
         assert await store.retry([1], reset=True, by="ann", why="functions are replaced, too") == 1

@@ -13,7 +13,6 @@ from work_stores import Hand, draft, postgres_work, run, until
 from engines import Server
 from holdfast.clock import SystemClock
 from holdfast.errors import NotFound
-from holdfast.work.balance import place_of
 from holdfast.work.contract import Report, Want
 from holdfast.work.job import PARTITIONS, Draft
 from holdfast.work.outbox import enqueue
@@ -108,7 +107,7 @@ def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
     run(main())
 
 
-def test_children_of_a_busy_lane_wait_without_holding_up_the_worker(postgres_server: Server) -> None:
+def test_children_of_a_locked_stream_wait_without_holding_up_the_worker(postgres_server: Server) -> None:
     async def main() -> None:
         from holdfast.work.contract import Child
 
@@ -300,27 +299,6 @@ def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(postgr
             await hand.turn(held=[held])
             assert (await versions())[held] == marked[held], "and once only"
             await connection.close()
-
-    run(main())
-
-
-def test_lanes_are_locked_from_the_lowest_whatever_the_order_of_the_jobs(postgres_server: Server) -> None:
-    """In the order of their jobs two producers would wait for each other."""
-
-    async def main() -> None:
-        async with postgres_work(postgres_server.url) as o:
-            streams = sorted((f"s{number}" for number in range(20)), key=lambda stream: place_of(stream)[1] or 0)
-            holder, looker = [await asyncpg.connect(postgres_server.url) for _ in range(2)]
-            waiting = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            held = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid IN ({waiting})"
-            async with holder.transaction():
-                await enqueue(holder, draft(streams[0]))
-                others = asyncio.create_task(o.store.enqueue([draft(stream) for stream in reversed(streams)]))
-                await until(lambda: looker.fetchval(waiting))
-                assert await looker.fetchval(held) == 0, "who waits for the lowest holds no higher one"
-            assert len(await others) == 20
-            await holder.close()
-            await looker.close()
 
     run(main())
 

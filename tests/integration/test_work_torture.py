@@ -254,7 +254,7 @@ async def _produce(place: Yard, number: int, going_on: Callable[[], bool]) -> No
         stored: list[Enqueued] = []
         try:
             for _ in range(rng.choice([1, 1, 2])):
-                # Each producer has lanes of its own, so that two enqueues of one transaction cannot deadlock.
+                # Each producer has streams of its own, so that two enqueues of one transaction cannot deadlock.
                 drafts = [deed(f"p{number}-{rng.randrange(6)}") for _ in range(rng.choice([1, 3]))]
                 seqs = await enqueue(connection, *drafts)
                 stored += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)]

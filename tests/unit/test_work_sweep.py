@@ -1,7 +1,7 @@
 """The sweep against a model of PostgreSQL's transactions: nothing is lost, and a stream's order is kept.
 
 The model knows what the theory needs: ids assigned before sequences are drawn, a snapshot whose xmax is only the
-latest completed id plus one, and lanes that are locked from the draw to the commit.
+latest completed id plus one, and streams that are locked from before the draw to the commit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Transaction:
     xid: int
     reader: bool = False
     rows: list[int] = field(default_factory=list)
-    lanes: set[int] = field(default_factory=set)
+    streams: set[int] = field(default_factory=set)
 
 
 @dataclass
 class Model:
-    """A table of rows (seq -> (xid, lane)), open transactions, and completed ids."""
+    """A table of rows (seq -> (xid, stream)), open transactions, and completed ids."""
 
     next_xid: int = 1
     next_seq: int = 1
@@ -39,11 +39,11 @@ class Model:
         self.next_xid += 1
         return transaction
 
-    def insert(self, transaction: Transaction, lane: int) -> None:
-        if any(lane in other.lanes for other in self.open.values() if other is not transaction):
+    def insert(self, transaction: Transaction, stream: int) -> None:
+        if any(stream in other.streams for other in self.open.values() if other is not transaction):
             return
-        transaction.lanes.add(lane)
-        self.rows[self.next_seq] = (transaction.xid, lane)
+        transaction.streams.add(stream)
+        self.rows[self.next_seq] = (transaction.xid, stream)
         transaction.rows.append(self.next_seq)
         self.next_seq += 1
 
@@ -120,13 +120,13 @@ def run(seed: int, sweep: Sweep) -> tuple[list[int], Model]:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_no_row_is_lost_and_every_lane_keeps_its_order(block: int) -> None:
+def test_no_row_is_lost_and_every_stream_keeps_its_order(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
         delivered, model = run(seed, Sweep())
         assert set(delivered) == set(model.rows), f"seed {seed}"
-        for lane in range(4):
-            order = [seq for seq in delivered if model.rows[seq][1] == lane]
-            assert order == sorted(order), f"seed {seed}, lane {lane}"
+        for stream in range(4):
+            order = [seq for seq in delivered if model.rows[seq][1] == stream]
+            assert order == sorted(order), f"seed {seed}, stream {stream}"
 
 
 class BoundIsXmax(Sweep):

@@ -113,7 +113,7 @@ class Claimed:
 
     ``backlog`` are held jobs of the wanted streams. ``through``: every ready job up to it has been handed out since the
     last rewind; before a held job beyond it, older ready ones of its stream may be yet to come. ``busy`` are completed
-    parents whose children's lane is taken by an open transaction: they and their children were not stored and must be
+    parents whose child's stream is locked by an open transaction: they and their children were not stored and must be
     reported again. ``notice``: an operator changed something, or a failure fitted no job as it is now; call
     ``rewind``. ``next_due_seconds``: when the next retry is due, None for never.
     """

@@ -5,8 +5,9 @@ transaction; ``enqueue_sync`` does the same for a synchronous psycopg or SQLAlch
 connection is the store's own, lent by ``SqliteWork.transaction``, and your data lies in the same file. Nothing is sent
 before the commit, and a rollback takes the job with it.
 
-Enqueue all jobs of a transaction in one call, as late as possible: from the call to the commit the lanes of their
-streams are locked, so that no later job of these streams can be committed before them.
+Enqueue all jobs of a transaction in one call, as late as possible: from the call to the commit their streams are
+locked, so that no later job of a stream can be committed before an earlier one. Producers of other streams do not
+wait. See work/postgres/functions/locks.sql for what may be refused.
 """
 
 from __future__ import annotations

@@ -1,22 +1,38 @@
 -- enqueue: store jobs in the caller's transaction, in the order of the arrays; returns their sequences, 0 for one that
 -- the inbox has seen before.
 --
--- lanes: where enqueues are serialised, NULL for a job without a stream. The lane's lock is taken before the sequence
---        is drawn and held to commit, so that within a stream sequence order is commit order. Sorted, against deadlocks
---        between two batches; a transaction that calls this twice can still deadlock with another and is then aborted.
+-- lanes: where a stream's lane is, NULL for a job without a stream. Streams are locked to the commit, see lock_streams.
 -- sources, source_ids: NULL for an outbox; else each pair is stored once.
+--
+-- Waits at most 5 s for other producers of its streams, and as long for a transaction that has stored one of its inbox
+-- ids and is still open; then 55P03, and nothing is stored.
 CREATE OR REPLACE FUNCTION holdfast_work.enqueue(
     partitions smallint[], lanes integer[], streams text[], types text[], destinations text[], payloads bytea[],
     delays float8[], sources text[] DEFAULT NULL, source_ids text[] DEFAULT NULL
+) RETURNS bigint[]
+LANGUAGE plpgsql
+SET lock_timeout = '5s'
+AS $$
+DECLARE
+    give_up timestamptz := clock_timestamp() + interval '5 seconds';
+BEGIN
+    PERFORM holdfast_work.lock_streams(lanes, streams);
+    IF sources IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', holdfast_work.milliseconds_until(give_up), true);
+    END IF;
+    RETURN holdfast_work.insert_jobs(partitions, streams, types, destinations, payloads, delays, sources, source_ids);
+END $$;
+
+-- insert_jobs: enqueue, for streams that are locked.
+CREATE OR REPLACE FUNCTION holdfast_work.insert_jobs(
+    partitions smallint[], streams text[], types text[], destinations text[], payloads bytea[], delays float8[],
+    sources text[] DEFAULT NULL, source_ids text[] DEFAULT NULL
 ) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
     result bigint[];
     fresh  integer[];
 BEGIN
-    PERFORM pg_advisory_xact_lock(1214869099, lane)
-       FROM (SELECT DISTINCT lane FROM unnest(lanes) AS l(lane) WHERE lane IS NOT NULL ORDER BY lane) AS sorted;
-
     IF sources IS NOT NULL THEN
         WITH first AS (
             SELECT min(n)::integer AS n, s, i

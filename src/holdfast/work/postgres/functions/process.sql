@@ -93,7 +93,7 @@ SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    busy_lanes integer[];
+    busy_streams text[];
     open_types text[];  -- NULL: all of them
     probes bigint[];
     due bigint[];
@@ -113,24 +113,21 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
 
-    -- Children whose lane is held by an open transaction must not make this worker wait: they come again.
+    -- Children whose stream is locked by an open transaction must not make this worker wait: they come again.
     IF cardinality(c_parent) > 0 THEN
-        SELECT array_agg(lane) INTO busy_lanes
-          FROM (SELECT DISTINCT lane FROM unnest(c_lane) AS l(lane) WHERE lane IS NOT NULL ORDER BY lane) AS sorted
-         WHERE NOT pg_try_advisory_xact_lock(1214869099, lane);
+        busy_streams := holdfast_work.try_lock_streams(c_lane, c_stream);
         SELECT array_agg(DISTINCT parent) INTO process.busy
-          FROM unnest(c_parent, c_lane) AS c(parent, lane) WHERE lane = ANY (busy_lanes);
+          FROM unnest(c_parent, c_stream) AS c(parent, stream) WHERE stream = ANY (busy_streams);
         WITH done AS (
             DELETE FROM holdfast_work.job WHERE seq = ANY (c_parent) AND seq <> ALL (coalesce(process.busy, '{}')) RETURNING seq
         ), born AS (
-            SELECT c.* FROM unnest(c_parent, c_partition, c_lane, c_stream, c_type, c_destination, c_payload, c_delay)
-                WITH ORDINALITY AS c(parent, partition, lane, stream, type, destination, payload, delay, n)
+            SELECT c.* FROM unnest(c_parent, c_partition, c_stream, c_type, c_destination, c_payload, c_delay)
+                WITH ORDINALITY AS c(parent, partition, stream, type, destination, payload, delay, n)
               JOIN done ON done.seq = c.parent
         )
-        SELECT holdfast_work.enqueue(array_agg(partition ORDER BY n), array_agg(lane ORDER BY n),
-                                     array_agg(stream ORDER BY n), array_agg(type ORDER BY n),
-                                     array_agg(destination ORDER BY n), array_agg(payload ORDER BY n),
-                                     array_agg(delay ORDER BY n))
+        SELECT holdfast_work.insert_jobs(array_agg(partition ORDER BY n), array_agg(stream ORDER BY n),
+                                         array_agg(type ORDER BY n), array_agg(destination ORDER BY n),
+                                         array_agg(payload ORDER BY n), array_agg(delay ORDER BY n))
           INTO due FROM born HAVING count(*) > 0;
         due := NULL;
         DELETE FROM holdfast_work.block WHERE head = ANY (c_parent) AND head <> ALL (coalesce(process.busy, '{}'));
