@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.work.balance import place_of, share_of
 from holdfast.work.contract import Want
+from holdfast.work.destinations import Destinations
 from holdfast.work.job import LANES, PARTITIONS, Block, Job
 from holdfast.work.streams import Streams
 
@@ -186,7 +187,7 @@ def test_a_stream_of_large_jobs_makes_room_too_and_keeps_one() -> None:
 
 def test_a_backlog_that_was_cut_by_its_bytes_is_read_on_and_every_stream_has_its_turn() -> None:
     streams = Streams()
-    streams.rewound([], ["a", "b", "c"])
+    streams.rewound([], dict.fromkeys("abc", ("order", "")))
     asked = Want(bytes_max=4, backlogs=streams.backlogs(limit=2))
     assert list(asked.backlogs) == ["a", "b"]
     streams.add_backlog([*jobs("a", 1), *jobs("b")], asked, through=1)
@@ -287,27 +288,38 @@ class Store:
             self.cursor = forward[-1] if len(forward) == want else self.last
         return [self.job(seq) for seq in late + forward]
 
-    def rewind(self) -> tuple[list[Block], set[str]]:
+    def rewind(self) -> tuple[list[Block], dict[str, tuple[str, str]]]:
         self.cursor = 0
-        blocked = {block.stream for block in self.blocks.values()}
-        return list(self.blocks.values()), {self.streams[seq] for seq in self.held} - blocked
+        blocks = list(self.blocks.values())
+        first: dict[str, int] = {}
+        for seq in sorted(self.held):
+            first.setdefault(self.streams[seq], seq)
+        free = [s for s, seq in first.items() if not any(b.stream == s and b.head < seq for b in blocks)]
+        return blocks, {stream: ("t", DESTINATIONS[stream]) for stream in free}
 
     def job(self, seq: int) -> Job:
-        return Job(seq, "t", b"", self.streams[seq], attempt=self.attempts.get(seq, 1))
+        stream = self.streams[seq]
+        return Job(seq, "t", b"", stream, DESTINATIONS[stream], attempt=self.attempts.get(seq, 1))
+
+
+DESTINATIONS = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2**32))
-def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_job_once(seed: int) -> None:
+@given(st.integers(0, 2**32), st.integers(0, 2))
+def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_job_once(seed: int, cap: int) -> None:
     rng = random.Random(seed)
-    stream_of = {seq: rng.choice("abc") for seq in range(1, 60)}
-    store, streams = Store(dict(stream_of)), Streams(jobs_max=12, per_stream_max=3)
+    stream_of = {seq: rng.choice("abcde") for seq in range(1, 60)}
+    destinations = Destinations({"t": cap} if cap else {})
+    store, streams = Store(dict(stream_of)), Streams(jobs_max=12, per_stream_max=3, destinations=destinations)
+    paused: set[tuple[str, str]] = set()
     finished: list[int] = []
     done: list[int] = []
     failed: dict[int, Block] = {}
 
     def run_some() -> None:
         while rng.random() < 0.8 and (job := streams.next()) is not None:
+            assert ("t", job.destination) not in paused
             running.append(job)
         while running and rng.random() < 0.7:
             job = running.pop(rng.randrange(len(running)))
@@ -320,7 +332,7 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
                 done.append(job.seq)
 
     running: list[Job] = []
-    for _ in range(4000):
+    for turn in range(4000):
         if not store.streams:
             break
         if rng.random() < 0.1:
@@ -329,6 +341,8 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
         assert streams.announcing.ahead == len(streams.announcing.announced) - len(
             {stream_of[seq] for seq in streams.announcing.announced}
         )
+        for name in "xy" if cap else "":
+            assert sum(DESTINATIONS[stream_of[seq]] == name for seq in streams.announcing.announced) <= cap
         reported = [*done, *failed]
         store.report(done, failed, streams.take_held())
         done, failed = [], {}
@@ -341,11 +355,13 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
         streams.announced_by_store([job.seq for job in claimed if rng.random() < 0.5])
         run_some()
         if rng.random() < 0.1:
+            pauses = {("t", name) for name in "xy" if cap and turn < 2000 and rng.random() < 0.3}
             blocks, backlogs = store.rewind()
             run_some()
-            streams.rewound(blocks, backlogs)
+            paused = pauses
+            streams.rewound(blocks, backlogs, paused)
     assert sorted(finished) == list(range(1, 60))
-    for stream in "abc":
+    for stream in "abcde":
         order = [seq for seq in finished if stream_of[seq] == stream]
         assert order == sorted(order)
 
@@ -354,7 +370,7 @@ def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_cam
     streams = Streams()
     streams.add(jobs("a", 1))
     start_all(streams)
-    streams.rewound([], ["a"])
+    streams.rewound([], {"a": ("order", "")})
     streams.failed(streams.started[1], Block("a", 1))
     streams.reported([1])
     streams.add(jobs("a", 1))
@@ -367,7 +383,7 @@ def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_cam
 
 def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> None:
     streams = Streams()
-    streams.rewound([Block("a", 1, released_ids=frozenset({3, 4}))], ["a"])
+    streams.rewound([Block("a", 1, released_ids=frozenset({3, 4}))], {"a": ("order", "")})
     streams.add_backlog(jobs("a", 2), Want(backlogs={"a": 0}, per_backlog=1), through=4)
     streams.add(jobs("a", 1))
     start_all(streams)
@@ -382,7 +398,7 @@ def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> Non
 def test_held_jobs_wait_for_ready_ones_before_them_that_are_yet_to_be_read() -> None:
     """Another worker left the stream so: what it had in memory is ready, what it gave back before is held."""
     streams = Streams()
-    streams.rewound([], ["a"])
+    streams.rewound([], {"a": ("order", "")})
     streams.add_backlog(jobs("a", 2, 4, 6), Want(backlogs={"a": 0}), through=3)
     assert start_all(streams) == [2]
     streams.add_backlog(jobs("a", 4, 6), Want(backlogs={"a": 2}), through=3)

@@ -5,7 +5,8 @@ account), then started, then ended. What is announced of a stream is always the 
 flight is a *head*, the others are *ahead* of their time. Heads come first, so that a deep stream keeps nobody waiting.
 How many of a line are announced ahead of their time follows its pace, twice what ended between two announcements: a
 slow stream has one. Suspects, which were running when a process died, are announced one at a time, so that the culprit
-is found and the others go free. A job without a stream is a head that nobody follows.
+is found and the others go free. A job without a stream is a head that nobody follows. A job whose type has a cap per
+destination (``destinations``) is announced as a head only, and not while its destination has reached the cap.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
+from holdfast.work.destinations import Destination, Destinations
 from holdfast.work.job import Job
 
 
@@ -23,7 +25,8 @@ class Line:
     """The jobs of a stream, which start one after another.
 
     ``told``: how many of the queue, from its front, are announced. ``reach``: how many may be, behind the head; it
-    follows how many ``ended`` since the last ``round`` of announcements. ``busy``: one has started.
+    follows how many ``ended`` since the last ``round`` of announcements. ``busy``: one has started. ``waits_for``: the
+    destination that has reached its cap.
     """
 
     queue: deque[Job] = field(default_factory=deque)
@@ -33,6 +36,7 @@ class Line:
     round: int = 0
     busy: bool = False
     listed: bool = False
+    waits_for: Destination | None = None
 
     @property
     def in_flight(self) -> int:
@@ -54,8 +58,8 @@ class Announcing:
     """Who has something to announce, in turn. ``waiting`` are the jobs that have not started, by sequence; it is the
     caller's, and kept up to date."""
 
-    def __init__(self, waiting: Mapping[int, Job]) -> None:
-        self._waiting = waiting
+    def __init__(self, waiting: Mapping[int, Job], destinations: Destinations) -> None:
+        self._waiting, self._destinations = waiting, destinations
         self.announced: set[int] = set()
         """What the store knows, or is about to be told, as in flight."""
         self.ahead = 0
@@ -151,7 +155,7 @@ class Announcing:
             in_flight = line.in_flight
             if not in_flight:
                 self._heads[line] = None
-            elif in_flight <= line.reach:
+            elif in_flight <= line.reach and not self._destinations.is_capped(line.queue[line.told]):
                 self._followers[line] = None
 
     def place(self, line: Line) -> None:
@@ -174,12 +178,14 @@ class Announcing:
 
     def clear(self, lines: Iterable[Line]) -> None:
         """Nothing waits any more, neither in the lines, which are all there are, nor without one."""
-        self.announced.difference_update(self._waiting)
+        for seq in self.announced & self._waiting.keys():
+            self.withdraw(self._waiting[seq])
+        self._destinations.clear_lines()
         if self._suspect in self._waiting:
             self._suspect = None
         for line in lines:
             line.queue.clear()
-            line.told, line.listed = 0, False
+            line.told, line.listed, line.waits_for = 0, False, None
         for waiting in (self._heads, self._followers, self._suspects):
             waiting.clear()
         self.ahead = 0
@@ -191,9 +197,21 @@ class Announcing:
         self._displace(job.seq)
 
     def withdraw(self, job: Job) -> None:
+        if job.seq not in self.announced:
+            return
         self.announced.discard(job.seq)
         if self._suspect == job.seq:
             self._suspect = None
+        if (destination := self._destinations.of(job)) is not None:
+            self._destinations.withdrawn(destination)
+            self._offer_waiting(destination)
+
+    def _offer_waiting(self, destination: Destination) -> None:
+        """Streams that waited for the destination have their turn."""
+        for _ in range(min(len(destination.lines), self._destinations.free(destination))):
+            line, _ = destination.lines.popitem(last=False)
+            line.waits_for = None
+            self._heads[line] = None
 
     def _announce(self, line: Place, most: int) -> int:
         """Announce what follows in the line, up to its reach, and put it where it belongs then; how many it were."""
@@ -205,27 +223,46 @@ class Announcing:
         in_flight = line.in_flight
         most = min(most, max(1, line.reach + 1 - in_flight))
         count = self._tell(line, islice(line.queue, line.told, line.told + most))
-        if count:
-            self.ahead += count if in_flight else count - 1
-            line.told += count
-            self.go_on(line)
+        if not count:
+            return 0  # it waits for other suspects, for its destination or for its own job in flight
+        self.ahead += count if in_flight else count - 1
+        line.told += count
+        self.go_on(line)
         if line not in self._suspects:
             self.offer(line)
         return count
 
     def _tell(self, place: Place, jobs: Iterable[Job]) -> int:
-        """How many could be announced: a suspect waits until no other is in flight."""
+        """How many could be announced: suspects wait for each other, a capped job for its destination."""
         count = 0
         for job in jobs:
+            destination = self._destinations.of(job)
+            if destination is not None and isinstance(place, Line) and not self._may_add(place, destination, count):
+                break
             if job.crashes:
                 if self._suspect is not None:
                     self._suspects[place] = None
                     break
                 self._suspect = job.seq
             self.announced.add(job.seq)
+            if destination is not None:
+                self._destinations.announced(destination)
             count += 1
         return count
+
+    def _may_add(self, line: Line, destination: Destination, chosen: int) -> bool:
+        """Whether the line's next job may be announced: nothing of the line is in flight, and the cap not reached."""
+        if line.in_flight or chosen:
+            return False
+        if self._destinations.free(destination) > 0:
+            return True
+        destination.lines[line] = None
+        line.waits_for = destination
+        return False
 
     def _displace(self, place: Place) -> None:
         for waiting in (self._heads, self._followers, self._suspects):
             waiting.pop(place, None)
+        if isinstance(place, Line) and place.waits_for is not None:
+            del place.waits_for.lines[place]
+            place.waits_for = None

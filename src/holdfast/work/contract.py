@@ -129,10 +129,11 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """Where streams stand when everything is read again: their blocks, and whose held jobs may be free to run."""
+    """Where streams stand when everything is read again: their blocks, and whose held jobs may be free to run, each
+    with the type and the destination of its first held job."""
 
     blocks: Sequence[Block] = ()
-    backlogs: Sequence[str] = ()
+    backlogs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from holdfast.resilience import Backoff, BreakerSettings
 from holdfast.work.balance import share_of
 from holdfast.work.breakers import Breakers
 from holdfast.work.contract import PER_BACKLOG, Child, Claimed, LeaseLost, Report, Seat, Want, WorkStore
+from holdfast.work.destinations import Destinations
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
 from holdfast.work.job import PARTITIONS, Block, Job, Policies
@@ -133,7 +134,8 @@ class _Shift:
 
     def __init__(self, seat: Seat, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock) -> None:
         self._seat, self._shared, self._runner, self._settings, self._clock = seat, shared, runner, settings, clock
-        self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max)
+        destinations = Destinations(runner.caps(), settings.concurrency)
+        self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max, destinations)
         self._report = Report()
         self._put_off = Report()  # parents whose children have to wait for somebody's open transaction
         self._put_off_until, self._put_off_seconds = 0.0, settings.poll_min_seconds

@@ -118,10 +118,13 @@ class Handling:
     run: Run
     stream: Callable[[Any], str] | None
     deadline_seconds: float
+    per_destination_max: int = 0
 
     def __post_init__(self) -> None:
         if self.deadline_seconds <= 0:
             raise BadSetting("deadline_seconds must be greater than 0")
+        if self.per_destination_max < 0:
+            raise BadSetting("per_destination_max must be at least 0; 0 is no cap")
 
 
 class Handlers:
@@ -135,6 +138,10 @@ class Handlers:
     def find(self, job: Job) -> Handling | None:
         """By its type; else by the scheme of its destination."""
         return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
+
+    def caps(self) -> dict[str, int]:
+        """The job types with a cap per destination."""
+        return {each.type: each.per_destination_max for each in self._by_type.values() if each.per_destination_max}
 
     def carry(self, scheme: str, transport: Transport, *, deadline_seconds: float = 300.0) -> None:
         """Give jobs with the destination ``scheme:address``, and no handler of their type, to a transport."""
@@ -153,10 +160,13 @@ class Handlers:
         type: str | None = None,
         stream: Callable[[Payload], str] | None = None,
         deadline_seconds: float = 300.0,
+        per_destination_max: int = 0,
     ) -> Callable[[Typed[Payload]], Typed[Payload]]:
         """Register a handler for a payload type (a msgspec Struct, a dataclass, dict, …).
 
         ``stream`` gives the key of the stream in which order is kept; a run longer than the deadline is cancelled.
+        ``per_destination_max``: how many jobs of one destination a worker runs at once, so that a slow destination
+        leaves the runners to the others; 0 is no cap, and jobs without a stream have none.
         """
         name = type or payload.__name__
         if name in self._by_type:
@@ -164,7 +174,7 @@ class Handlers:
         decode = msgspec.json.Decoder(payload).decode
 
         def register(run: Typed[Payload]) -> Typed[Payload]:
-            handling = Handling(name, decode, run, stream, deadline_seconds)
+            handling = Handling(name, decode, run, stream, deadline_seconds, per_destination_max)
             self._by_type[name] = handling
             self._by_class.setdefault(payload, []).append(handling)
             return run

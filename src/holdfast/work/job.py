@@ -302,6 +302,11 @@ class Block:
     by: str = ""
     why: str = ""
 
+    @property
+    def released(self) -> bool:
+        """Whether anything was released past it."""
+        return bool(self.released_through or self.released_ids or self.released_types)
+
     def holds(self, seq: int, job_type: str) -> bool:
         released = seq <= self.released_through or seq in self.released_ids or job_type in self.released_types
         return seq > self.head and not released

@@ -101,6 +101,10 @@ class Runner:
         """Job types not to be claimed now, and those of them that one may be claimed of; see ``Breakers.shut``."""
         return self._breakers.shut()
 
+    def caps(self) -> dict[str, int]:
+        """How many jobs of one destination may run at once, by job type."""
+        return self._handlers.caps()
+
     async def share_breakers(self, seat: Seat) -> None:
         """Tell the store about our breakers and learn of the others'."""
         self._breakers.heard(await seat.breakers(*self._breakers.news()))

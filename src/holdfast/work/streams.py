@@ -8,43 +8,62 @@ read to its end, newer jobs of the stream are held too, so that order is kept.
 A job waits until it is announced and started (``announcing``) and ended; it is forgotten when the store has taken the
 report on it.
 
-Bounds: ``jobs_max`` and ``bytes_max`` in all, ``per_stream_max`` of one stream. Beyond them nothing is claimed.
+Bounds: ``jobs_max`` and ``bytes_max`` in all, beyond which nothing is claimed; ``per_stream_max`` of one stream, and a
+share of one destination (``destinations``), beyond which jobs are held.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.work.announcing import Announcing, Line
-from holdfast.work.contract import Want
+from holdfast.work.contract import PER_BACKLOG, Want
+from holdfast.work.destinations import Destinations
 from holdfast.work.job import Block, Job
+
+Target = tuple[str, str] | None
+"""The job type and the destination whose cap a stream shares; None: it shares none."""
 
 
 @dataclass(slots=True, eq=False)
 class _Stream(Line):
-    """``backlog`` is None when no held jobs are to be read, else the sequence after which they are."""
+    """``backlog`` is None when no held jobs are to be read, else the sequence after which they are; ``target`` says
+    with which other backlogs it takes turns."""
 
     blocks: list[Block] = field(default_factory=list)
     has_held: bool = False
     backlog: int | None = None
+    target: Target = None
 
     def holds(self, job: Job) -> bool:
         return bool(self.blocks) and any(block.holds(job.seq, job.type) for block in self.blocks)
+
+    def holds_the_rest(self, job: Job) -> bool:
+        """Whether all that follows is held as well."""
+        return any(block.holds(job.seq, job.type) and not block.released for block in self.blocks)
 
 
 class Streams:
     """The jobs a worker holds."""
 
-    def __init__(self, jobs_max: int = 4096, bytes_max: int = 32 << 20, per_stream_max: int = 256) -> None:
+    def __init__(
+        self,
+        jobs_max: int = 4096,
+        bytes_max: int = 32 << 20,
+        per_stream_max: int = 256,
+        destinations: Destinations | None = None,
+    ) -> None:
         self._jobs_max, self._bytes_max, self._per_stream_max = jobs_max, bytes_max, per_stream_max
+        self._destinations = destinations or Destinations()
         self._waiting: dict[int, Job] = {}
         self._started: dict[int, Job] = {}
         self._ended: dict[int, Job] = {}
         self._streams: dict[str, _Stream] = {}
-        self._backlogs: dict[str, None] = {}
-        self.announcing = Announcing(self._waiting)
+        self._backlogs: dict[Target, dict[str, None]] = {}
+        """Streams whose held jobs are wanted; targets take turns, and so do the streams of each."""
+        self.announcing = Announcing(self._waiting, self._destinations)
         self._bytes = 0
         self._held: dict[int, int] = {}
         """Jobs to be marked as held, with their partitions."""
@@ -69,9 +88,12 @@ class Streams:
                 self._keep(job)
                 self.announcing.offer_alone(job.seq)
                 continue
+            if self._destinations.is_paused(job):
+                self._held[job.seq] = job.partition  # what was held is read when everything is, after the pause
+                continue
             stream = self._stream(job.stream)
-            if stream.backlog is None and len(stream.queue) >= self._per_stream_max:
-                self._want_backlog(job.stream, stream, stream.queue[-1].seq)
+            if stream.backlog is None and (len(stream.queue) >= self._per_stream_max or self._crowded(job)):
+                self._want_backlog(job.stream, stream, stream.queue[-1].seq if stream.queue else 0, self._target(job))
             if stream.holds(job) or (stream.backlog is not None and job.seq > stream.backlog):
                 stream.has_held = True
                 self._held[job.seq] = job.partition
@@ -98,6 +120,17 @@ class Streams:
             if key not in current:
                 continue
             stream = current[key]
+            if stream.target is None and self._destinations.is_capped(job):
+                self._want_backlog(key, stream, stream.backlog or 0, self._target(job))
+            if self._destinations.is_paused(job) or stream.holds_the_rest(job):
+                self._end_backlog(key, stream)  # it is read from its start after the pause, or when the block is lifted
+                stream.has_held = True
+                self._forget(key, stream)
+                del current[key]
+                continue
+            if self._crowded(job):
+                del current[key]  # the rest comes again
+                continue
             counts[key] += 1
             sizes[key] += len(job.payload)
             stream.backlog = job.seq
@@ -105,25 +138,41 @@ class Streams:
                 self._join(stream, job)
         for key, stream in current.items():
             if counts[key] < asked.per_backlog and sizes[key] < asked.per_backlog_bytes:
-                stream.backlog = None
+                self._end_backlog(key, stream)
                 stream.has_held = bool(stream.blocks)
-                self._backlogs.pop(key, None)
                 self._forget(key, stream)
 
     def backlogs(self, limit: int = 64) -> dict[str, int]:
         """Some streams whose held jobs are wanted now, with the sequence after which; the others are next."""
         wanted: dict[str, int] = {}
+        for target in list(self._backlogs):
+            chosen = self._choose(target, limit - len(wanted))
+            wanted.update(chosen)
+            turns = self._backlogs[target]
+            for key in chosen:
+                del turns[key]
+                turns[key] = None
+            if chosen:
+                del self._backlogs[target]
+                self._backlogs[target] = turns
+            if len(wanted) >= limit:
+                break
+        return wanted
+
+    def _choose(self, target: Target, limit: int) -> dict[str, int]:
+        """Streams of one target whose held jobs are wanted now, so that what is read of them fits its memory."""
+        if target is not None:
+            jobs_max, jobs = self._destinations.memory_of_one(self._jobs_max), self._destinations.jobs(target)
+            limit = min(limit, max(1, (jobs_max - jobs) // PER_BACKLOG)) if 2 * jobs <= jobs_max else 0
+        chosen: dict[str, int] = {}
         enough = self._share() // 2
-        for key in self._backlogs:
+        for key in self._backlogs[target]:
+            if len(chosen) >= limit:
+                break
             stream = self._streams[key]
             if stream.backlog is not None and len(stream.queue) <= enough:
-                wanted[key] = stream.backlog
-                if len(wanted) >= limit:
-                    break
-        for key in wanted:
-            del self._backlogs[key]
-            self._backlogs[key] = None
-        return wanted
+                chosen[key] = stream.backlog
+        return chosen
 
     def announced_by_store(self, seqs: Iterable[int]) -> None:
         """The store has recorded these on its own when it handed them out; some may have to wait all the same."""
@@ -134,9 +183,11 @@ class Streams:
                 self.announcing.announced_by_store(job, place)
 
     def make_room(self, runners: int) -> None:
-        """Give back what is beyond the share of a stream, if so few of them fill the memory that runners are idle."""
+        """Give back what is beyond the share of a stream or of a destination, if so few of them fill the memory that
+        runners are idle."""
         if self.announcing.abreast >= runners:
             return
+        self._make_room_of_destinations()
         jobs_max, bytes_max = self._share(), self._bytes_max // (2 * max(1, len(self._streams)))
         for key, stream in self._streams.items():
             kept = size = 0
@@ -147,13 +198,27 @@ class Streams:
                 kept += 1
             if kept < len(stream.queue):
                 self._give_back(stream, [stream.queue[place] for place in range(kept, len(stream.queue))])
-                self._want_backlog(key, stream, stream.queue[-1].seq)
+                last = stream.queue[-1]
+                self._want_backlog(key, stream, last.seq, self._target(last))
+
+    def _make_room_of_destinations(self) -> None:
+        """The share of each has become smaller with their number."""
+        share = self._destinations.memory_of_one(self._jobs_max)
+        for destination in self._destinations.beyond(share):
+            for line in reversed(list(destination.lines)):
+                if destination.jobs <= share:
+                    break
+                key = line.queue[0].stream
+                stream = self._streams[key]
+                self._give_back(stream, list(stream.queue))
+                self._want_backlog(key, stream, 0, (destination.type, destination.name))
 
     def next(self) -> Job | None:
         """Start the next announced job that may start; the caller runs it."""
         job = self.announcing.next()
         if job is not None:
             del self._waiting[job.seq]
+            self._destinations.dropped(job)
             self._started[job.seq] = job
         return job
 
@@ -165,7 +230,7 @@ class Streams:
         if stream.blocks and any(block.head == job.seq for block in stream.blocks):
             stream.blocks = [block for block in stream.blocks if block.head != job.seq]
             if stream.has_held:
-                self._want_backlog(job.stream, stream, 0)
+                self._want_backlog(job.stream, stream, 0, self._target(job))
         self.announcing.go_on(stream)
         self._forget(job.stream, stream)
 
@@ -180,8 +245,7 @@ class Streams:
         stream.blocks = [other for other in stream.blocks if other.head != job.seq]
         stream.blocks.append(block)
         self._unreported[job.seq] = block
-        stream.backlog = None  # it is read from its start when the block is lifted
-        self._backlogs.pop(job.stream, None)
+        self._end_backlog(job.stream, stream)  # it is read from its start when the block is lifted
         self._give_back(stream, [other for other in stream.queue if block.holds(other.seq, other.type)])
         self.announcing.go_on(stream)
 
@@ -198,8 +262,13 @@ class Streams:
         held, self._held = list(self._held), {}
         return held
 
-    def rewound(self, blocks: Iterable[Block], backlogs: Iterable[str] = ()) -> None:
-        """Everything is read again: drop what has not started, take blocks and backlogs as they are now.
+    def rewound(
+        self,
+        blocks: Iterable[Block],
+        backlogs: Mapping[str, tuple[str, str]] | None = None,
+        paused: Collection[tuple[str, str]] = frozenset(),
+    ) -> None:
+        """Everything is read again: drop what has not started, take blocks, backlogs and pauses as they are now.
 
         The store does not know yet what has ended without being reported: blocks made by such failures stay, and a
         block whose head has been done is lifted.
@@ -210,18 +279,21 @@ class Streams:
         self._held.clear()
         self._backlogs.clear()
         for key, stream in list(self._streams.items()):
-            stream.blocks, stream.backlog, stream.has_held = [], None, False
+            stream.blocks, stream.backlog, stream.target, stream.has_held = [], None, None, False
             self._forget(key, stream)
+        self._destinations.paused = paused
         known = {block.head: block for block in blocks} | self._unreported
         for block in known.values():
             stream = self._stream(block.stream)
             stream.has_held = True
             if block.head in self._ended and block.head not in self._unreported:
-                self._want_backlog(block.stream, stream, 0)
+                self._want_backlog(block.stream, stream, 0, None)
             else:
                 stream.blocks.append(block)
-        for key in backlogs:
-            self._want_backlog(key, self._stream(key), 0)
+        for key, (job_type, destination) in (backlogs or {}).items():
+            if (job_type, destination) not in paused:
+                target = (job_type, destination) if self._destinations.has_cap(job_type) else None
+                self._want_backlog(key, self._stream(key), 0, target)
 
     def close(self, partitions: Iterable[int]) -> None:
         """Start nothing more of these partitions, and drop what has not started.
@@ -237,8 +309,7 @@ class Streams:
             elif job.stream in self._streams:
                 stream = self._streams[job.stream]
                 self.announcing.empty(stream)
-                stream.backlog = None
-                self._backlogs.pop(job.stream, None)
+                self._end_backlog(job.stream, stream)
                 self._forget(job.stream, stream)
 
     def reopen(self, partitions: Iterable[int]) -> None:
@@ -255,10 +326,24 @@ class Streams:
     def _keep(self, job: Job) -> None:
         self._waiting[job.seq] = job
         self._bytes += len(job.payload)
+        self._destinations.kept(job)
 
     def _drop(self, job: Job) -> None:
         del self._waiting[job.seq]
         self._bytes -= len(job.payload)
+        self._destinations.dropped(job)
+
+    def _target(self, job: Job) -> Target:
+        return (job.type, job.destination) if self._destinations.is_capped(job) else None
+
+    def _crowded(self, job: Job) -> bool:
+        """Whether its destination has as much memory as it may have."""
+        destinations = self._destinations
+        destination = destinations.of(job)
+        return destination is not None and (
+            destination.jobs >= destinations.memory_of_one(self._jobs_max)
+            or destination.bytes >= destinations.memory_of_one(self._bytes_max)
+        )
 
     def _share(self) -> int:
         """How many jobs of one stream are enough when the memory is full: all of them together fill half of it."""
@@ -308,10 +393,18 @@ class Streams:
             stream = self._streams[key] = _Stream()
         return stream
 
-    def _want_backlog(self, key: str, stream: _Stream, after: int) -> None:
-        stream.backlog = after
+    def _want_backlog(self, key: str, stream: _Stream, after: int, target: Target) -> None:
+        self._end_backlog(key, stream)
+        stream.backlog, stream.target = after, target
         stream.has_held = True  # still so if a failure drops the backlog before it is read
-        self._backlogs[key] = None
+        self._backlogs.setdefault(target, {})[key] = None
+
+    def _end_backlog(self, key: str, stream: _Stream) -> None:
+        stream.backlog = None
+        if (turns := self._backlogs.get(stream.target)) is not None:
+            turns.pop(key, None)
+            if not turns:
+                del self._backlogs[stream.target]
 
     def _forget(self, key: str, stream: _Stream) -> None:
         """An idle stream costs no memory."""

@@ -138,7 +138,8 @@ class PostgresSeat:
         async with self._call() as connection:
             await connection.execute(SQL["calls_over"], self.instance)
             blocks = [block_of(row) for row in await connection.fetch(SQL["blocks"], owned)]
-            return Rewound(blocks, [row["stream"] for row in await connection.fetch(SQL["backlogs"], owned)])
+            rows = await connection.fetch(SQL["backlogs"], owned)
+            return Rewound(blocks, {row["stream"]: (row["type"], row["destination"]) for row in rows})
 
     async def step(self, job: Job, stages: int) -> None:
         with translated():

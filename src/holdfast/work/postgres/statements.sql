@@ -192,15 +192,16 @@ SELECT * FROM holdfast_work.block WHERE $1::bytea IS NULL OR get_bit($1, partiti
 
 -- name: backlogs
 -- Streams of some partitions ($1, as above) with held jobs, but for those that wait behind a block past which nothing
--- was released. From stream to stream by the index: a stream costs the same however many of its jobs are held.
+-- was released. From stream to stream by the index: a stream costs the same however many of its jobs are held. With the
+-- type and the destination of the first.
 WITH RECURSIVE held AS (
-    (SELECT stream, seq, partition FROM holdfast_work.job WHERE state = 2 ORDER BY stream, seq LIMIT 1)
+    (SELECT stream, seq, partition, type, destination FROM holdfast_work.job WHERE state = 2 ORDER BY stream, seq LIMIT 1)
     UNION ALL
     SELECT next.* FROM held CROSS JOIN LATERAL (
-        SELECT stream, seq, partition FROM holdfast_work.job WHERE state = 2 AND stream > held.stream
+        SELECT stream, seq, partition, type, destination FROM holdfast_work.job WHERE state = 2 AND stream > held.stream
          ORDER BY stream, seq LIMIT 1) AS next
 )
-SELECT stream FROM held
+SELECT stream, type, destination FROM held
  WHERE ($1::bytea IS NULL OR get_bit($1, partition) = 1) AND NOT EXISTS (
        SELECT FROM holdfast_work.block AS b WHERE b.stream = held.stream AND b.head < held.seq
           AND b.released_through = 0 AND b.released_ids = '{}' AND b.released_types = '{}')

@@ -131,7 +131,8 @@ SELECT stream, head, policy, released_through, released_ids, released_types, by,
 
 -- name: backlogs
 -- Streams with held jobs, but for those that wait behind a block past which nothing was released. From stream to
--- stream by the index: a stream costs the same however many of its jobs are held.
+-- stream by the index: a stream costs the same however many of its jobs are held. With the type and the destination of
+-- the first.
 WITH RECURSIVE held (stream, seq) AS (
     SELECT * FROM (SELECT stream, seq FROM job WHERE state = 2 ORDER BY stream, seq LIMIT 1)
     UNION ALL
@@ -139,8 +140,8 @@ WITH RECURSIVE held (stream, seq) AS (
            (SELECT seq FROM job WHERE state = 2 AND stream > held.stream ORDER BY stream, seq LIMIT 1)
       FROM held WHERE held.stream IS NOT NULL
 )
-SELECT stream FROM held
- WHERE stream IS NOT NULL AND NOT EXISTS (
+SELECT held.stream, job.type, job.destination FROM held JOIN job ON job.seq = held.seq
+ WHERE held.stream IS NOT NULL AND NOT EXISTS (
        SELECT 1 FROM block AS b WHERE b.stream = held.stream AND b.head < held.seq
           AND b.released_through = 0 AND b.released_ids = '[]' AND b.released_types = '[]')
 

@@ -223,7 +223,7 @@ def _bury(db: apsw.Connection, seq: int, now: float) -> int:
 
 def standing(db: apsw.Connection) -> Rewound:
     blocks = [block_of(row) for row in db.execute(SQL["blocks"])]
-    return Rewound(blocks, [stream for (stream,) in db.execute(SQL["backlogs"])])
+    return Rewound(blocks, {stream: (job_type, to) for stream, job_type, to in db.execute(SQL["backlogs"])})
 
 
 def block_of(row: Any) -> Block:

@@ -1,0 +1,147 @@
+"""A cap per destination in the dispatch: a slow destination takes neither the runners nor the memory of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from holdfast.work.contract import Want
+from holdfast.work.destinations import Destinations
+from holdfast.work.job import Block, Job
+from holdfast.work.streams import Streams
+
+
+def jobs(destination: str, *seqs: int, stream: str | None = None, payload: bytes = b"{}") -> list[Job]:
+    """One stream for each job, or the one that is given."""
+    return [Job(seq, "hook", payload, stream or f"{destination}/{seq}", destination) for seq in seqs]
+
+
+def capped(cap: int = 2, runners: int = 100, jobs_max: int = 4096, bytes_max: int = 32 << 20) -> Streams:
+    return Streams(jobs_max, bytes_max, destinations=Destinations({"hook": cap}, runners))
+
+
+def start_all(streams: Streams) -> list[int]:
+    streams.announcing.announce(100, 100)
+    started = []
+    while (job := streams.next()) is not None:
+        started.append(job.seq)
+    return started
+
+
+def test_a_job_of_a_full_destination_is_not_announced_and_the_others_start() -> None:
+    streams = capped(cap=2)
+    streams.add([*jobs("slow", *range(1, 11)), *jobs("fast", 11)])
+    assert start_all(streams) == [1, 2, 11]
+    assert streams.announcing.announced == {1, 2, 11}
+    assert not streams.announcing.possible(100, 100), "nothing more to tell the store"
+    streams.announced_by_store(range(1, 11))
+    assert start_all(streams) == [], "nor when the store has recorded more than the cap"
+    streams.done(streams.started[1])
+    assert start_all(streams) == [3]
+
+
+def test_the_streams_of_a_full_destination_take_turns() -> None:
+    streams = capped(cap=1)
+    streams.add([*jobs("slow", 1, 3, 5, stream="slow/a"), *jobs("slow", 2, 4, 6, stream="slow/b")])
+    order = []
+    while started := start_all(streams):
+        order += started
+        for seq in started:
+            streams.done(streams.started[seq])
+    assert order == [1, 2, 3, 4, 5, 6]
+
+
+def test_types_without_a_cap_and_jobs_without_a_stream_are_not_capped() -> None:
+    streams = capped(cap=1)
+    streams.add([Job(seq, "order", b"", f"s{seq}", "slow") for seq in (1, 2, 3)])
+    streams.add([Job(seq, "hook", b"", None, "slow") for seq in (4, 5, 6)])
+    assert start_all(streams) == [1, 2, 3, 4, 5, 6]
+
+
+def test_many_slow_destinations_leave_runners_to_one_that_is_idle_and_their_shares_grow_again() -> None:
+    streams = capped(cap=4, runners=32)
+    for n in range(12):
+        streams.add(jobs(f"slow{n}", *range(n * 100, n * 100 + 50)))
+    started = Counter(seq // 100 for seq in start_all(streams))
+    assert (started[0], started[11]) == (4, 1) and started.total() < 32
+    streams.add(jobs("fast", 9999))
+    assert start_all(streams) == [9999]
+    for _ in range(50):
+        for job in [job for job in streams.started.values() if job.destination != "slow11"]:
+            streams.done(job)
+        start_all(streams)
+    assert {job.destination for job in streams.started.values()} == {"slow11"}
+    streams.done(next(iter(streams.started.values())))
+    assert len(start_all(streams)) == 4
+
+
+def test_a_backlog_of_one_destination_leaves_room_in_memory_for_all_others() -> None:
+    streams = capped(jobs_max=800)
+    streams.add(jobs("slow", *range(1, 801)))
+    assert streams.room()[0] > 700 and len(streams.take_held()) > 700, "the rest waits in the store"
+    for n in range(100):
+        streams.add(jobs(f"slow{n}", *range(1000 * n + 1001, 1000 * n + 1101)))
+        start_all(streams)
+    streams.make_room(runners=400)
+    assert streams.room()[0] > 300
+    while asked := streams.backlogs():
+        found = [job for key in asked for job in jobs(key.partition("/")[0], int(key.partition("/")[2]))]
+        streams.add_backlog(found, Want(backlogs=asked), through=999_999)
+        assert streams.room()[0] > 300
+    streams.add(jobs("fast", 999_999))
+    assert start_all(streams) == [999_999]
+
+
+def test_nor_does_it_fill_the_bytes() -> None:
+    streams = capped(bytes_max=1 << 20)
+    streams.add(jobs("slow", *range(1, 100), payload=b"x" * (1 << 15)))
+    assert streams.room()[1] > 800_000
+
+
+def test_what_was_held_of_a_full_destination_is_read_a_little_at_a_time_and_in_order() -> None:
+    streams = capped(cap=1, jobs_max=64)
+    everything = {job.seq: job for job in jobs("slow", *range(1, 41), stream="slow/a")}
+    everything |= {job.seq: job for job in jobs("slow", *range(41, 81), stream="slow/b")}
+    streams.add(everything.values())
+    held, order = set(streams.take_held()), list[int]()
+    assert len(held) > 60
+    for _ in range(200):
+        for seq in start_all(streams):
+            order.append(seq)
+            job = streams.started[seq]
+            streams.done(job)
+            streams.reported([seq])
+            held.discard(seq)
+        asked = Want(backlogs=streams.backlogs())
+        waiting = [everything[seq] for seq in sorted(held)]
+        found = [
+            job for key, after in asked.backlogs.items() for job in waiting if job.stream == key and job.seq > after
+        ]
+        streams.add_backlog(found, asked, through=80)
+        assert streams.room()[0] >= 64 - 4
+    assert [seq for seq in order if seq <= 40] == list(range(1, 41))
+    assert [seq for seq in order if seq > 40] == list(range(41, 81))
+
+
+def test_the_followers_of_a_block_are_not_read_to_find_its_head() -> None:
+    """A retried head of a full destination is held like any other job, in front of all that waits behind it."""
+    streams = capped(cap=1, jobs_max=8)
+    streams.rewound([Block("slow/a", 5)], {"slow/a": ("hook", "slow")})
+    assert streams.backlogs() == {"slow/a": 0}
+    streams.add_backlog(jobs("slow", *range(5, 69), stream="slow/a"), Want(backlogs={"slow/a": 0}), through=100)
+    assert start_all(streams) == [5] and streams.backlogs() == {}
+    streams.done(streams.started[5])
+    assert streams.backlogs() == {"slow/a": 0}
+
+
+def test_a_paused_destination_has_no_runner_and_no_memory_and_resumes_with_what_was_held() -> None:
+    streams = capped()
+    streams.rewound([], {"ep/a": ("hook", "ep")}, paused={("hook", "ep")})
+    streams.add([*jobs("ep", 1, 2, 3, stream="ep/a"), *jobs("fast", 4)])
+    assert start_all(streams) == [4]
+    assert streams.take_held() == [1, 2, 3] and streams.backlogs() == {}
+    assert streams.room()[0] == 4095
+    streams.rewound([], {"ep/a": ("hook", "ep")})
+    streams.add(jobs("ep", 5, stream="ep/a"))
+    assert streams.take_held() == [5] and start_all(streams) == [], "a newer job does not overtake the held ones"
+    streams.add_backlog(jobs("ep", 1, 2, 3, 5, stream="ep/a"), Want(backlogs=streams.backlogs()), through=5)
+    assert start_all(streams) == [1]
