@@ -58,6 +58,9 @@ One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, 
 
 **Credential.** `Authorization: Bearer <JWT>`; browsers offer the subprotocols `holdfast.v1, bearer.<JWT>` and get
 `holdfast.v1` back; or an `authenticate` frame first, within 5 s. Never in the URL. [What a token holds](../guides/access.md#user-tokens).
+A token's scopes count for each frame: `send_message` needs `chats:send`; `resume`, `sync_request`, `ack` and `read` need `chats:read`,
+typing both; else `error` FORBIDDEN with `details.scope`. A token that is good for some chats only is in no other: they are not pushed, and
+a cursor of one is `gone`.
 **Device**: `X-Device-ID`, or the `authenticate` frame; make one up at the first start and keep it, for a device's new
 connection replaces its old one. Without either the connection is a device of its own. A user has at most 5 devices connected.
 
@@ -91,7 +94,7 @@ A push carries no epoch: it is of the epoch of the chat's last page. Before its 
 | `resync` | pull each chat it names from its cursor, also if you seem to have that much: nothing more is pushed of it until then |
 | `heartbeat` | say `heartbeat_ack`; pull each chat of `heads` whose epoch is not the cursor's or whose head is above it |
 | a page (`sync_response`, or one of `resumed.chats`) | see below |
-| `error` NOT_A_MEMBER, NOT_FOUND or FORBIDDEN to a pull | the chat is gone: drop the cursor |
+| `error` NOT_A_MEMBER, NOT_FOUND or FORBIDDEN to a pull | the chat is gone: drop the cursor. With `details.scope` or `details.claim` it is the token that does not allow it |
 | `error` SLOW_CONSUMER, a push | you do not read what is sent; read faster. Messages are left out from now on, and `resync` tells of them |
 | any other `error` without `request_id` | a frame without an answer was refused; `details.chat_id` may say which. After RATE_LIMITED send acks and reads again, later |
 
@@ -145,6 +148,7 @@ Keep within `rate_limit_per_second` and its burst, and all other frames within `
   `heartbeat_interval_ms` and 15 s more, or no answer within 15 s while no frame is coming in: the connection is dead, drop it.
   Who sees whole frames only gives a page two minutes, and on a slow link asks for small ones (`limit`).
 - Before the token expires send `authenticate` with a new one of the same user; `authenticated` says how long that lasts.
+  If it carries other scopes or chats than the one before, the connection closes with 4004 next: come back with the new token.
 - Do not stop reading: with 950 messages waiting the server warns and leaves the rest out, and after 5 s without progress it closes.
 
 ## Leaving and coming back

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from plane import decode_frames
 
+from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Ids, timestamp
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.routing import envelopes, legs, recipients
@@ -33,7 +34,7 @@ ALICE, BOB = User("default", "alice"), User("default", "bob")
 
 def session_of(user: User, chat_id: str) -> Session:
     """A client that is connected, has resumed, and had everything there was: nothing."""
-    session = Session(SessionLimits(), f"conn_{user.user_id}", user, "phone", now=0)
+    session = Session(SessionLimits(), f"conn_{user.user_id}", Principal(*user, USER_SCOPES, "user"), "phone", now=0)
     session.established({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
     (fetch,) = session.receive(Resume(request_id="r", payload=ResumeBody({chat_id: (1, 0)})), now=0)
     assert isinstance(fetch, FetchResume)

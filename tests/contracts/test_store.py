@@ -374,6 +374,10 @@ async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
     assert entry.chat.chat_id == "chat_a", "where the page ended, not where its last chat is by now"
     await create(store, "bob", chat_id="chat_d")
     assert (await store.chats_of(BOB, 1))[0].chat.chat_id == "chat_d", "a new chat is on top"
+    some = await store.chats_of(BOB, 1, None, {"chat_a", "chat_b", "chat_of_nobody"})
+    more = await store.chats_of(BOB, 9, (some[0].chat.chat_id, some[0].chat.head), {"chat_a", "chat_b"})
+    assert {entry.chat.chat_id for entry in (*some, *more)} == {"chat_a", "chat_b"} and len(more) == 1
+    assert await store.chats_of(BOB, 9, None, set()) == []
 
 
 async def unread(store: Any, user: User) -> tuple[int, bool]:

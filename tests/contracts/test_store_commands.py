@@ -219,12 +219,39 @@ async def test_limits_are_refused_by_name(store: Any, rig: Rig) -> None:
     await store.change(AddMember(act(), "chat_a", "dora"))
     await refused(store, AddMember(act(), "chat_a", "emil"), Forbidden, "at most 4 members")
     for name in "bc":
-        await create(store, "bob", chat_id=f"chat_{name}", creator=EVE)
+        await store.change(CreateChat(act(EVE, backend=True), f"chat_{name}", "group", "B", ["bob"]))
     await refused(store, CreateChat(act(EVE), "chat_d", "group", "D", ["bob"]), Forbidden, "bob is in 3 chats")
     await create(store, chat_id="chat_d", creator=EVE)
     await refused(store, AddMember(act(EVE), "chat_d", "bob"), Forbidden, "bob is in 3 chats")
+    await refused(store, AddMember(act(EVE, backend=True), "chat_d", "bob"), Forbidden, "bob is in 3 chats")
     await store.change(RemoveMember(act(BOB), "chat_b", "bob"))
-    await store.change(AddMember(act(EVE), "chat_d", "bob"))
+    await store.change(AddMember(act(EVE, backend=True), "chat_d", "bob"))
+
+
+@partial(chats.on_every_store, limits=ChatLimits(chats_per_user_max=6))
+async def test_other_users_fill_at_most_half_of_a_users_chats(store: Any, rig: Rig) -> None:
+    async def invite(chat_id: str, by: User = EVE, **how: Any) -> None:
+        await store.change(CreateChat(act(by, **how), chat_id, "group", "G", ["bob"]))
+
+    await store.change(CreateChat(act(EVE), "chat_1", "direct", "", ["bob"]))
+    await invite("chat_2", CARL)
+    await create(store, chat_id="chat_3", creator=EVE)
+    await store.change(AddMember(act(EVE), "chat_3", "bob"))
+    spam = "bob was put into 3 chats by other users"
+    await refused(store, CreateChat(act(EVE), "chat_4", "group", "G", ["bob"]), Forbidden, spam, "tenant key")
+    await refused(store, CreateChat(act(CARL), "chat_4", "direct", "", ["bob"]), Forbidden, spam)
+    await create(store, chat_id="chat_4", creator=EVE)
+    await refused(store, AddMember(act(EVE), "chat_4", "bob"), Forbidden, spam)
+    await store.change(ChangeRole(act(EVE), "chat_3", "bob", "owner"))
+    await refused(store, AddMember(act(EVE), "chat_4", "bob"), Forbidden, spam)
+    await invite("chat_5", backend=True)
+    await store.change(AddMember(operator(), "chat_4", "bob"))
+    await create(store, chat_id="chat_6", creator=BOB)
+    assert len(await store.chats_of(BOB, 10)) == 6, "the other half is for the backend, operators and oneself"
+    await store.change(RemoveMember(act(BOB), "chat_2", "bob"))
+    await invite("chat_7")
+    await store.change(RemoveMember(act(BOB), "chat_5", "bob"))
+    await refused(store, CreateChat(act(EVE), "chat_8", "group", "G", ["bob"]), Forbidden, spam)
 
 
 @on_every_store

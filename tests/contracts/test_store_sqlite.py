@@ -711,6 +711,7 @@ COSTS: dict[str, dict[str, Any]] = {
         "edge_position": None,
         "edge_chat": None,
         "looked_at": UNREAD_LOOKED_AT,
+        "only": None,
     },
     "memberships": {"users": '[["default","ann"]]', "chats_max": 100},
     "known": {"senders": '[["chat_mine_1", "ann"]]', "keys": '[["chat_mine_1", 12345, "ann", "k"]]'},

@@ -15,6 +15,7 @@ import pytest
 from program import patched_environment
 from typer.testing import CliRunner
 
+from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
 from holdfast.cli.reach import Reach, settings_of
 from holdfast.errors import Unavailable
@@ -172,7 +173,7 @@ def test_every_command_goes_where_a_server_of_the_same_environment_is(environmen
 
 def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        token = bearer(node.tokens.mint(User("default", "alice"), 60))
+        token = bearer(node.tokens.mint(User("default", "alice"), 60, USER_SCOPES))
         large = await client.post(
             "/v1/chats", content=b" " * 70_000, headers={**token, "Content-Type": "application/json"}
         )
@@ -190,7 +191,7 @@ def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path)
 
 def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        token = node.tokens.mint(User("default", "alice"), 60)
+        token = node.tokens.mint(User("default", "alice"), 60, USER_SCOPES)
         server = node.settings.server
         _, writer = await asyncio.open_connection(server.host, server.port)
         head = f"POST /v1/chats HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
@@ -215,7 +216,7 @@ def test_an_operator_says_how_many_changes_may_be_under_way(tmp_path: Path, monk
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         monkeypatch.setattr(SqliteStore, "change", later)
-        token = bearer(node.tokens.mint(User("default", "alice"), 60))
+        token = bearer(node.tokens.mint(User("default", "alice"), 60, USER_SCOPES))
         first = asyncio.create_task(client.post("/v1/chats", json={"name": "one"}, headers=token))
         await begun.wait()
         second = await client.post("/v1/chats", json={"name": "two"}, headers=token)
@@ -262,7 +263,7 @@ def test_a_node_whose_ingest_ended_by_a_defect_says_so_instead_of_refusing_every
         raise RuntimeError("a defect")
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        token = node.tokens.mint(User("default", "alice"), 60)
+        token = node.tokens.mint(User("default", "alice"), 60, USER_SCOPES)
         made = await client.post("/v1/chats", json={"name": "lobby"}, headers=bearer(token))
         monkeypatch.setattr(HotChats, "count", count)
         sent = client.post(f"/v1/chats/{made.json()['chat']['chat_id']}/messages", json={"content": "x"},

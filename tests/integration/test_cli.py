@@ -18,6 +18,7 @@ from program import PATIENCE_SECONDS, Program, Ran, eventually, patched_environm
 from typer.testing import CliRunner
 
 from engines import free_port
+from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
 
 COMMANDS = [
@@ -188,6 +189,16 @@ def test_a_token_works_everywhere(program: Program, lobby: str) -> None:
     listed = json.loads(program.ok("--json", "chat", "list", "--token", made["token"]))
     assert lobby in [entry["chat"]["chat_id"] for entry in listed]
     assert "speaks for alice" in failed(program.run("chat", "list", "--token", made["token"], "--user", "bob"))
+
+
+def test_a_token_carries_every_scope_unless_some_are_named(program: Program, lobby: str) -> None:
+    claims = jwt.decode(program.ok("token", "-u", "alice").strip(), options={"verify_signature": False})
+    assert claims["holdfast_scopes"] == sorted(USER_SCOPES) and "chats" not in claims
+    small = program.ok("token", "-u", "alice", "--scope", "chats:read", "--chat", lobby).strip()
+    claims = jwt.decode(small, options={"verify_signature": False})
+    assert (claims["holdfast_scopes"], claims["chats"]) == (["chats:read"], [lobby])
+    assert "lacks the scope chats:create" in failed(program.run("chat", "create", "--name", "New", "--token", small))
+    assert "no scope 'chats:all'" in failed(program.run("token", "-u", "alice", "--scope", "chats:all"))
 
 
 def test_a_token_is_made_for_the_issuer_of_the_settings_file(program: Program, tmp_path: Path) -> None:

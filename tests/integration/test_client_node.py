@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engines import free_port
+from holdfast.access.principal import USER_SCOPES
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import Rest
 from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message, Receipt
@@ -34,7 +35,7 @@ class World:
 
     def token(self, user: str) -> str:
         tokens = Tokens(TokenSettings(), shared_secret(self._secrets.jwt_secret.encode()), SystemClock())
-        return tokens.mint(User("default", user), 3600)
+        return tokens.mint(User("default", user), 3600, USER_SCOPES)
 
     def client(self, user: str, state: Path | None = None, settings: ClientSettings = QUICK) -> Client:
         return Client(self.url, self.token(user), state=state, settings=settings)

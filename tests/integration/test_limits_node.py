@@ -16,6 +16,7 @@ import redis.asyncio
 import websockets
 
 from engines import Server as Engine
+from holdfast.access.principal import USER_SCOPES
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.disk import load_nodes
@@ -97,7 +98,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def as_user(node: Node, user_id: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {node.tokens.mint(User('default', user_id), 600)}"}
+    return {"Authorization": f"Bearer {node.tokens.mint(User('default', user_id), 600, USER_SCOPES)}"}
 
 
 async def refused(node: Node, ask: Callable[[], Awaitable[Any]], tries: int) -> int:

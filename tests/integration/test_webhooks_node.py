@@ -18,6 +18,7 @@ from work_stores import postgres_work
 from engines import Server as Engine
 from engines import postgres
 from engines.fixtures import had
+from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
 from holdfast.cli.jobs import jobs
 from holdfast.cli.webhooks import webhooks
@@ -139,7 +140,10 @@ async def _answers(client: httpx.AsyncClient, path: str) -> bool:
 
 
 async def _as_alice(node: Node, path: str, body: dict[str, str]) -> Any:
-    headers = {"Authorization": f"Bearer {node.tokens.mint(User('acme', 'alice'), 3600)}", "Idempotency-Key": "k1"}
+    headers = {
+        "Authorization": f"Bearer {node.tokens.mint(User('acme', 'alice'), 3600, USER_SCOPES)}",
+        "Idempotency-Key": "k1",
+    }
     async with httpx.AsyncClient(base_url=node.url, headers=headers) as client:
         answer = await client.post(path, json=body)
     assert answer.status_code == 201, answer.text
@@ -187,7 +191,7 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
         async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
             command = Command(node)
             made = await command("webhooks", "add", hook, "--tenant", "acme")
-            token = node.tokens.mint(User("acme", "alice"), 3600)
+            token = node.tokens.mint(User("acme", "alice"), 3600, USER_SCOPES)
             client.headers["Authorization"] = f"Bearer {token}"
             chat = (await client.post("/v1/chats", json={"name": "lobby"})).json()["chat"]["chat_id"]
 

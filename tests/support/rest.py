@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import httpx
 from limitworld import Log
 
 from holdfast.access.keys import KeyRing
-from holdfast.access.principal import Scope
+from holdfast.access.principal import USER_SCOPES, KeyScope, UserScope
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.api.app import make_app
 from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
@@ -54,13 +54,20 @@ class Rest:
     online: dict[User, str]
     ready: dict[str, str]
 
-    def token(self, user_id: str, tenant: str = "acme", ttl_seconds: float = 3600) -> str:
-        return self.deps.tokens.mint(User(tenant, user_id), ttl_seconds)
+    def token(
+        self,
+        user_id: str,
+        tenant: str = "acme",
+        ttl_seconds: float = 3600,
+        scopes: Collection[UserScope] = USER_SCOPES,
+        chats: Collection[str] | None = None,
+    ) -> str:
+        return self.deps.tokens.mint(User(tenant, user_id), ttl_seconds, scopes, chats)
 
-    def tenant_key(self, tenant: str = "acme", scopes: Sequence[Scope] | None = None) -> str:
+    def tenant_key(self, tenant: str = "acme", scopes: Sequence[KeyScope] | None = None) -> str:
         return self.deps.keys.issue("tenant", "backend", AT, tenant=tenant, scopes=scopes)[1]
 
-    def admin_key(self, *scopes: Scope) -> str:
+    def admin_key(self, *scopes: KeyScope) -> str:
         return self.deps.keys.issue("admin", "operator", AT, scopes=scopes or None)[1]
 
     async def ask(

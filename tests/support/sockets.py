@@ -13,6 +13,7 @@ import httpx
 import uvloop
 import websockets
 
+from holdfast.access.principal import USER_SCOPES
 from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
@@ -34,7 +35,7 @@ def serve(tmp_path: Path, story: Story, **settings: Any) -> None:
 
 
 def token(node: Node, user_id: str, seconds: float = 3600) -> str:
-    return node.tokens.mint(User("default", user_id), seconds)
+    return node.tokens.mint(User("default", user_id), seconds, USER_SCOPES)
 
 
 def ws_url(node: Node) -> str:

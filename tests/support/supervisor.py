@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from program import ROOT
 
 from engines import free_port
+from holdfast.access.principal import USER_SCOPES
 from holdfast.access.secrets import open_secrets
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.client import ChatGone, ChatReset, ClientSettings, Message
@@ -167,7 +168,7 @@ class Supervisor:
         return chat_id
 
     def token(self, user: str) -> str:
-        return self._tokens.mint(User(TENANT, user), 3600)
+        return self._tokens.mint(User(TENANT, user), 3600, USER_SCOPES)
 
     async def spawn(self, kill_at: str = "", start: Start | None = None) -> None:
         """Start the server, which kills itself at a named point if one is given, counted from when it serves."""

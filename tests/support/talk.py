@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
+from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.message import Acked, Cursor, Message, Page, ResumeRead, User
 from holdfast.session.effects import Close, Effect, Effects, Fetch, FetchResume
 from holdfast.session.limits import SessionLimits
@@ -26,6 +27,7 @@ from holdfast.wire.run import Run
 
 AT = "2026-01-01T00:00:00.000Z"
 ANN = User("default", "ann")
+AS_ANN = Principal(*ANN, USER_SCOPES, "user")
 E = TypeVar("E")
 
 
@@ -84,13 +86,14 @@ class Talk:
         expires_at: float | None = None,
         rng: random.Random | None = None,
         established: bool = True,
+        principal: Principal = AS_ANN,
     ) -> None:
         self.now = 0.0
         self.unsent = 0
         """What the transport has not passed on yet."""
         self.limits = limits or SessionLimits()
         self.effects: list[Effect] = []
-        self.session = Session(self.limits, "conn_1", ANN, "phone", self.now, expires_at, rng)
+        self.session = Session(self.limits, "conn_1", principal, "phone", self.now, expires_at, rng)
         if established:
             self.do(self.session.established({"chat_1": Cursor(1, 0)} if chats is None else chats, AT))
             self.read()

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from holdfast.access.keys import ApiKey, KeyRing, is_api_key, load_keys, save_keys
-from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Scope
+from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -25,7 +25,7 @@ def test_a_tenant_key_is_found_by_its_secret_and_acts_for_the_user_it_names() ->
     assert ring.find(secret) == key
     principal = key.principal("alice")
     assert (principal.tenant, principal.user_id, principal.kind) == ("acme", "alice", "tenant_key")
-    assert principal.scopes == TENANT_SCOPES
+    assert principal.scopes == TENANT_SCOPES | USER_SCOPES, "chats:write includes what users' tokens name one by one"
 
 
 def test_an_admin_key_belongs_to_no_tenant_and_can_act_for_nobody() -> None:
@@ -106,7 +106,7 @@ def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:
         KeyRing([structs.replace(key, tenant="*")]).find(secret)
 
 
-@pytest.mark.parametrize("scope", get_args(Scope))
+@pytest.mark.parametrize("scope", [*get_args(KeyScope), *USER_SCOPES])
 def test_every_scope_is_described_in_the_guide(scope: str) -> None:
     guide = Path(__file__).parents[2] / "docs/guides/access.md"
     assert f"| `{scope}` |" in guide.read_text()

@@ -65,7 +65,7 @@ def unsigned(header: dict[str, Any]) -> str:
 
 def test_a_minted_token_speaks_for_its_user_until_it_expires(tokens: Tokens, clock: ManualClock) -> None:
     principal = tokens.verify(tokens.mint(ALICE, 60))
-    assert principal == Principal("acme", "alice", frozenset({"chats:read", "chats:write"}), "user", 1_700_000_060.0)
+    assert principal == Principal("acme", "alice", frozenset({"chats:read", "chats:send"}), "user", 1_700_000_060.0)
     assert principal.user == ALICE
 
 

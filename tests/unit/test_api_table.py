@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from holdfast.access.principal import CHATS_WRITE
 from holdfast.api.answers import RETRY_AFTER_SECONDS, STATUS
 from holdfast.api.deps import ApiSettings
 from holdfast.api.openapi import describe
@@ -37,7 +38,7 @@ def test_everything_else_needs_a_scope() -> None:
         if endpoint.path.startswith("/admin"):
             assert endpoint.caller == "operator", endpoint.name
         if endpoint.writes and endpoint.caller == "user":
-            assert endpoint.scope == "chats:write", endpoint.name
+            assert endpoint.scope in CHATS_WRITE, endpoint.name
 
 
 def test_every_operators_write_asks_for_a_reason() -> None:

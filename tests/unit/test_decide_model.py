@@ -26,7 +26,7 @@ from holdfast.store.changes import (
 from holdfast.store.decide import decide
 from holdfast.store.plan import ChatLimits, Plan, Seen, joining, target_of
 
-LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=1)
+LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=2)
 USERS = st.sampled_from(["ann", "bob", "cyd", "dan", "eve"])
 ROLES = st.sampled_from(["owner", "admin", "member"])
 BY = st.tuples(USERS, st.booleans())

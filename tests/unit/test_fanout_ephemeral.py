@@ -56,7 +56,7 @@ class Bench:
             self._note(chat_id, frame)
         self.clock.worked += self.seconds_of_a_push
 
-    def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
+    def push_to_user(self, user: User, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
         self._note(user, frame)
 
     def _note(self, to: object, frame: bytes) -> None:

@@ -22,6 +22,9 @@ class Here:
     device_id: str = "phone"
     chats: set[str] = field(default_factory=set)
 
+    def reads(self, chat_id: str) -> bool:
+        return True
+
 
 def roster() -> Roster[Here]:
     return Roster(connections_max=5)

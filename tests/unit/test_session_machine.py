@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from talk import ANN, AT, decoded
+from talk import AS_ANN, AT, decoded
 
 from holdfast.errors import HoldfastError, NotAMember, Unavailable
 from holdfast.message import Cursor, Message, MessageKind, Page, ResumeRead
@@ -253,7 +253,7 @@ class Protocol(RuleBasedStateMachine):
         self.connect()
 
     def connect(self) -> None:
-        self.session = Session(LIMITS, "conn_1", ANN, "phone", self.now, None, self.rng)
+        self.session = Session(LIMITS, "conn_1", AS_ANN, "phone", self.now, None, self.rng)
         self.fetches, self.read, self.unread = [], [], []
         self.reading = True
         self.warned_at = None

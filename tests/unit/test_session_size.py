@@ -6,7 +6,7 @@ import gc
 import random
 import tracemalloc
 
-from talk import ANN, AT, page, sync
+from talk import AS_ANN, AT, page, sync
 
 from holdfast.message import Cursor
 from holdfast.session.effects import Fetch
@@ -22,7 +22,7 @@ CHATS = [f"chat_{n:026d}" for n in range(3)]
 def idle_session(number: int, rng: random.Random) -> Session:
     """Established, live in three chats, a few heartbeats old: what most connections are most of the time."""
     now = float(number)
-    session = Session(LIMITS, f"conn_{number:026d}", ANN, "phone", now, now + 3600.5, rng)
+    session = Session(LIMITS, f"conn_{number:026d}", AS_ANN, "phone", now, now + 3600.5, rng)
     session.established({chat_id: Cursor(1, 1000 + number) for chat_id in CHATS}, AT)
     for chat_id in CHATS:
         (fetch,) = session.receive(sync(1000 + number, chat_id=chat_id), now)

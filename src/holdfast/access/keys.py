@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, Principal, Scope
+from holdfast.access.principal import ADMIN_SCOPES, CHATS_WRITE, TENANT_SCOPES, KeyScope, Principal, Scope
 from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
 from holdfast.files import replace_file
 from holdfast.message import check_tenant
@@ -28,7 +28,7 @@ KeyKind = Literal["tenant", "admin"]
 KEYS_MAX = 1000
 LABEL_CHARACTERS_MAX = 100
 _PREFIX: dict[KeyKind, str] = {"tenant": "hf_tenant_", "admin": "hf_admin_"}
-_ALLOWED: dict[KeyKind, frozenset[Scope]] = {"tenant": TENANT_SCOPES, "admin": ADMIN_SCOPES}
+_ALLOWED: dict[KeyKind, frozenset[KeyScope]] = {"tenant": TENANT_SCOPES, "admin": ADMIN_SCOPES}
 
 
 class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
     kind: KeyKind
     tenant: str
     label: str
-    scopes: tuple[Scope, ...]
+    scopes: tuple[KeyScope, ...]
     created_at: str
     digest: str
     last_four: str
@@ -47,7 +47,10 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
         """Who the key speaks for: the user a tenant key acts for, or an operator named by the key's id."""
         if self.kind == "admin":
             return Principal("", self.key_id, frozenset(self.scopes), "admin_key")
-        return Principal(self.tenant, act_as or "", frozenset(self.scopes), "tenant_key")
+        scopes: frozenset[Scope] = frozenset(self.scopes)
+        if "chats:write" in scopes:
+            scopes |= CHATS_WRITE
+        return Principal(self.tenant, act_as or "", scopes, "tenant_key")
 
 
 Save = Callable[[Sequence[ApiKey]], None]
@@ -71,7 +74,7 @@ class KeyRing:
         return sorted(self._keys.values(), key=lambda key: (key.created_at, key.key_id))
 
     def issue(
-        self, kind: KeyKind, label: str, at: str, *, tenant: str = "", scopes: Iterable[Scope] | None = None
+        self, kind: KeyKind, label: str, at: str, *, tenant: str = "", scopes: Iterable[KeyScope] | None = None
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which nobody can see again. InvalidMessage names what is wrong."""
         granted = tuple(sorted(_ALLOWED[kind] if scopes is None else frozenset(scopes)))
@@ -130,7 +133,7 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[Scope, ...]) -> None:
+def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[KeyScope, ...]) -> None:
     if not label or len(label) > LABEL_CHARACTERS_MAX or not label.isprintable():
         raise InvalidMessage(f"label must be 1 to {LABEL_CHARACTERS_MAX} printable characters", field="label")
     if kind == "admin" and tenant:

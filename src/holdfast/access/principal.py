@@ -10,7 +10,13 @@ from holdfast.errors import Forbidden
 from holdfast.message import User
 
 Kind = Literal["user", "tenant_key", "admin_key"]
-Scope = Literal[
+UserScope = Literal[
+    "chats:read",  # read one's chats, get what is sent there, say how far one has read
+    "chats:send",  # send, type, redact, mute, leave
+    "chats:create",  # create chats, with anybody of the tenant
+    "chats:members",  # add, remove and ban members, change roles, rename
+]
+KeyScope = Literal[
     "chats:read",  # read chats: one's own, or for an operator any chat's numbering
     "chats:write",  # change chats and send; for an operator halt and recover
     "tokens:write",  # mint user tokens of one's tenant
@@ -26,9 +32,13 @@ Scope = Literal[
     "limits:check",  # ask whether a subject of one's tenant may go on
 ]
 
-USER_SCOPES: frozenset[Scope] = frozenset({"chats:read", "chats:write"})
-TENANT_SCOPES: frozenset[Scope] = frozenset({"chats:read", "chats:write", "tokens:write", "limits:check"})
-ADMIN_SCOPES: frozenset[Scope] = frozenset(get_args(Scope)) - {"tokens:write", "limits:check"}
+Scope = UserScope | KeyScope
+
+USER_SCOPES: frozenset[UserScope] = frozenset(get_args(UserScope))
+CHATS_WRITE: frozenset[UserScope] = USER_SCOPES - {"chats:read"}
+"""What ``chats:write`` of a tenant key includes."""
+TENANT_SCOPES: frozenset[KeyScope] = frozenset({"chats:read", "chats:write", "tokens:write", "limits:check"})
+ADMIN_SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope)) - {"tokens:write", "limits:check"}
 
 
 class Principal(Struct, frozen=True):
@@ -36,7 +46,8 @@ class Principal(Struct, frozen=True):
 
     ``user_id`` is the person it speaks for: a token's subject, or whom a tenant key acts for ("" if nobody).
     An admin key is no user of any tenant: its ``tenant`` is "" and its ``user_id`` names the key.
-    ``expires_at`` is wall-clock seconds; None: until revoked.
+    ``expires_at`` is wall-clock seconds; None: until revoked. ``chats`` are the only chats it is good for; None: all
+    of the user's.
     """
 
     tenant: str
@@ -44,22 +55,48 @@ class Principal(Struct, frozen=True):
     scopes: frozenset[Scope]
     kind: Kind
     expires_at: float | None = None
+    chats: frozenset[str] | None = None
 
     @property
     def user(self) -> User:
         return User(self.tenant, self.user_id)
 
+    def reads(self, chat_id: str) -> bool:
+        """Whether it may see this chat, if its user is in it."""
+        return "chats:read" in self.scopes and (self.chats is None or chat_id in self.chats)
 
-def require_scope(principal: Principal, scope: Scope) -> None:
-    """Forbidden unless the credential carries ``scope``; it names the command that makes a key which does."""
-    if scope in principal.scopes:
-        return
+    def refusal(self, scope: Scope, chat_id: str | None = None) -> Forbidden | None:
+        """Why it may not do what needs ``scope``, in this chat if one is named; None if it may."""
+        if scope not in self.scopes:
+            return _lacks(self, scope)
+        if chat_id is None or self.chats is None or chat_id in self.chats:
+            return None
+        return Forbidden(
+            f"this token is not good for the chat {chat_id}, only for those in its claim chats",
+            claim="chats",
+            chat_id=chat_id,
+        )
+
+
+def require_scope(principal: Principal, scope: Scope, chat_id: str | None = None) -> None:
+    """Forbidden unless the credential carries ``scope`` and is good for the chat, if one is named."""
+    if (refusal := principal.refusal(scope, chat_id)) is not None:
+        raise refusal
+
+
+def _lacks(principal: Principal, scope: Scope) -> Forbidden:
+    """It names the scope, and how to get a credential that carries it."""
     if principal.kind == "user":
-        raise Forbidden(f"a user token does not carry the scope {scope}", scope=scope)
+        return Forbidden(
+            f"this token lacks the scope {scope}: whoever makes it must grant it (`scopes` of POST /v1/tokens, "
+            f"`holdfast token --scope {scope}`, or its claim)",
+            scope=scope,
+        )
     whose = "admin" if principal.kind == "admin_key" else f"tenant --tenant {principal.tenant}"
-    raise Forbidden(
+    needed = "chats:write" if scope in CHATS_WRITE else scope
+    return Forbidden(
         f"this key lacks the scope {scope}; make one that has it: "
-        f"holdfast key create {whose} --label LABEL --scope {scope}",
+        f"holdfast key create {whose} --label LABEL --scope {needed}",
         scope=scope,
     )
 

@@ -10,23 +10,28 @@ shared secret without a change here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jwt
 
 from holdfast.access.compact import Compact, json_object, read
-from holdfast.access.principal import USER_SCOPES, Principal
+from holdfast.access.principal import USER_SCOPES, Principal, UserScope
 from holdfast.clock import Clock
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id, check_tenant
 
-TOKEN_BYTES_MAX = 4096
+TOKEN_BYTES_MAX = 6144
+"""Room for ``CHATS_MAX`` ids as this server makes them, and less than a proxy's usual 8 KiB for a header."""
+CHATS_MAX = 100
+"""Chats that a token can be limited to."""
 SECRET_BYTES_MIN = 32
 
+_SCOPES_ARE = f"the scopes of a token are {', '.join(sorted(USER_SCOPES))}"
 _INVALID = "the token is not valid here: get a new one"
 _CLAIMS = ("exp", "aud", "iss", "sub")
+_TAKEN_CLAIMS = frozenset({*_CLAIMS, "nbf", "iat", "jti", "tenant", "chats"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,12 @@ class TokenSettings:
     """The tenant of a token that names none; ``null`` (in YAML) refuses such tokens."""
     ttl_seconds_max: float = 30 * 86400
     """The longest lifetime this server mints; asking for more is refused."""
+    scope_claim: str = "holdfast_scopes"
+    """The claim that says what a token may do: an array of ``chats:read``, ``chats:send``, ``chats:create`` and
+    ``chats:members``. Anything else in it: 401.
+    """
+    default_scopes: tuple[UserScope, ...] = ("chats:read", "chats:send")
+    """What a token without that claim may do."""
 
     def __post_init__(self) -> None:
         if not self.issuer or not self.audience:
@@ -91,6 +102,10 @@ class TokenSettings:
             raise BadSetting("token leeway_seconds must be between 0 and 60")
         if self.ttl_seconds_max <= 0:
             raise BadSetting("token ttl_seconds_max must be greater than 0")
+        if not self.scope_claim or self.scope_claim in _TAKEN_CLAIMS:
+            raise BadSetting(f"token scope_claim must be a claim of its own, not {self.scope_claim!r}")
+        if unknown := sorted(set(self.default_scopes) - USER_SCOPES):
+            raise BadSetting(f"token default_scopes: there is no scope {unknown[0]}; {_SCOPES_ARE}")
 
 
 class Tokens:
@@ -100,9 +115,19 @@ class Tokens:
         self._settings = settings
         self._keys = keys
         self._clock = clock
+        self._default_scopes = frozenset(settings.default_scopes)
 
-    def mint(self, user: User, ttl_seconds: float) -> str:
-        """A token that speaks for ``user``. BadSetting if the keys cannot sign (a set of public keys)."""
+    def mint(
+        self,
+        user: User,
+        ttl_seconds: float,
+        scopes: Collection[str] | None = None,
+        chats: Collection[str] | None = None,
+    ) -> str:
+        """A token that speaks for ``user``, with these scopes (None: the default ones), for these chats (None: all).
+
+        BadSetting if the keys cannot sign (a set of public keys).
+        """
         signing = self._keys(None)
         if signing is None or not signing.algorithm.startswith("HS"):
             raise BadSetting("tokens are minted elsewhere: this server holds only public keys")
@@ -110,7 +135,7 @@ class Tokens:
             bound = self._settings.ttl_seconds_max
             raise InvalidMessage(f"ttl_seconds must be more than 0 and at most {bound:g}", field="ttl_seconds")
         now = int(self._clock.now())
-        claims = {
+        claims: dict[str, Any] = {
             "iss": self._settings.issuer,
             "aud": self._settings.audience,
             "sub": user.user_id,
@@ -118,7 +143,14 @@ class Tokens:
             "iat": now,
             "exp": now + int(ttl_seconds),
         }
-        return jwt.encode(claims, signing.key, signing.algorithm)
+        if scopes is not None:
+            claims[self._settings.scope_claim] = _known_scopes(scopes)
+        if chats is not None:
+            claims["chats"] = _usable_chats(chats)
+        token = jwt.encode(claims, signing.key, signing.algorithm)
+        if len(token) > TOKEN_BYTES_MAX:
+            raise InvalidMessage(f"a token has at most {TOKEN_BYTES_MAX} bytes; name fewer chats", field="chats")
+        return token
 
     def verify(self, token: str) -> Principal:
         """The principal a token speaks for; Unauthorized with a reason the caller can act on.
@@ -134,7 +166,27 @@ class Tokens:
             problem = check(value, claim) if isinstance(value, str) else f"{claim} must be a string"
             if problem:
                 raise Unauthorized(f"the token's claim is not usable: {problem}", claim=claim)
-        return Principal(tenant, claims["sub"], USER_SCOPES, "user", expires_at)
+        scopes, chats = self._grants(claims)
+        return Principal(tenant, claims["sub"], scopes, "user", expires_at, chats)
+
+    def _grants(self, claims: Mapping[str, Any]) -> tuple[frozenset[UserScope], frozenset[str] | None]:
+        """The scopes of a token and the chats it is limited to; Unauthorized names the claim that is wrong."""
+        scopes, chats = self._default_scopes, None
+        claim = self._settings.scope_claim
+        if claim in claims:
+            named = _texts(claims, claim)
+            if unknown := [name for name in named if name not in USER_SCOPES]:
+                raise Unauthorized(
+                    f"the token's claim {claim} names no scope of this server: {unknown[0][:64]!r}; {_SCOPES_ARE}",
+                    claim=claim,
+                    scope=unknown[0][:64],
+                )
+            scopes = frozenset(named)
+        if "chats" in claims:
+            chats = frozenset(_texts(claims, "chats"))
+            if len(chats) > CHATS_MAX:
+                raise Unauthorized(f"the token's claim chats names more than {CHATS_MAX} chats", claim="chats")
+        return scopes, chats
 
     def _claims(self, token: str) -> Mapping[str, Any]:
         """The claims of a token whose signature, issuer and audience are right; times are not checked yet."""
@@ -174,6 +226,28 @@ class Tokens:
             if claim in claims and _moment(claims, claim) > now + leeway:
                 raise Unauthorized("the token is not valid yet: check the clocks", claim=claim)
         return expires_at
+
+
+def _known_scopes(scopes: Collection[str]) -> list[str]:
+    if unknown := sorted(set(scopes) - USER_SCOPES):
+        raise InvalidMessage(f"there is no scope {unknown[0][:64]!r}; {_SCOPES_ARE}", field="scopes")
+    return sorted(set(scopes))
+
+
+def _usable_chats(chats: Collection[str]) -> list[str]:
+    if problem := next((bad for chat_id in chats if (bad := check_id(chat_id, "chats"))), None):
+        raise InvalidMessage(problem, field="chats")
+    if len(chats) > CHATS_MAX:
+        raise InvalidMessage(f"a token is limited to at most {CHATS_MAX} chats", field="chats", limit=CHATS_MAX)
+    return sorted(set(chats))
+
+
+def _texts(claims: Mapping[str, Any], claim: str) -> list[Any]:
+    """A claim that is an array of texts; Unauthorized if it is anything else."""
+    value = claims[claim]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise Unauthorized(f"the token's claim {claim} must be an array of texts", claim=claim)
+    return value
 
 
 def _moment(claims: Mapping[str, Any], claim: str) -> float:

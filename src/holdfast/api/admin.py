@@ -10,6 +10,7 @@ import asyncio
 import msgspec
 
 from holdfast.access.keys import ApiKey
+from holdfast.access.principal import ADMIN_SCOPES
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
@@ -169,7 +170,7 @@ async def issue_key(deps: Deps, call: Call) -> Answer:
     body: NewKey = call.body
     scopes = body.scopes
     if body.kind == "admin":
-        scopes = sorted(call.principal.scopes) if scopes is None else scopes
+        scopes = sorted(ADMIN_SCOPES & call.principal.scopes) if scopes is None else scopes
         if lacking := sorted(set(scopes) - call.principal.scopes):
             raise Forbidden(
                 f"a key can hand out only the scopes it carries, and yours lacks {', '.join(lacking)}: use the state "

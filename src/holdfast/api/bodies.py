@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from holdfast.access.keys import KeyKind
-from holdfast.access.principal import Scope
+from holdfast.access.principal import KeyScope, UserScope
+from holdfast.access.tokens import CHATS_MAX
 from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Ban, Chat, ChatKind, Member, Message, Role
 from holdfast.store.contract import AuditRecord, ChatSummary
 from holdfast.wire.frames import Error
@@ -68,8 +69,12 @@ class NewMessage(Body, frozen=True):
 
 
 class NewToken(Body, frozen=True):
+    """``scopes`` left out: access.tokens.default_scopes. ``chats`` left out: all chats of the user."""
+
     user_id: Id
     ttl_seconds: Annotated[int, Meta(ge=1, description="At most access.tokens.ttl_seconds_max.")] = 3600
+    scopes: Annotated[list[UserScope], Meta(max_length=20)] | None = None
+    chats: Annotated[list[Id], Meta(max_length=CHATS_MAX)] | None = None
 
 
 class NewKey(Body, frozen=True):
@@ -79,7 +84,7 @@ class NewKey(Body, frozen=True):
     label: Annotated[str, Meta(min_length=1, max_length=100)]
     reason: Reason
     tenant: Annotated[str, Meta(max_length=ID_BYTES_MAX)] = ""
-    scopes: Annotated[list[Scope], Meta(max_length=20)] | None = None
+    scopes: Annotated[list[KeyScope], Meta(max_length=20)] | None = None
 
 
 class Why(Body, frozen=True):
@@ -194,7 +199,7 @@ class KeyView(Struct, frozen=True):
     kind: KeyKind
     tenant: str
     label: str
-    scopes: Sequence[Scope]
+    scopes: Sequence[KeyScope]
     created_at: str
     last_four: str
 

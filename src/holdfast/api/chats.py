@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from holdfast.access.principal import require_scope
 from holdfast.access.roles import may
 from holdfast.api.bodies import (
     BanList,
@@ -46,6 +47,7 @@ def act_of(deps: Deps, call: Call) -> Act:
         actor=call.principal.user,
         at=timestamp(deps.clock.now()),
         message_id=deps.ids.new("msg_"),
+        backend=call.principal.kind == "tenant_key",
         key=call.key,
         fingerprint=call.fingerprint,
     )
@@ -73,6 +75,8 @@ def _usable(user_id: str) -> str:
 
 async def create_chat(deps: Deps, call: Call) -> Answer:
     body: NewChat = call.body
+    if call.principal.chats is not None:
+        raise Forbidden("this token is good for the chats in its claim chats only, and so creates none", claim="chats")
     members = [_usable(user_id) for user_id in body.members]
     return await commit(
         deps, call, CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members)
@@ -83,8 +87,11 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
     query: ChatsQuery = call.query
     user, after = call.principal.user, _place(query.after)
     if after is not None:
+        require_scope(call.principal, "chats:read", after[0])
         await _require_own(deps, call, after[0])
-    chats = await deps.history.ask(lambda store: store.chats_of(user, query.limit + 1, after), call.deadline, user)
+    chats = await deps.history.ask(
+        lambda store: store.chats_of(user, query.limit + 1, after, call.principal.chats), call.deadline, user
+    )
     shown = [replace(entry, chat=_for_members(entry.chat)) for entry in chats[: query.limit]]
     last = shown[-1].chat if len(chats) > query.limit else None
     return Answer(ChatPage(shown, f"{last.head}.{last.chat_id}" if last is not None else None))
@@ -142,6 +149,9 @@ async def change_role(deps: Deps, call: Call) -> Answer:
 
 
 async def remove_member(deps: Deps, call: Call) -> Answer:
+    """Whoever may send may leave: nobody is kept in a chat by the scopes of a token."""
+    if call.path["user_id"] != call.principal.user_id:
+        require_scope(call.principal, "chats:members")
     return await commit(deps, call, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
 
 
@@ -188,5 +198,5 @@ async def get_presence(deps: Deps, call: Call) -> Answer:
 async def mint_token(deps: Deps, call: Call) -> Answer:
     body: NewToken = call.body
     user = User(call.principal.tenant, _usable(body.user_id))
-    token = deps.tokens.mint(user, body.ttl_seconds)
+    token = deps.tokens.mint(user, body.ttl_seconds, body.scopes, body.chats)
     return Answer(TokenAnswer(token, timestamp(int(deps.clock.now()) + body.ttl_seconds)))

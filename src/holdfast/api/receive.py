@@ -115,6 +115,8 @@ async def receive(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, r
     request.scope["holdfast.principal"] = principal
     await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
+    if endpoint.scope is not None:
+        require_scope(principal, endpoint.scope, path.get("chat_id"))
     query = _fitting(endpoint, _query, endpoint.query, request.scope["query_string"])
     key = _key(endpoint, request)
     body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))

@@ -51,7 +51,7 @@ OPERATED = "/admin/chats/{chat_id}"
 
 CHATS: Sequence[Endpoint] = (
     Endpoint(
-        "POST", "/v1/chats", chats.create_chat, "Create a chat", "user", "chats:write",
+        "POST", "/v1/chats", chats.create_chat, "Create a chat", "user", "chats:create",
         body=NewChat, answer=ChangeAnswer, status=201, key="optional",
         also={200: "It exists: the pair has a direct chat already, or this key was used before."},
         note="The caller becomes the owner of a group; the two members of a direct chat are equal.",
@@ -65,46 +65,48 @@ CHATS: Sequence[Endpoint] = (
     ),
     Endpoint("GET", CHAT, chats.get_chat, "One chat with its members", "user", "chats:read", answer=ChatDetail),
     Endpoint(
-        "PATCH", CHAT, chats.rename_chat, "Rename a chat", "user", "chats:write", body=Renamed, answer=ChangeAnswer
+        "PATCH", CHAT, chats.rename_chat, "Rename a chat", "user", "chats:members", body=Renamed, answer=ChangeAnswer
     ),
     Endpoint(
         "GET", CHAT + "/members", chats.list_members, "List the members", "user", "chats:read", answer=MemberList
     ),
     Endpoint(
-        "POST", CHAT + "/members", chats.add_member, "Add a member", "user", "chats:write",
+        "POST", CHAT + "/members", chats.add_member, "Add a member", "user", "chats:members",
         body=NewMember, answer=ChangeAnswer, key="optional",
     ),
     Endpoint(
-        "PATCH", MEMBER, chats.change_role, "Change a member's role", "user", "chats:write",
+        "PATCH", MEMBER, chats.change_role, "Change a member's role", "user", "chats:members",
         body=NewRole, answer=ChangeAnswer,
     ),
     Endpoint(
-        "DELETE", MEMBER, chats.remove_member, "Remove a member, or leave", "user", "chats:write",
-        answer=ChangeAnswer, note="Removing oneself is leaving. Who is no member any more cannot read the history.",
+        "DELETE", MEMBER, chats.remove_member, "Remove a member, or leave", "user", "chats:send",
+        answer=ChangeAnswer,
+        note="Removing oneself is leaving; removing somebody else needs the scope chats:members. Who is no member any "
+        "more cannot read the history.",
     ),
     Endpoint(
         "GET", CHAT + "/bans", chats.list_bans, "Who is banned from the chat", "user", "chats:read", answer=BanList,
         note="For its owners and admins. Who is muted stands in the list of members.",
     ),
     Endpoint(
-        "POST", CHAT + "/bans", chats.ban_user, "Ban somebody from the chat", "user", "chats:write",
+        "POST", CHAT + "/bans", chats.ban_user, "Ban somebody from the chat", "user", "chats:members",
         body=OneUser, answer=ChangeAnswer, key="optional",
         note="A member is removed; nobody can add them again until the ban is lifted. By an admin, and only an owner "
         "bans an admin; an owner cannot be banned.",
     ),
     Endpoint(
-        "DELETE", CHAT + "/bans/{user_id:path}", chats.unban_user, "Lift a ban", "user", "chats:write",
+        "DELETE", CHAT + "/bans/{user_id:path}", chats.unban_user, "Lift a ban", "user", "chats:members",
         answer=ChangeAnswer, note="They are not added by it. 404 if there is no such ban.",
     ),
     Endpoint(
-        "POST", CHAT + "/mutes", chats.mute_member, "Mute a member", "user", "chats:write",
+        "POST", CHAT + "/mutes", chats.mute_member, "Mute a member", "user", "chats:send",
         body=OneUser, answer=ChangeAnswer, key="optional",
         note="A muted member reads, and every send is refused (403 FORBIDDEN) until that is lifted, or the membership "
         "ends. By an admin, and only an owner mutes an admin; an owner cannot be muted. In a direct chat each member "
         "may mute the other, which declines the chat.",
     ),
     Endpoint(
-        "DELETE", CHAT + "/mutes/{user_id:path}", chats.unmute_member, "Lift a mute", "user", "chats:write",
+        "DELETE", CHAT + "/mutes/{user_id:path}", chats.unmute_member, "Lift a mute", "user", "chats:send",
         answer=ChangeAnswer, note="By whoever may mute. 404 if they are not muted.",
     ),
     Endpoint(
@@ -121,13 +123,13 @@ MESSAGES: Sequence[Endpoint] = (
         "256 KiB, whichever is first.",
     ),
     Endpoint(
-        "POST", CHAT + "/messages", messages.send_message, "Send a message", "user", "chats:write",
+        "POST", CHAT + "/messages", messages.send_message, "Send a message", "user", "chats:send",
         body=NewMessage, answer=MessageAck, status=201, key="required",
         also={200: "It was stored before under the same key: `deduplicated` is true."},
         note="The Idempotency-Key is the client_message_id. The answer comes after the commit on stable storage.",
     ),
     Endpoint(
-        "DELETE", MESSAGE, messages.redact_message, "Redact a message", "user", "chats:write",
+        "DELETE", MESSAGE, messages.redact_message, "Redact a message", "user", "chats:send",
         answer=ChangeAnswer,
         note="The content goes for ever; the sequence and the key stay. By its sender or an admin of the chat.",
     ),

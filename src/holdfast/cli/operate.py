@@ -30,6 +30,12 @@ def token(
     user: Annotated[str, typer.Option("--user", "-u", help="Whom the token speaks for.")],
     tenant: TenantOption = "default",
     hours: Annotated[float, typer.Option(min=0.01, max=720, help="How long it is valid.")] = TOKEN_HOURS,
+    scopes: Annotated[
+        list[str] | None, typer.Option("--scope", help="What it may do; repeatable.  [default: everything]")
+    ] = None,
+    chats: Annotated[
+        list[str] | None, typer.Option("--chat", help="The only chats it is good for; repeatable.  [default: all]")
+    ] = None,
 ) -> None:
     """Make a user token, offline, with the secret in the state directory.
 
@@ -37,9 +43,10 @@ def token(
 
     \b
       holdfast token --user alice
+      holdfast token --user display --scope chats:read
       curl -H "Authorization: Bearer $(holdfast token --user alice)" http://127.0.0.1:8080/v1/chats
     """
-    made = reach.mint(user, tenant, hours)
+    made = reach.mint(user, tenant, hours, scopes or (), chats or ())
     if reach.as_json:
         from holdfast.client.tokens import claims_of
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,15 +89,19 @@ class Reach:
             return self.state_dir.expanduser()
         return settings_of(self.config).server.state_path if self._configures("SERVER") else default_state_dir()
 
-    def mint(self, user: str, tenant: str, hours: float) -> str:
-        """A token for ``user``, signed with the secret in the state directory."""
+    def mint(
+        self, user: str, tenant: str, hours: float, scopes: Collection[str] = (), chats: Collection[str] = ()
+    ) -> str:
+        """A token for ``user``, signed with the secret in the state directory; with every scope unless some are named,
+        for every chat unless some are named."""
+        from holdfast.access.principal import USER_SCOPES
         from holdfast.access.tokens import Tokens, shared_secret
 
         if problem := check_id(user, "user") or check_tenant(tenant):
             raise InvalidMessage(problem)
         secret = self._secrets().jwt_secret
         tokens = Tokens(self._token_settings(), shared_secret(secret.encode()), SystemClock())
-        return tokens.mint(User(tenant, user), hours * 3600)
+        return tokens.mint(User(tenant, user), hours * 3600, scopes or USER_SCOPES, chats or None)
 
     def user_token(self, user: str | None, tenant: str) -> str:
         """The given token, or a new one for the given user."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.access.principal import USER_SCOPES
 from holdfast.cli import show
 from holdfast.cli.reach import Reach, TenantOption, reaching
 from holdfast.cli.rest import Rest
@@ -114,7 +115,8 @@ def _accounts(reach: Reach, url: str, tenant: str) -> tuple[list[Account], Accou
 
 
 def _minted(rest: Rest, user: str) -> str:
-    return str(rest.post("/v1/tokens", body={"user_id": user, "ttl_seconds": 7200})["token"])
+    body = {"user_id": user, "ttl_seconds": 7200, "scopes": sorted(USER_SCOPES)}
+    return str(rest.post("/v1/tokens", body=body)["token"])
 
 
 def _tell(reach: Reach, history: History, left: list[str]) -> None:

@@ -53,6 +53,8 @@ _MOVED = frozenset({301, 308})
 def refusal(error: Error) -> HoldfastError:
     """A send's: never retried. One of unknown outcome says so."""
     what_next = _NEXT.get(error.code, _NEXT[InternalError.code])
+    if error.details and error.details.keys() & {"scope", "claim"}:
+        what_next = "get a token that allows it"
     if error.outcome == "unknown":
         what_next = f"the message may be stored all the same: look before you send it anew, and {what_next}"
     return error_of(error.code, f"{error.message}; {what_next}", details=error.details)

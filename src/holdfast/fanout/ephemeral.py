@@ -39,7 +39,9 @@ class Sessions(Protocol):
         """To every session of these chats, once each."""
         ...
 
-    def push_to_user(self, user: User, key: Key, frame: bytes) -> None: ...
+    def push_to_user(self, user: User, chat_id: str, key: Key, frame: bytes) -> None:
+        """To the sessions of the user that are in the chat."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class Ephemeral:
         elif note.to is None:
             self._sessions.push_to_chats((note.chat_id,), note.key, frame)
         else:
-            self._sessions.push_to_user(note.to, note.key, frame)
+            self._sessions.push_to_user(note.to, note.chat_id, note.key, frame)
         telemetry.ephemeral(note.kind, "told")
 
     async def _shared_chats(self, user: User, memberships: Iterable[str]) -> list[str]:

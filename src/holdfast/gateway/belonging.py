@@ -107,7 +107,7 @@ class Belonging:
         if all(connection.chats == memberships.keys() for connection in here):
             return
         for chat_id, head in memberships.items():
-            if any(chat_id not in connection.chats for connection in here):
+            if any(chat_id not in connection.chats and connection.reads(chat_id) for connection in here):
                 self._join(user, chat_id, head.sequence)
         for chat_id in {chat_id for connection in here for chat_id in connection.chats} - memberships.keys():
             self._leave(user, chat_id, heard=False)

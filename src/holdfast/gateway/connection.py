@@ -106,6 +106,9 @@ class Connection:
     def chats(self) -> Collection[str]:
         return self.owed.chats
 
+    def reads(self, chat_id: str) -> bool:
+        return self.owed.principal.reads(chat_id)
+
     @property
     def _marked_as(self) -> str:
         """The device of its watermarks. One without a name is another one each time it comes, so all share a mark."""
@@ -261,7 +264,7 @@ class Connection:
             if isinstance(effect, effects.Fetch):
                 result = await history.sync(session.user, effect.chat_id, effect.cursor, effect.limit, effect.asked_at)
             else:
-                result = await history.resume(session.user, effect.cursors, effect.asked_at)
+                result = await history.resume(session.user, effect.cursors, effect.asked_at, session.principal.chats)
         except HoldfastError as error:
             result = error
         steps = session.pulled(effect.token, result, self._plane.clock.monotonic())
@@ -320,7 +323,7 @@ class Connection:
         self.session = self.session_type(
             self._plane.session_limits,
             self.connection_id,
-            principal.user,
+            principal,
             self.device_id,
             now,
             self._expiry(principal),
@@ -373,6 +376,9 @@ class Connection:
             self.do(self.session.authenticated(effect.token, error, now))
             return
         self.do(self.session.authenticated(effect.token, self._expiry(principal), now))
+        held = self.session.principal
+        if (principal.scopes, principal.chats) != (held.scopes, held.chats):
+            self.close(Closing.ROTATION, message="the new token allows other things: reconnect with it")
 
     def _expiry(self, principal: Principal) -> float | None:
         """The credential's end as a monotonic time."""

@@ -163,9 +163,9 @@ class Gateway:
         """Queue an ephemeral frame to the sessions of these chats, once to each; the newest of a key wins."""
         self._push(dict.fromkeys(chain.from_iterable(map(self._roster.in_chat, chat_ids))), key, frame)
 
-    def push_to_user(self, user: User, key: tuple[str, ...], frame: bytes) -> None:
-        """Queue an ephemeral frame to the sessions of a user."""
-        self._push(self._roster.of_user(user), key, frame)
+    def push_to_user(self, user: User, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
+        """Queue an ephemeral frame to those sessions of a user that are in the chat it is about."""
+        self._push((c for c in self._roster.of_user(user) if chat_id in c.chats), key, frame)
 
     def _push(self, connections: Iterable[Connection], key: tuple[str, ...], frame: bytes) -> None:
         for connection in connections:

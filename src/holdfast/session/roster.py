@@ -25,6 +25,10 @@ class Attached(Protocol):
     @property
     def chats(self) -> Collection[str]: ...
 
+    def reads(self, chat_id: str) -> bool:
+        """Whether its credential is good for the chat."""
+        ...
+
 
 S = TypeVar("S", bound=Attached)
 NOBODY: Set[User] = frozenset()
@@ -90,11 +94,14 @@ class Roster(Generic[S]):
         return () if present is None else present.sessions
 
     def missing(self, chat_id: str, users: Set[User]) -> Set[User]:
-        """Those of ``users`` without a session in the chat. Asked with the same set again, it need not look."""
+        """Those of ``users`` without a session in the chat, though they may have one. Asked with the same set again,
+        it need not look."""
         present = self._in_chat.get(chat_id)
         if present is None or present.covered is users:
             return users if present is None else NOBODY
         missing = users - {session.user for session in present.sessions}
+        if missing:
+            missing = {user for user in missing if self._may_join(user, chat_id)}
         if not missing:
             present.covered = users
         return missing
@@ -130,7 +137,13 @@ class Roster(Generic[S]):
     def joined(self, user: User, chat_id: str) -> None:
         """The user is in the chat from now on. Again is harmless."""
         for session in self.of_user(user):
-            self._join(chat_id, session)
+            if session.reads(chat_id):
+                self._join(chat_id, session)
+
+    def _may_join(self, user: User, chat_id: str) -> bool:
+        """Not where every session of the user has a credential that is not good for the chat."""
+        sessions = self.of_user(user)
+        return not sessions or any(session.reads(chat_id) for session in sessions)
 
     def left(self, user: User, chat_id: str) -> None:
         """The user is no longer in the chat. Again is harmless."""

@@ -13,8 +13,9 @@ import random
 from collections.abc import Collection, Hashable, Mapping
 from typing import assert_never
 
+from holdfast.access.principal import Principal
 from holdfast.errors import HoldfastError, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.message import Cursor, Outcome, Page, ResumeRead, User, check_id
+from holdfast.message import Cursor, Outcome, Page, ResumeRead, check_id
 from holdfast.session.deliveries import NOTHING, Deliveries
 from holdfast.session.effects import (
     Close,
@@ -31,6 +32,7 @@ from holdfast.session.notes import note, reads_that_waited
 from holdfast.session.pulls import Pull, Pulls
 from holdfast.session.requests import Overload, Request, Requests
 from holdfast.session.resume import resumed
+from holdfast.session.scopes import forbidden
 from holdfast.session.validation import refusal_of, refusal_of_send
 from holdfast.session.words import acknowledgement, farewell, hello
 from holdfast.wire.closing import Closing
@@ -76,6 +78,7 @@ class Session:
         "closed",
         "connection_id",
         "device_id",
+        "principal",
         "user",
     )
 
@@ -83,7 +86,7 @@ class Session:
         self,
         limits: SessionLimits,
         connection_id: str,
-        user: User,
+        principal: Principal,
         device_id: str,
         now: float,
         expires_at: float | None = None,
@@ -94,7 +97,8 @@ class Session:
         timeouts = limits.timeouts
         self._limits = limits
         self.connection_id = connection_id
-        self.user = user
+        self.principal = principal
+        self.user = principal.user
         self.device_id = device_id
         self.closed = False
         self._expires_at = expires_at
@@ -136,7 +140,8 @@ class Session:
         """The user's chats are known: say hello. Call it once, before ``receive``; deliveries may come before it."""
         if self.closed:
             return NOTHING
-        self._deliveries.establish(memberships)
+        reads = self.principal.reads
+        self._deliveries.establish({chat_id: head for chat_id, head in memberships.items() if reads(chat_id)})
         effects: list[Effect] = []
         greeting = hello(self._limits, self.connection_id, self.user.user_id, self.device_id, server_time)
         self._deliveries.say(greeting, None, effects)
@@ -145,7 +150,7 @@ class Session:
     # What the client asks.
 
     def receive(self, frame: AnyClientFrame, now: float) -> Effects:
-        """A frame came in. Refusals in this order: validation, rate, queue."""
+        """A frame came in. Refusals in this order: validation, rate, scope, queue."""
         if self.closed:
             return NOTHING
         if frame.request_id is not None and (reason := check_id(frame.request_id, "request_id")):
@@ -170,7 +175,12 @@ class Session:
 
     def _refusal_of_send(self, body: SendBody, now: float) -> HoldfastError | None:
         bytes_max = self._limits.backpressure.inbound.max_message_size_bytes
-        return refusal_of_send(body, bytes_max) or self._requests.rate_send(now) or self._full(now)
+        return (
+            refusal_of_send(body, bytes_max)
+            or self._requests.rate_send(now)
+            or self.principal.refusal("chats:send", body.chat_id)
+            or self._full(now)
+        )
 
     def invalid(self, error: HoldfastError, request_id: str | None, now: float) -> Effects:
         """A frame could not be decoded."""
@@ -195,7 +205,7 @@ class Session:
     def _admit(self, frame: _NoSend, effects: list[Effect], now: float) -> None:
         match frame:
             case SyncRequest() | Resume() | Authenticate():
-                if (refusal := self._requests.rate_other(now)) is not None:
+                if (refusal := self._requests.rate_other(now) or forbidden(frame, self.principal)) is not None:
                     self._refuse(frame, refusal, effects)
                 else:
                     self._ask(frame, effects, now)
@@ -205,7 +215,9 @@ class Session:
             case Ack() | Read() | TypingStart() | TypingStop():
                 if (refusal := self._requests.rate_other(now)) is not None:
                     self._tell_rate(refusal, effects, now)
-                elif isinstance(noted := note(frame, self._deliveries.places), HoldfastError):
+                elif isinstance(
+                    noted := forbidden(frame, self.principal) or note(frame, self._deliveries.places), HoldfastError
+                ):
                     self._refuse(frame, noted, effects)
                 elif noted is not None:
                     effects.append(noted)
@@ -349,7 +361,7 @@ class Session:
     def membership(self, chat_id: str, head: Cursor | None, *, heard: bool = True) -> Effects:
         """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None), ``heard`` of or not."""
         effects: list[Effect] = []
-        if self.closed:
+        if self.closed or (head is not None and not self.principal.reads(chat_id)):
             return effects
         place = self._deliveries.places.get(chat_id)
         told = self._pulls.concerns(chat_id, head is not None) or (heard and place is not None and place.live)

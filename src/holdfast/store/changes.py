@@ -20,6 +20,7 @@ class Act(Struct, frozen=True):
 
     ``message_id`` and ``at`` are minted by ingest for the event the command may leave. ``key`` (a caller's
     Idempotency-Key) with ``fingerprint`` (a hash of the request) makes a repeated command answer as the first.
+    ``backend``: a tenant's own backend acts for the user, so that what it does counts as nobody's invitation.
     """
 
     actor: User
@@ -29,6 +30,7 @@ class Act(Struct, frozen=True):
     reason: str = ""
     key: str | None = None
     fingerprint: str = ""
+    backend: bool = False
 
 
 class CreateChat(Struct, frozen=True, tag=True):

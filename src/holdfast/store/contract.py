@@ -12,7 +12,7 @@ Cancel-safety: a cancelled write may have happened; the caller must treat it as 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -138,11 +138,13 @@ class Store(Protocol):
         """
         ...
 
-    async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
+    async def chats_of(
+        self, user: User, limit: int, after: tuple[str, int] | None = None, only: Collection[str] | None = None
+    ) -> Sequence[ChatSummary]:
         """The user's chats, newest activity first; ``after`` is the last of the page before: its id and head there.
 
         A message that came to that chat since does not move the place where the list goes on. NotFound if the user's
-        tenant has no such chat.
+        tenant has no such chat. ``only``: of these chats alone.
 
         ``read`` is the furthest of the user's read watermarks. The cost grows with no chat's length.
         """

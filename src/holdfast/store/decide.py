@@ -42,6 +42,7 @@ from holdfast.store.plan import (
     Seen,
     direct_pair,
     halted_chat,
+    invited_by,
     joining,
     muted,
     not_a_member,
@@ -110,8 +111,7 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
             field="members",
             limit=limits.members_at_creation_max,
         )
-    for user_id in users:
-        _check_room_for_a_chat(user_id, seen, limits)
+    _check_room_for_a_chat(command, seen, limits)
     chat = Chat(
         chat_id=command.chat_id,
         tenant=act.actor.tenant,
@@ -128,7 +128,9 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
     roles: list[Role] = [creator_role] + ["member"] * (len(users) - 1)
     put = [Member(user_id, role, act.at) for user_id, role in zip(users, roles, strict=True)]
     record = _record(act, "chat.create", chat.chat_id, members=users)
-    return Plan(chat, create=True, pair=direct_pair(command), put=put, counter=0, record=record)
+    return Plan(
+        chat, create=True, pair=direct_pair(command), put=put, invited=invited_by(command), counter=0, record=record
+    )
 
 
 def _rename(command: RenameChat, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
@@ -161,11 +163,12 @@ def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan
         raise Forbidden(f"a chat has at most {limits.members_max} members", limit=limits.members_max)
     if not seen.members and command.role != "owner":
         raise Forbidden("nobody is in this chat: whom an operator adds first must be an owner")
-    _check_room_for_a_chat(command.user_id, seen, limits)
+    _check_room_for_a_chat(command, seen, limits)
     _check_not_halted(chat)
     return Plan(
         chat,
         put=[Member(command.user_id, command.role, command.act.at)],
+        invited=invited_by(command),
         event=MembershipEvent("member_added", user_id=command.user_id, role=command.role),
         record=_record(command.act, "member.add", chat.chat_id, user_id=command.user_id, role=command.role),
     )
@@ -381,8 +384,16 @@ def _last_owner(user_id: str) -> Forbidden:
     return Forbidden(f"{user_id} is the last owner; make another member an owner first")
 
 
-def _check_room_for_a_chat(user_id: str, seen: Seen, limits: ChatLimits) -> None:
-    if seen.chats.get(user_id, 0) >= limits.chats_per_user_max:
-        raise Forbidden(
-            f"{user_id} is in {limits.chats_per_user_max} chats, which is the limit", limit=limits.chats_per_user_max
-        )
+def _check_room_for_a_chat(command: Command, seen: Seen, limits: ChatLimits) -> None:
+    """Invitations fill at most half of a user's chats, so that strangers never keep the tenant's backend out."""
+    most = limits.chats_per_user_max
+    for user_id in joining(command):
+        if seen.chats.get(user_id, 0) >= most:
+            raise Forbidden(f"{user_id} is in {most} chats, which is the limit", limit=most)
+    for user_id in invited_by(command):
+        if seen.invited.get(user_id, 0) >= most // 2:
+            raise Forbidden(
+                f"{user_id} was put into {most // 2} chats by other users, which is the limit; a tenant key can add "
+                "more",
+                limit=most // 2,
+            )

@@ -10,7 +10,7 @@ cursor is never clamped: the chat's epoch is raised at once, so that every copy 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -205,11 +205,20 @@ class History:
         wanted = _Wanted(user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at))
         return await self._page(wanted)
 
-    async def resume(self, user: User, cursors: Mapping[str, Cursor], asked_at: float | None = None) -> ResumeRead:
-        """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``."""
+    async def resume(
+        self,
+        user: User,
+        cursors: Mapping[str, Cursor],
+        asked_at: float | None = None,
+        only: Collection[str] | None = None,
+    ) -> ResumeRead:
+        """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``. For a credential that is
+        good for ``only`` some chats, the others are as if the user were not in them."""
         deadline = self._deadline(asked_at)
         async with self._resumes.one(user.tenant, max(deadline - self._clock.monotonic(), 0.0)):
             heads = dict(await self.memberships(user, deadline))
+            if only is not None:
+                heads = {chat_id: head for chat_id, head in heads.items() if chat_id in only}
             joined = [chat_id for chat_id in heads if chat_id not in cursors]
             gone = [chat_id for chat_id in cursors if chat_id not in heads]
             for chat_id, cursor in cursors.items():

@@ -6,7 +6,7 @@ commit. ``decide`` raises a Refused, or a ChatHalted, and then nothing is change
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -39,7 +39,9 @@ class ChatLimits:
     members_at_creation_max: int = 90
     """Members a chat may be created with, its creator included. Above: INVALID_MESSAGE with the limit."""
     chats_per_user_max: int = 5_000
-    """Chats of one user. The next: FORBIDDEN with the limit."""
+    """Chats of one user. The next: FORBIDDEN with the limit. Chats that other users' tokens put the user into fill at
+    most half of it.
+    """
     bans_max: int = 1_000
     """Users banned from a chat. The next: FORBIDDEN with the limit."""
     name_characters_max: int = 200
@@ -70,6 +72,8 @@ class Seen(Struct, frozen=True):
     bans: int = 0
     chats: Mapping[str, int] = {}
     """How many chats each user who would join is in."""
+    invited: Mapping[str, int] = {}
+    """In how many of them each is by invitation, see ``invited_by``."""
     message: Message | None = None
     """The message to redact."""
     counter: int | None = None
@@ -100,6 +104,8 @@ class Plan(Struct, frozen=True):
     pair: str | None = None
     """Of a direct chat to be created: see ``direct_pair``."""
     put: Sequence[Member] = ()
+    invited: Collection[str] = ()
+    """Those of ``put`` who come by invitation; whoever is in the chat already keeps how they came."""
     drop: Sequence[str] = ()
     ban: Ban | None = None
     unban: str | None = None
@@ -184,6 +190,17 @@ def joining(command: Command) -> list[str]:
             return [command.user_id]
         case _:
             return []
+
+
+def invited_by(command: Command) -> list[str]:
+    """The users whom the command would bring into a chat by invitation: through another user's own token.
+
+    A tenant's backend and operators invite nobody: they decide.
+    """
+    act = command.act
+    if act.operator or act.backend:
+        return []
+    return [user_id for user_id in joining(command) if user_id != act.actor.user_id]
 
 
 def target_of(command: Command) -> str | None:

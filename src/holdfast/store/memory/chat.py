@@ -23,6 +23,8 @@ class HeldChat(Struct):
     """Chats are numbered in the order of their creation."""
     last_position: int
     members: dict[str, Member] = field(default_factory=dict)
+    invited: set[str] = field(default_factory=set)
+    """Those of the members whom another user's token brought in."""
     bans: dict[str, Ban] = field(default_factory=dict)
     messages: dict[int, Message] = field(default_factory=dict)
     keys: dict[tuple[str, str, str], Stored] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -147,7 +147,9 @@ class MemoryStore:
             found[user] = chats
         return found
 
-    async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
+    async def chats_of(
+        self, user: User, limit: int, after: tuple[str, int] | None = None, only: Collection[str] | None = None
+    ) -> Sequence[ChatSummary]:
         newest_first = sorted(self._chats_with(user), key=lambda held: held.activity, reverse=True)
         if after is not None:
             held = self._chats.get(after[0])
@@ -156,7 +158,8 @@ class MemoryStore:
             there = (e.position for e in self._log if (e.message.chat_id, e.message.sequence) == after)
             edge = (next(there, held.last_position), held.number)
             newest_first = [held for held in newest_first if held.activity < edge]
-        return [held.summary(user) for held in newest_first[:limit]]
+        listed = [held for held in newest_first if only is None or held.chat.chat_id in only]
+        return [held.summary(user) for held in listed[:limit]]
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
         return self._readable(chat_id, reader).now()
@@ -258,11 +261,13 @@ class MemoryStore:
 
     def _seen(self, command: Command) -> Seen:
         act = command.act
-        chats = {user_id: len(self._chats_with(User(act.actor.tenant, user_id))) for user_id in joining(command)}
+        theirs = {user_id: self._chats_with(User(act.actor.tenant, user_id)) for user_id in joining(command)}
+        chats = {user_id: len(held) for user_id, held in theirs.items()}
+        invited = {user_id: sum(user_id in h.invited for h in held) for user_id, held in theirs.items()}
         held = self._chats.get(command.chat_id)
         if isinstance(command, CreateChat):
             pair = self._chats.get(self._directs.get((act.actor.tenant, direct_pair(command)), ""))
-            return Seen(held.now() if held else None, pair=pair.now() if pair else None, chats=chats)
+            return Seen(held.now() if held else None, pair=pair.now() if pair else None, chats=chats, invited=invited)
         if held is None:
             return Seen(None)
         return Seen(
@@ -274,6 +279,7 @@ class MemoryStore:
             banned=target_of(command) in held.bans,
             bans=len(held.bans),
             chats=chats,
+            invited=invited,
             message=held.messages.get(command.sequence) if isinstance(command, Redact) else None,
             counter=held.counter,
             highest=held.highest,
@@ -294,9 +300,11 @@ class MemoryStore:
             held.counter = plan.counter
         if plan.raised:
             held.take_marks_along()
+        held.invited.update(set(plan.invited) - held.members.keys())
         held.members.update({m.user_id: m for m in plan.put})
         for user_id in plan.drop:
             del held.members[user_id]
+            held.invited.discard(user_id)
             held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user_id}
         if plan.ban is not None:
             held.bans[plan.ban.user_id] = plan.ban

@@ -34,7 +34,7 @@ _chat = Decoder(Chat)
 _member = Decoder(Member)
 _message = Decoder(Message)
 _changed = Decoder(Changed)
-_counts = Decoder(dict[str, int])
+_counts = Decoder(dict[str, tuple[int, int]])
 _pairs = Decoder(list[tuple[int, int]])
 
 
@@ -133,10 +133,17 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
     act = command.act
     row = connection.execute(SQL["chat_state"], {"chat_id": command.chat_id}).get
     users = {"tenant": act.actor.tenant, "users": encode(joining(command)).decode()}
-    chats = _counts.decode(connection.execute(SQL["chat_counts"], users).get)
+    counts = _counts.decode(connection.execute(SQL["chat_counts"], users).get)
+    chats = {user_id: count for user_id, (count, _) in counts.items()}
+    invited = {user_id: count for user_id, (_, count) in counts.items()}
     if isinstance(command, CreateChat):
         pair = connection.execute(SQL["chat_of_pair"], {"tenant": act.actor.tenant, "pair": direct_pair(command)}).get
-        return 0, Seen(_chat.decode(row[1]) if row else None, pair=_chat.decode(pair) if pair else None, chats=chats)
+        return 0, Seen(
+            _chat.decode(row[1]) if row else None,
+            pair=_chat.decode(pair) if pair else None,
+            chats=chats,
+            invited=invited,
+        )
     if row is None:
         return 0, Seen(None)
     chat, value, counter, members = row
@@ -147,6 +154,7 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
         members=members,
         owners=connection.execute(SQL["owners"], {"chat": chat}).get,
         chats=chats,
+        invited=invited,
         counter=counter,
     )
     if isinstance(command, AddMember | ChangeBan):
@@ -204,8 +212,10 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
     if plan.raised:
         connection.execute(SQL["take_watermarks_along"], {"chat": chat, "epoch_before": plan.chat.epoch - 1})
     if plan.put:
-        rows = encode([(m.user_id, m.role, m.joined_at, int(m.muted)) for m in plan.put]).decode()
-        connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": rows})
+        invited = plan.invited
+        rows = [(m.user_id, m.role, m.joined_at, int(m.muted), int(m.user_id in invited)) for m in plan.put]
+        members = encode(rows).decode()
+        connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": members})
     for user_id in plan.drop:
         connection.execute(SQL["drop_member"], {"chat": chat, "user_id": user_id})
         connection.execute(SQL["drop_watermarks"], {"chat": chat, "user_id": user_id})

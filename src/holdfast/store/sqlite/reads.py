@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -150,7 +150,12 @@ def memberships(
 
 
 def chats_of(
-    handle: Handle, deadline: Deadline, user: User, limit: int, after: tuple[str, int] | None
+    handle: Handle,
+    deadline: Deadline,
+    user: User,
+    limit: int,
+    after: tuple[str, int] | None,
+    only: Collection[str] | None,
 ) -> list[ChatSummary]:
     with deadline.over(handle) as connection:
         edge: tuple[int | None, int | None] = (None, None)
@@ -160,7 +165,8 @@ def chats_of(
             if edge is None:
                 raise unknown_chat(after[0])
         page = {"limit": limit, "edge_position": edge[0], "edge_chat": edge[1], "looked_at": UNREAD_LOOKED_AT}
-        rows = _summaries.decode(connection.execute(SQL["chats_of"], {**user._asdict(), **page}).get)
+        named = {"only": None if only is None else encode(sorted(only)).decode()}
+        rows = _summaries.decode(connection.execute(SQL["chats_of"], {**user._asdict(), **page, **named}).get)
     return [
         ChatSummary(
             chat=chat,

@@ -105,9 +105,11 @@ FROM members WHERE chat = :chat AND user_id = :user_id;
 SELECT count(*) FROM members WHERE chat = :chat AND role = 'owner';
 
 -- name: chat_counts
--- In how many chats each of some users is.
-SELECT json_group_object(u.value, (
-         SELECT count(*) FROM members AS m WHERE m.tenant = :tenant AND m.user_id = u.value))
+-- In how many chats each of some users is, and in how many of them by invitation.
+SELECT json_group_object(u.value, json_array(
+         (SELECT count(*) FROM members AS m WHERE m.tenant = :tenant AND m.user_id = u.value),
+         (SELECT count(*) FROM members AS m INDEXED BY members_by_invitation
+          WHERE m.tenant = :tenant AND m.user_id = u.value AND m.invited)))
 FROM json_each(:users) AS u;
 
 -- name: message_at
@@ -128,9 +130,10 @@ ON CONFLICT (chat) DO UPDATE SET sequence_counter = excluded.sequence_counter;
 UPDATE chats SET name = :name, epoch = :epoch, first_sequence = :first_sequence, halted = :halted WHERE chat = :chat;
 
 -- name: put_members
--- [[user_id, role, joined_at, muted], ...]
-INSERT INTO members (chat, user_id, tenant, role, joined_at, muted)
-SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2, value ->> 3 FROM json_each(:members) WHERE true
+-- [[user_id, role, joined_at, muted, invited], ...]; how somebody came stays as it is.
+INSERT INTO members (chat, user_id, tenant, role, joined_at, muted, invited)
+SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2, value ->> 3, value ->> 4
+FROM json_each(:members) WHERE true
 ON CONFLICT (chat, user_id) DO UPDATE SET role = excluded.role, muted = excluded.muted;
 
 -- name: ban_state
@@ -269,12 +272,14 @@ FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :ch
 
 -- name: chats_of
 -- A page of a user's chats, newest activity first. Of all chats of the user it looks at the counters only; of those on
--- the page at the rest, and at the :looked_at newest messages, which lie all over the file.
+-- the page at the rest, and at the :looked_at newest messages, which lie all over the file. :only [chat_id, ...] or null.
 WITH page AS MATERIALIZED (
   SELECT m.chat, coalesce(k.last_position, 0) AS activity
   FROM members AS m INDEXED BY members_by_user LEFT JOIN counters AS k ON k.chat = m.chat
   WHERE m.tenant = :tenant AND m.user_id = :user_id
     AND (:edge_position IS NULL OR (coalesce(k.last_position, 0), m.chat) < (:edge_position, :edge_chat))
+    AND (:only IS NULL OR m.chat IN (
+      SELECT o.chat FROM json_each(:only) AS n CROSS JOIN chats AS o ON o.chat_id = n.value))
   ORDER BY activity DESC, m.chat DESC LIMIT :limit),
 seen AS MATERIALIZED (
   SELECT p.chat, p.activity, coalesce(max(w.read), 0) AS read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -132,8 +132,10 @@ class SqliteStore:
     ) -> Mapping[User, Mapping[str, Cursor]]:
         return await self._read(reads.memberships, users, chats_max)
 
-    async def chats_of(self, user: User, limit: int, after: tuple[str, int] | None = None) -> Sequence[ChatSummary]:
-        return await self._read(reads.chats_of, user, limit, after)
+    async def chats_of(
+        self, user: User, limit: int, after: tuple[str, int] | None = None, only: Collection[str] | None = None
+    ) -> Sequence[ChatSummary]:
+        return await self._read(reads.chats_of, user, limit, after, only)
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
         return await self._read(reads.chat, chat_id, reader)
