@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -27,6 +28,7 @@ from holdfast.errors import (
 )
 from holdfast.limits.changes import Action, Change, rollback_body
 from holdfast.limits.lockout import ADMIN
+from holdfast.limits.rule_import import RULES_MAX, RuleImport
 from holdfast.limits.rules import Rule, RuleName, RuleSet, Unreadable, digest_without, fingerprint
 from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, RetentionSettings, Ring, RuleStore
 from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
@@ -523,3 +525,119 @@ def test_many_may_be_the_first_to_need_the_database(postgres_server: Server) -> 
         assert {head.seq for head in heads} == {0}
 
     asyncio.run(main())
+
+
+def wanted(*rules: Rule, **given: Any) -> RuleImport:
+    return RuleImport(rules, **{"actor": "olga", "at": "2026-01-02T10:00:00.000Z", "change_id": "chg_1", **given})
+
+
+def rule_to_import(resource: str, limit: int = 100, **fields: Any) -> Rule:
+    return Rule("acme", resource, "token_bucket", limit, 60.0, **fields)
+
+
+async def refused_import(store: RuleStore, wanted: RuleImport, kind: type[HoldfastError]) -> HoldfastError:
+    before = (await store.snapshot(), await store.head())
+    with pytest.raises(kind) as raised:
+        await store.import_rules(wanted)
+    assert (await store.snapshot(), await store.head()) == before, "a refused import changes nothing"
+    return raised.value
+
+
+def test_an_import_is_one_change_and_a_dry_run_tells_the_difference(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        for name in ("same", "other", "gone"):
+            await store.change(change("create", RuleName("acme", name)))
+        await store.change(change("delete", RuleName("acme", "gone")))
+        rules = [rule_to_import(name, limit) for name, limit in (("same", 100), ("other", 7), ("gone", 8), ("new", 9))]
+        before = await store.head()
+        told, differences = await store.import_rules(wanted(*rules, dry_run=True))
+        assert (told.change_id, told.digest, told.seq) == ("", before.digest, before.seq)
+        assert [(d.resource, d.new, d.changed) for d in differences] == [
+            ("other", False, {"limit": (100, 7)}), ("gone", True, {}), ("new", True, {}),
+        ]  # fmt: skip
+        assert await store.head() == before, "a dry run changes nothing"
+        result, again = await store.import_rules(wanted(*rules, expected_digest=told.digest, reason="from git"))
+        assert again == differences and (result.created, result.updated, result.unchanged) == (2, 1, 1)
+        log = await store.changes_after(before.seq)
+        assert [(c.seq - before.seq, c.action, c.rule.resource, c.rule.version, c.change_id) for c in log] == [
+            (1, "update", "other", 2, "chg_1"), (2, "create", "gone", 3, "chg_1"), (3, "create", "new", 1, "chg_1"),
+        ]  # fmt: skip
+        assert {(c.actor, c.reason, c.at) for c in log} == {("olga", "from git", "2026-01-02T10:00:00.000Z")}
+        head, snapshot = await store.head(), await store.snapshot()
+        assert (
+            (result.digest, result.seq) == (head.digest, head.seq) == (RuleSet.of(snapshot.rules).digest, log[-1].seq)
+        )
+        nothing, _ = await store.import_rules(wanted(*rules, change_id="chg_2"))
+        assert (nothing.change_id, nothing.unchanged) == ("", 4) and await store.head() == head
+
+    stored(scenario)
+
+
+def test_an_import_of_rules_that_moved_meanwhile_is_refused_and_two_at_once_leave_no_mixture(
+    stored: Callable[[Scenario], None],
+) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        sets = [wanted(*(rule_to_import(f"/{n}", limit) for n in range(50))) for limit in (1, 2)]
+        digest = (await store.import_rules(structs.replace(sets[0], dry_run=True)))[0].digest
+        outcomes = await asyncio.gather(
+            *(store.import_rules(structs.replace(each, expected_digest=digest)) for each in sets),
+            return_exceptions=True,
+        )
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["VersionConflict", "tuple"]
+        assert len({rule.limit for rule in await store.page("acme", None, 100)}) == 1
+        for each in (sets[0], sets[1]):  # without a digest the later one wins, whole
+            await store.import_rules(each)
+            assert {rule.limit for rule in await store.page("acme", None, 100)} == {each.rules[0].limit}
+        seen = (await store.head()).digest
+        await store.change(change("create", RuleName("acme", "beside")))
+        error = await refused_import(store, structs.replace(sets[0], expected_digest=seen), VersionConflict)
+        assert error.details["digest"] == (await store.head()).digest
+
+    stored(scenario)
+
+
+def test_an_import_that_would_lock_operators_out_changes_nothing(stored: Callable[[Scenario], None]) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        await store.change(change("create", ADMIN))
+        few = Rule(*ADMIN, "token_bucket", 1, 60.0)
+        for dry_run in (True, False):
+            await refused_import(store, wanted(rule_to_import("a"), few, dry_run=dry_run), InvalidRule)
+        await store.import_rules(wanted(rule_to_import("a"), structs.replace(few, mode="shadow")))
+
+    stored(scenario)
+
+
+def test_a_repeated_import_gets_its_first_answer_and_its_key_is_of_no_other_request(
+    stored: Callable[[Scenario], None],
+) -> None:
+    async def scenario(store: RuleStore, _: Any) -> None:
+        first = wanted(rule_to_import("a"), key="k1")
+        result, _differences = await store.import_rules(first)
+        await store.change(change("update", RuleName("acme", "a"), body={"limit": 5}))
+        head = await store.head()
+        again, nothing = await store.import_rules(structs.replace(first, change_id="chg_2", at="later"))
+        assert again == structs.replace(result, repeated=True) and not nothing and await store.head() == head
+        await refused_import(store, wanted(rule_to_import("b"), key="k1"), KeyReused)
+        await refused(store, change("create", RuleName("acme", "b"), key="k1"), KeyReused)
+        await store.change(change("create", RuleName("acme", "b"), key="k2"))
+        await refused_import(store, wanted(rule_to_import("b"), key="k2"), KeyReused)
+
+    stored(scenario)
+
+
+def test_ten_thousand_rules_are_imported_in_seconds_and_the_log_forgets_as_many(
+    stored: Callable[[Scenario], None],
+) -> None:
+    async def scenario(store: RuleStore, bell: Any) -> None:
+        rings = bell.rings()
+        await anext(rings)
+        for limit in (1, 2):
+            began = time.monotonic()
+            result, _ = await store.import_rules(wanted(*(rule_to_import(f"/{n}", limit) for n in range(RULES_MAX))))
+            assert time.monotonic() - began < 10, "800 one by one took a minute"
+            ring = await anext(rings)
+            assert (ring.seq, ring.rule) == (result.seq, None), "one ring for all"
+        assert len(await store.changes_after(0, RULES_MAX * 2)) <= RULES_MAX
+        assert RuleSet.of((await store.snapshot()).rules).digest == (await store.head()).digest
+
+    stored(scenario, RetentionSettings(changes_kept=1_000))

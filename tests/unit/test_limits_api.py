@@ -695,6 +695,63 @@ def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primar
     limited(tmp_path, scenario)
 
 
+def test_an_import_is_compared_then_made_and_refused_if_the_rules_moved(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        key, path = rest.admin_key(), "/admin/rules/import"
+        rules = [{**RULE, "resource": f"/{n}"} for n in range(1_500)]
+        dry = (await rest.ask("POST", path, key, {"rules": rules, "dryRun": True})).json()
+        assert len(dry["changes"]) == dry["created"] == 1_500 and not dry["changeID"]
+        assert (await store.head()).seq == dry["seq"] == 0
+        body = {"rules": rules, "expectedDigest": dry["digest"], "reason": "from git"}
+        made = await rest.ask("POST", path, key, body, Idempotency_Key="k1")
+        assert made.status_code == 200 and made.json()["seq"] == 1_500 and "changes" in made.json()
+        again = await rest.ask("POST", path, key, body, Idempotency_Key="k1")
+        assert again.json() == made.json() and again.headers["Idempotency-Replayed"] == "true"
+        moved = await rest.ask("POST", path, key, body)
+        assert error_of(moved) == (409, "VERSION_CONFLICT")
+        assert moved.json()["error"]["details"]["digest"] == made.json()["digest"]
+        history = (await rest.ask("GET", "/admin/rules/history?tenantID=acme&resource=/7", key)).json()
+        assert history["changes"][0]["changeID"] == made.json()["changeID"] != ""
+        assert (await rest.ask("POST", path, rest.admin_key("rules:read"), body)).status_code == 403
+
+    limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ([RULE, {**RULE, "window": "1s"}], "rule 2 (acme /api/search): is in the file twice"),
+        ([{**RULE, "limit": 0}], "rule 1 (acme /api/search): limit must be a whole number"),
+        ([{**RULE, "tenantID": "*", "resource": "admin:key", "limit": 1}], "lock operators out"),
+        ([{**RULE, "resource": f"/{n}"} for n in range(10_001)], "at most 10000 rules in one import, not 10001"),
+        ({"acme": RULE}, "must be a list of rules"),
+        ([1], "must be a list of rules"),
+        (None, "must be a list of rules"),
+    ],
+)
+def test_an_import_with_anything_wrong_in_it_changes_nothing(tmp_path: Path, rules: Any, said: str) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        await plane.control.create({**RULE, "tenantID": "*", "resource": "admin:key"}, "olga")
+        before = await store.head()
+        for dry_run in (True, False):
+            answer = await rest.ask(
+                "POST", "/admin/rules/import", rest.admin_key(), {"rules": rules, "dryRun": dry_run}
+            )
+            assert error_of(answer) == (422, "INVALID_RULE") and said in answer.json()["error"]["message"]
+        assert await store.head() == before
+
+    limited(tmp_path, scenario)
+
+
+def test_an_import_beyond_its_bytes_is_refused_unread(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        body = {"rules": [{**RULE, "resource": "/" * 200}] * 40_000}
+        answer = await rest.ask("POST", "/admin/rules/import", rest.admin_key(), body)
+        assert error_of(answer) == (413, "MESSAGE_TOO_LARGE")
+
+    limited(tmp_path, scenario)
+
+
 def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
     """OpenAPI's bodies for rules, against what the server says of each field of them."""
     described = {e["operationId"]: e for path in describe(ENDPOINTS)["paths"].values() for e in path.values()}

@@ -53,7 +53,7 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
         has_door = after.get(ADMIN) is not None
         shuts = has_door and rule is not None and rule != before.lookup(*ADMIN) and locks_out(rule)
         try:
-            keep_open(made, [rule for name, rule in rules.items() if name in DOOR])
+            keep_open([made], [rule for name, rule in rules.items() if name in DOOR])
             assert not shuts
         except InvalidRule:
             assert shuts
@@ -63,10 +63,10 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
 
 def test_what_was_shut_before_stops_no_other_change() -> None:
     other = Rule("*", "admin:k*", "token_bucket", 1, 60.0)
-    keep_open(other, [structs.replace(ENOUGH, limit=1), TOO_FEW])
+    keep_open([other], [structs.replace(ENOUGH, limit=1), TOO_FEW])
 
 
 def test_a_program_without_an_admin_entrance_may_make_any_rule() -> None:
-    keep_open(TOO_FEW, [])
+    keep_open([TOO_FEW], [])
     with pytest.raises(InvalidRule):
-        keep_open(TOO_FEW, [structs.replace(ENOUGH, deleted=True)])
+        keep_open([TOO_FEW], [structs.replace(ENOUGH, deleted=True)])

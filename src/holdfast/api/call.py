@@ -101,6 +101,10 @@ class Endpoint:
     media_type: str = "application/json"
     errors: frozenset[int] = frozenset()
     """Statuses of errors that only this endpoint has."""
+    body_bytes_max: int | None = None
+    """Where bodies may be longer than ``api.body_bytes_max``."""
+    deadline_seconds: float | None = None
+    """Where ``api.request_seconds_max`` is not enough."""
     misfit: Callable[[InvalidMessage], Refused] = _unchanged
     """What a query or a body of another shape is called here."""
 

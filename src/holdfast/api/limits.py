@@ -6,14 +6,15 @@ import base64
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from holdfast.api.bodies import Body
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
+from holdfast.bounds import MIB
 from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, Refused, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
-from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX
+from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
 from holdfast.limits.form import (
     CHOICES,
@@ -27,6 +28,7 @@ from holdfast.limits.form import (
     render,
 )
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX
+from holdfast.limits.rule_import import RULES_MAX, RuleDifference
 from holdfast.limits.rules import Check, Decision, RuleName
 from holdfast.message import ID_BYTES_MAX
 from holdfast.wire.frames import Error
@@ -82,6 +84,44 @@ Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": LIMIT_M
 """Described to callers, and judged by the limiter: what no rule can answer is 422 with the field and the reason."""
 Place = Annotated[str, Meta(min_length=1, max_length=(TENANT_LENGTH_MAX + 1 + RESOURCE_LENGTH_MAX) * 4 // 3)]
 """As long as that of the longest names."""
+
+
+IMPORT_BYTES_MAX = 8 * MIB
+"""As long as the longest import of ``rule_import.RULES_MAX`` rules."""
+IMPORT_SECONDS_MAX = 25.0
+"""The deadline of an import; the command line waits for 30 s."""
+Rules = Annotated[
+    Raw,
+    Meta(
+        extra_json_schema={
+            "type": "array",
+            "maxItems": RULES_MAX,
+            "items": {"type": "object", **(_described(REQUIRED, _RULE).extra_json_schema or {})},
+        }
+    ),
+]
+"""Read in a thread, by ``limits.rule_import``."""
+
+
+class ImportBody(Body, frozen=True):
+    """Rules to create or change, all or none; what is not named stays."""
+
+    rules: Rules
+    dryRun: bool = False
+    expectedDigest: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None
+    reason: Annotated[str, Meta(max_length=REASON_LENGTH_MAX)] = ""
+
+
+class ImportAnswer(Struct, frozen=True):
+    """``digest`` and ``seq`` are of the rules now; ``changes`` are told by a dry run, which has no ``changeID``."""
+
+    changeID: str
+    digest: str
+    seq: int
+    created: int
+    updated: int
+    unchanged: int
+    changes: Sequence[RuleDifference] | None = None
 
 
 class RulePage(Struct, frozen=True):
@@ -168,6 +208,8 @@ class HistoryEntry(Struct, frozen=True):
     reason: str
     at: str
     rule: RuleBody
+    changeID: str = ""
+    """Of an import: the same for all that it changed."""
 
 
 class HistoryPage(Struct, frozen=True):
@@ -227,6 +269,18 @@ async def roll_back_rule(deps: Deps, call: Call) -> Answer:
     return await _changed(deps, call, deps.limits.control.roll_back(call.body, call.principal.user_id, call.key))
 
 
+async def import_rules(deps: Deps, call: Call) -> Answer:
+    """One transaction; what is not answered in time is unknown, and the same call with the same key tells."""
+    body: ImportBody = call.body
+    request = ImportRequest(body.dryRun, body.expectedDigest, body.reason)
+    doing = deps.limits.control.import_rules(body.rules, call.principal.user_id, request, call.key)
+    result, differences = await call.done_in_time(doing)
+    counts = (result.created, result.updated, result.unchanged)
+    changes = differences if body.dryRun else None
+    headers = {"Idempotency-Replayed": "true"} if result.repeated else {}
+    return Answer(ImportAnswer(result.change_id, result.digest, result.seq, *counts, changes), headers=headers)
+
+
 async def read_rules(deps: Deps, call: Call) -> Answer:
     query: RulesQuery = call.query
     control = deps.limits.control
@@ -265,8 +319,8 @@ async def read_rule_history(deps: Deps, call: Call) -> Answer:
 
 
 def _entry(change: RuleChange) -> HistoryEntry:
-    rule = change.rule
-    return HistoryEntry(change.seq, rule.version, change.action, change.actor, change.reason, change.at, render(rule))
+    rule, told = change.rule, (change.action, change.actor, change.reason, change.at)
+    return HistoryEntry(change.seq, rule.version, *told, render(rule), change.change_id)
 
 
 async def read_rule_changes(deps: Deps, call: Call) -> Answer:

@@ -121,7 +121,7 @@ async def receive(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, r
     key = _key(endpoint, request)
     body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
     fingerprint = _fingerprint(endpoint, path, body) if key else ""
-    deadline = deps.clock.monotonic() + deps.settings.request_seconds_max
+    deadline = deps.clock.monotonic() + (endpoint.deadline_seconds or deps.settings.request_seconds_max)
     return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
@@ -239,7 +239,7 @@ def _parameters(written: bytes) -> list[tuple[str, str]]:
 
 async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
     """The body, within its bounds of size and time. What an endpoint does not take is refused, not ignored."""
-    limit = settings.body_bytes_max
+    limit = endpoint.body_bytes_max or settings.body_bytes_max
     too_large = MessageTooLarge(f"the body is larger than {limit} bytes", limit=limit)
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:20]) > limit:

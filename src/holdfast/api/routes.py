@@ -270,6 +270,14 @@ RULES: Sequence[Endpoint] = (
         "of the deletion included.",
     ),
     Endpoint(
+        "POST", "/admin/rules/import", limits.import_rules, "Create and change many rules, all or none", "operator",
+        "rules:write", body=limits.ImportBody, answer=limits.ImportAnswer, key="optional", errors=_OF_A_RULE,
+        misfit=limits.invalid_rule, body_bytes_max=limits.IMPORT_BYTES_MAX, deadline_seconds=limits.IMPORT_SECONDS_MAX,
+        note="Rules that are not named stay; what a rule leaves out is what a new rule would have. With `dryRun` "
+        "nothing is changed and `changes` tells what would be, with the `digest` to send as `expectedDigest`: 409 if "
+        "any rule has changed since. At most 10,000 rules, 8 MiB.",
+    ),
+    Endpoint(
         "GET", "/admin/limits", limits.get_limits_status, "How fresh and whole the limits of this node are",
         "operator", "status:read", answer=Mapping[str, Any], errors=frozenset({404}),
     ),

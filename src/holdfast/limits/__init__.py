@@ -4,6 +4,7 @@
 - ``algorithms``  the four ways to count, as oracles that store what is *used*                   (pure)
 - ``form``        rules as JSON: the seed's names, and every reason to refuse one                (pure)
 - ``changes``     what one admin call does to one rule                                           (pure)
+- ``rule_import`` many rules made as a file says, in one change                                  (pure)
 - ``counters/``   where the counting happens: memory, or Redis with the same algorithms in Lua
 - ``limiter``     one check: snapshot, denial cache, lease, batch, breaker, local share
 - ``answers``     how decisions look in HTTP, at every door                                      (pure)

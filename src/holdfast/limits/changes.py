@@ -49,6 +49,8 @@ class RuleChange(Struct, frozen=True):
     actor: str
     reason: str
     at: str
+    change_id: str = ""
+    """Of an import: the same for all that it changed."""
 
 
 class Changed(Struct, frozen=True):
@@ -60,11 +62,12 @@ class Changed(Struct, frozen=True):
 
 
 class Remembered(Struct, frozen=True):
-    """An idempotency key with its answer."""
+    """An idempotency key with its answer: the rule, or of an import its ``rule_import.ImportResult``."""
 
     fingerprint: str
-    rule: AnyRule
+    rule: AnyRule | None
     seq: int
+    imported: dict[str, Any] | None = None
 
 
 def decide(
@@ -77,15 +80,21 @@ def decide(
     whole rule.
     """
     if remembered is not None:
-        if remembered.fingerprint != change.fingerprint:
-            why = "was used for another request"
-            raise KeyReused(f"this idempotency key {why}; use a new one", fields={"idempotencyKey": why})
+        check_key(remembered, change.fingerprint)
+        assert remembered.rule is not None
         return Changed(remembered.rule, remembered.seq, repeated=True)
     version = (current.version if current is not None else forgotten_version) + 1
     made = structs.replace(
         _content(change, current), epoch=epoch, version=version, updated_at=change.at, updated_by=change.actor
     )
     return structs.replace(made, deleted=change.action == "delete")
+
+
+def check_key(remembered: Remembered, fingerprint: str) -> None:
+    """KeyReused unless the key was used for this very request."""
+    if remembered.fingerprint != fingerprint:
+        why = "was used for another request"
+        raise KeyReused(f"this idempotency key {why}; use a new one", fields={"idempotencyKey": why})
 
 
 def is_over(past: RuleChange, current: AnyRule | None) -> bool:

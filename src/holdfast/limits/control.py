@@ -1,4 +1,4 @@
-"""What an operator can do to the rules: create, update, delete, look back, roll back.
+"""What an operator can do to the rules: create, update, delete, import, look back, roll back.
 
 The store decides and commits; here requests are read, and every call is counted and logged with its outcome. The
 admin side may be away while limiting goes on: that is an error here and nowhere else.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
 
 from holdfast import telemetry
-from holdfast.clock import Clock, timestamp
+from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import (
     HoldfastError,
     InvalidRule,
@@ -24,6 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.limits.changes import Action, Change, Changed, RuleChange, missing, rollback_body
 from holdfast.limits.form import REQUIRED, check_names, field_problems, name_problems, refuse, settable
+from holdfast.limits.rule_import import ImportResult, RuleDifference, RuleImport, read_rules
 from holdfast.limits.rules import AnyRule, Rule, RuleName, Unreadable
 from holdfast.limits.rulestore.contract import RuleStore
 from holdfast.message import ID_BYTES_MAX, check_id
@@ -87,12 +91,29 @@ class Request:
         return problems
 
 
+class ImportRequest(NamedTuple):
+    """What an import says besides its rules."""
+
+    dry_run: bool = False
+    expected_digest: str | None = None
+    reason: str = ""
+
+
+def _read_rules(rules: Raw) -> tuple[Rule, ...]:
+    try:
+        return read_rules(msgspec.json.decode(rules, type=list[dict[str, Any]]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        refuse({"rules": "must be a list of rules"})
+        raise
+
+
 class Control:
     """The operator's verbs; errors are those of the store. ``database`` is its name in ``health``."""
 
     def __init__(self, store: RuleStore, clock: Clock, database: str) -> None:
         self._store = store
         self._clock = clock
+        self._ids = Ids(clock)
         self._database = database
 
     async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
@@ -121,6 +142,25 @@ class Control:
             else:
                 request.fields = rollback_body(earlier)
             return await self._change("rollback", request, actor)
+
+    async def import_rules(
+        self, rules: Raw, actor: str, request: ImportRequest, key: str | None = None
+    ) -> tuple[ImportResult, Sequence[RuleDifference]]:
+        """Make many rules what a JSON list says, all or none; see ``rule_import``. It is judged in a thread."""
+        async with _told("import_rules"):
+            if len(request.reason) > REASON_LENGTH_MAX:
+                refuse({"reason": f"must be a text of at most {REASON_LENGTH_MAX} characters"})
+            wanted = RuleImport(
+                await asyncio.to_thread(_read_rules, rules),
+                actor,
+                timestamp(self._clock.now()),
+                self._ids.new("chg_"),
+                request.expected_digest,
+                request.reason,
+                key,
+                request.dry_run,
+            )
+            return await self._store.import_rules(wanted)
 
     async def get(self, name: RuleName) -> AnyRule:
         async with _told("get_rule"):

@@ -29,10 +29,10 @@ def is_of_the_door(name: RuleName) -> bool:
     return name.tenant == ADMIN.tenant and name.resource in DOOR
 
 
-def keep_open(made: Rule, there: Iterable[Rule]) -> None:
-    """InvalidRule if ``made`` leaves the admin API with next to nothing. ``there``: the door's rules before it."""
+def keep_open(made: Iterable[Rule], there: Iterable[Rule]) -> None:
+    """InvalidRule if the rules that are made leave the admin API with next to nothing. ``there``: the door's before."""
     before = {rule.resource: rule for rule in there}
-    after = {**before, made.resource: made}
+    after = {**before, **{rule.resource: rule for rule in made if is_of_the_door(rule.name)}}
     rule = _answering(after)
     if ADMIN.resource in after and rule is not None and rule != _answering(before) and locks_out(rule):
         raise InvalidRule(

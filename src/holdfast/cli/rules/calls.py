@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.cli.rest import Rest
-from holdfast.cli.rules.wanted import Step
 from holdfast.errors import NotFound, OutcomeUnknown, RateLimited, VersionConflict
 
 PAGE = 500
@@ -67,13 +66,15 @@ def sure(rest: Rest, method: str, path: str, body: Mapping[str, Any] | None = No
         raise
 
 
-def take(rest: Rest, step: Step, reason: str) -> None:
-    """Make one change of an import."""
-    body = {**step.body, "reason": reason}
-    if step.version is None:
-        patiently(sure, rest, "POST", "/admin/rules", body)
-    else:
-        patiently(sure, rest, "PUT", "/admin/rules", {**body, "expectedVersion": step.version})
+def compared(rest: Rest, rules: Sequence[Mapping[str, Any]]) -> Any:
+    """What an import of these rules would change, and the digest of what it was compared with."""
+    return patiently(rest.post, "/admin/rules/import", body={"rules": rules, "dryRun": True})
+
+
+def imported(rest: Rest, rules: Sequence[Mapping[str, Any]], digest: str, reason: str) -> Any:
+    """Make the import, if nothing has changed since it was compared."""
+    body = {"rules": rules, "expectedDigest": digest, "reason": reason}
+    return patiently(sure, rest, "POST", "/admin/rules/import", body)
 
 
 def patiently(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -14,9 +14,10 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
-from holdfast.cli.rules.calls import PAGE, amount, besides, every, history_of, put, sure, take
-from holdfast.cli.rules.wanted import FIELDS, assigned, differences, plan, portable, read
-from holdfast.errors import Deferred, HoldfastError, NotFound, OutcomeUnknown
+from holdfast.cli.rules.calls import PAGE, amount, besides, compared, every, history_of, imported, put, sure
+from holdfast.cli.rules.wanted import FIELDS, assigned, portable, read
+from holdfast.errors import Deferred, NotFound, OutcomeUnknown
+from holdfast.limits.rule_import import field_differences
 from holdfast.limits.rules import reserved_beside
 from holdfast.resilience import Backoff
 
@@ -169,7 +170,7 @@ def diff(
     for wanted in (before, after):
         if wanted not in past:
             raise NotFound(f"there is no version {wanted} of this rule, or the log does not reach back to it")
-    changed = differences(past[before], past[after], (*FIELDS, "deleted"))
+    changed = field_differences(past[before], past[after], (*FIELDS, "deleted"))
     if reach.as_json:
         show.as_json({"old": before, "new": after, "changed": changed})
     elif not changed:
@@ -256,9 +257,10 @@ def import_rules(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     reason: Reason = ASKED,
 ) -> None:
-    """Create and change rules until they are as in the file. Rules that are not in it stay.
+    """Make the rules of the file what it says, all of them or none. Rules that are not in it stay.
 
-    The whole file is judged before anything is changed; what a rule in it leaves out is what a new rule would have.
+    The whole file is judged and compared first, and then imported in one change: if anybody changed a rule meanwhile,
+    nothing is changed (409). What a rule leaves out is what a new rule would have.
 
     Examples:
 
@@ -267,17 +269,10 @@ def import_rules(
       holdfast rules import rules.json --reason "from git"
     """
     rest, wanted = reach.as_operator(), read(file)
-    steps, done = list(plan(wanted, every(rest, None))), []
-    try:
-        for step in steps:
-            if not dry_run:
-                take(rest, step, reason)
-            done.append({"rule": step.label, "changed": step.changed, "new": step.version is None})
-    except HoldfastError as error:
-        error.message = f"{step.label}: {error.message} ({len(done)} of {len(steps)} changes were made before)"
-        raise
-    finally:
-        _tell_changed(reach, done, dry_run=dry_run, whole=len(done) == len(steps))
+    plan, change_id = compared(rest, wanted), ""
+    if plan["changes"] and not dry_run:
+        change_id = imported(rest, wanted, plan["digest"], reason)["changeID"]
+    _tell_imported(reach, plan["changes"], change_id, dry_run=dry_run)
 
 
 @rules.command("raise-epoch")
@@ -317,14 +312,21 @@ def _tell_change(reach: Reach, change: Mapping[str, Any]) -> None:
                              f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
 
 
-def _tell_changed(reach: Reach, done: Sequence[Mapping[str, Any]], *, dry_run: bool, whole: bool) -> None:
+def _tell_imported(reach: Reach, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool) -> None:
     if reach.as_json:
-        show.as_json({"dry_run": dry_run, "rules": done})
+        show.as_json({"dry_run": dry_run, "change_id": change_id, "rules": changes})
         return
-    if done:
-        rows = ((d["rule"], "new" if d["new"] else ", ".join(d["changed"])) for d in done)
-        show.table(("rule", "what"), rows, empty="")
-        many = f"{len(done)} rule{'s' if len(done) > 1 else ''}"
-        show.line(f"{many} would change; this is a dry run." if dry_run else f"{many} changed.")
-    elif whole:
+    if not changes:
         show.line("Nothing to change: the rules are as in the file.")
+        return
+    rows = (
+        (f"{c['tenantID']} {c['resource']}", "new" if c["new"] else ", ".join(_said(*d) for d in c["changed"].items()))
+        for c in changes
+    )
+    show.table(("rule", "what"), rows, empty="")
+    many = f"{len(changes)} rule{'s' if len(changes) > 1 else ''}"
+    show.line(f"{many} would change; this is a dry run." if dry_run else f"{many} changed, as {change_id}.")
+
+
+def _said(field: str, values: Sequence[Any]) -> str:
+    return "{}: {} → {}".format(field, *("none" if value is None else value for value in values))

@@ -17,6 +17,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from holdfast.limits.changes import Change, Changed, RuleChange
+from holdfast.limits.rule_import import ImportResult, RuleDifference, RuleImport
 from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot
 
 CHANGES_PER_READ = 100
@@ -92,6 +93,14 @@ class RuleStore(RuleReader, Protocol):
 
     async def change(self, change: Change) -> Changed:
         """Commit one change; see ``changes.decide`` and ``lockout.keep_open`` for what it may raise."""
+        ...
+
+    async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
+        """Commit an import in one transaction, all of it or nothing; a dry run writes nothing.
+
+        See ``rule_import.plan_import`` and ``lockout.keep_open`` for what it may raise. A repetition tells no
+        differences.
+        """
         ...
 
     async def get(self, name: RuleName) -> AnyRule | None:

@@ -6,14 +6,15 @@ and goes on with all the others; operators still see such a rule, and can replac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, structs
 
 from holdfast import telemetry
 from holdfast.limits.changes import Remembered, RuleChange
-from holdfast.limits.rules import AnyRule, Rule, Snapshot, Unreadable
+from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot, Unreadable
 from holdfast.limits.rulestore.bell import LISTENING
 from holdfast.limits.rulestore.contract import Ring
 
@@ -27,6 +28,7 @@ class _Line(Struct, frozen=True):
     actor: str = ""
     reason: str = ""
     at: str = ""
+    change_id: str = ""
 
 
 class _Key(Struct, frozen=True):
@@ -35,6 +37,7 @@ class _Key(Struct, frozen=True):
     fingerprint: str
     rule: Raw
     seq: int
+    imported: dict[str, Any] | None = None
 
 
 _rule = msgspec.json.Decoder(Rule)
@@ -44,7 +47,7 @@ _key = msgspec.json.Decoder(_Key)
 _ring = msgspec.json.Decoder(Ring)
 
 
-def text_of(value: Struct | tuple[str, ...]) -> str:
+def text_of(value: Struct | Sequence[RuleName] | tuple[str, ...]) -> str:
     """As it is kept."""
     return msgspec.json.encode(value).decode()
 
@@ -59,12 +62,13 @@ def rule_of(body: str | Raw) -> AnyRule:
 
 def change_of(body: str) -> RuleChange:
     line = _line.decode(body)
-    return RuleChange(line.seq, line.action, rule_of(line.rule), line.actor, line.reason, line.at)
+    return RuleChange(line.seq, line.action, rule_of(line.rule), line.actor, line.reason, line.at, line.change_id)
 
 
 def remembered_of(body: str) -> Remembered:
     key = _key.decode(body)
-    return Remembered(key.fingerprint, rule_of(key.rule), key.seq)
+    rule = rule_of(key.rule) if key.imported is None else None
+    return Remembered(key.fingerprint, rule, key.seq, key.imported)
 
 
 def snapshot_of(epoch: int, seq: int, store: str, bodies: Iterable[str]) -> Snapshot:

@@ -60,6 +60,11 @@ SELECT body FROM holdfast_rules WHERE tenant = $1 AND resource = $2
 -- $1 tenant, $2 resources
 SELECT body FROM holdfast_rules WHERE tenant = $1 AND resource = ANY($2::text[])
 
+-- name: rules_of_names
+-- $1 tenants, $2 resources
+SELECT body FROM holdfast_rules
+WHERE (tenant, resource) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+
 -- name: put_rule
 -- $1 tenant, $2 resource, $3 deleted, $4 body
 INSERT INTO holdfast_rules VALUES ($1, $2, $3, $4)

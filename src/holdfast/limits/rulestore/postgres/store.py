@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from holdfast.errors import StateCorrupted
 from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
 from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
+from holdfast.limits.rule_import import (
+    ImportPlan,
+    ImportResult,
+    RuleDifference,
+    RuleImport,
+    RulesBefore,
+    plan_import,
+)
 from holdfast.limits.rules import AnyRule, Rule, RuleName, digest_without, next_digest
 from holdfast.limits.rulestore.contract import (
     ABOVE_EVERY_VERSION,
@@ -55,18 +64,56 @@ class PostgresRuleStore(PostgresRuleReader):
             head = Head(*await db.fetchrow(SQL["head"]))
             current = await _one(db, change.name)
             forgotten = await db.fetchval(SQL["forgotten_version"])
-            made = decide(change, current, await _known_key(db, change), epoch, forgotten)
+            made = decide(change, current, await _known_key(db, change.key), epoch, forgotten)
             if isinstance(made, Changed):
                 return made
-            if is_of_the_door(change.name):
-                door = await db.fetch(SQL["rules_named"], ADMIN.tenant, DOOR)
-                keep_open(made, readable(rule_of(row[0]) for row in door))
-            if change.key is not None:
-                await db.execute(SQL["forget_keys"], self._retention.keys_kept_days)
+            await _keep_open(db, [made])
             digest = f"{next_digest(int(head.digest, 16), current, made):032x}"
-            await _write(db, change, made, structs.replace(head, seq=head.seq + 1, digest=digest))
-            await _forget(db, head.seq + 1 - self._retention.changes_kept)
+            entry = RuleChange(head.seq + 1, change.action, made, change.actor, change.reason, change.at)
+            await self._write(db, epoch, _rows([entry]), digest)
+            await db.execute(SQL["ring"], payload(Ring(epoch, entry.seq, made, head.store)))
+            await self._put_key(db, change.key, Remembered(change.fingerprint, made, entry.seq))
         return Changed(made, head.seq + 1)
+
+    async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
+        """What takes time is decided in a thread: the loop has other things to do."""
+        async with self.database.committing("be changed") as db:
+            await db.execute(SQL["lock_writers"], WRITERS_LOCK)
+            epoch = await db.fetchval(SQL["epoch"])
+            head = Head(*await db.fetchrow(SQL["head"]))
+            names = zip(*(rule.name for rule in wanted.rules), strict=True) if wanted.rules else ((), ())
+            there = [row[0] for row in await db.fetch(SQL["rules_of_names"], *names)]
+            forgotten, key = await db.fetchval(SQL["forgotten_version"]), await _known_key(db, wanted.key)
+
+            def decided() -> tuple[ImportPlan | ImportResult, _Rows]:
+                before = RulesBefore(epoch, head.seq, head.digest, forgotten, [rule_of(body) for body in there])
+                plan = plan_import(wanted, before, key)
+                return plan, _rows(plan.entries if isinstance(plan, ImportPlan) else ())
+
+            plan, rows = await asyncio.to_thread(decided)
+            if isinstance(plan, ImportResult):
+                return plan, ()
+            await _keep_open(db, plan.made)
+            result = plan.result
+            if plan.entries and not wanted.dry_run:
+                await self._write(db, epoch, rows, result.digest)
+                await db.execute(SQL["ring"], payload(Ring(epoch, result.seq, None, head.store)))
+            if not wanted.dry_run:
+                remembered = Remembered(wanted.fingerprint, None, result.seq, structs.asdict(result))
+                await self._put_key(db, wanted.key, remembered)
+        return result, plan.differences
+
+    async def _write(self, db: Any, epoch: int, rows: _Rows, digest: str) -> None:
+        """The rules, their lines of the log, and the head as it is with them."""
+        await db.executemany(SQL["put_rule"], rows.rules)
+        await db.executemany(SQL["append_change"], rows.lines)
+        await db.execute(SQL["move_head"], epoch, rows.last_seq, digest)
+        await _forget(db, rows.last_seq - self._retention.changes_kept, FORGOTTEN_PER_CHANGE + len(rows.lines))
+
+    async def _put_key(self, db: Any, key: str | None, remembered: Remembered) -> None:
+        if key is not None:
+            await db.execute(SQL["forget_keys"], self._retention.keys_kept_days)
+            await db.execute(SQL["put_key"], key, text_of(remembered))
 
     async def raise_epoch(self, epoch_min: int) -> int:
         """After the database was put back from a copy: versions that were given out since then are so no more, and
@@ -89,23 +136,37 @@ class PostgresRuleStore(PostgresRuleReader):
         return [change_of(row[0]) for row in rows]
 
 
-async def _write(db: Any, change: Change, made: Rule, head: Head) -> None:
-    """The rule, its line of the log, its key, and the head as it is with them."""
-    entry = RuleChange(head.seq, change.action, made, change.actor, change.reason, change.at)
-    await db.execute(SQL["put_rule"], *change.name, made.deleted, text_of(made))
-    await db.execute(SQL["append_change"], head.seq, *change.name, made.version, text_of(entry))
-    await db.execute(SQL["move_head"], made.epoch, head.seq, head.digest)
-    if change.key is not None:
-        await db.execute(SQL["put_key"], change.key, text_of(Remembered(change.fingerprint, made, head.seq)))
-    await db.execute(SQL["ring"], payload(Ring(made.epoch, head.seq, made, head.store)))
+class _Rows(NamedTuple):
+    """What is written for changes: the rules, the lines of the log."""
+
+    rules: list[tuple[str, str, bool, str]]
+    lines: list[tuple[int, str, str, int, str]]
+
+    @property
+    def last_seq(self) -> int:
+        return self.lines[-1][0]
 
 
-async def _forget(db: Any, horizon: int) -> None:
+def _rows(entries: Sequence[RuleChange]) -> _Rows:
+    changed = [(entry, entry.rule) for entry in entries]
+    return _Rows(
+        [(*rule.name, rule.deleted, text_of(rule)) for _, rule in changed],
+        [(entry.seq, *rule.name, rule.version, text_of(entry)) for entry, rule in changed],
+    )
+
+
+async def _keep_open(db: Any, made: Sequence[Rule]) -> None:
+    if any(is_of_the_door(rule.name) for rule in made):
+        door = await db.fetch(SQL["rules_named"], ADMIN.tenant, DOOR)
+        keep_open(made, readable(rule_of(row[0]) for row in door))
+
+
+async def _forget(db: Any, horizon: int, most: int) -> None:
     """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
-    oldest = await db.fetch(SQL["oldest_changes"], horizon, FORGOTTEN_PER_CHANGE)
+    oldest = await db.fetch(SQL["oldest_changes"], horizon, most)
     for _, body in oldest:
         past = change_of(body)
-        if is_over(past, await _one(db, past.rule.name)):
+        if past.rule.deleted and is_over(past, await _one(db, past.rule.name)):
             head = Head(*await db.fetchrow(SQL["head"]))
             await db.execute(SQL["forget_rule"], *past.rule.name)
             await db.execute(SQL["raise_forgotten"], past.rule.version, digest_without(head.digest, past.rule))
@@ -119,8 +180,8 @@ def payload(ring: Ring) -> str:
     return text if len(text.encode()) <= DOORBELL_BYTES_MAX else text_of(structs.replace(ring, rule=None))
 
 
-async def _known_key(db: Any, change: Change) -> Remembered | None:
-    body = await db.fetchval(SQL["key"], change.key) if change.key is not None else None
+async def _known_key(db: Any, key: str | None) -> Remembered | None:
+    body = await db.fetchval(SQL["key"], key) if key is not None else None
     return remembered_of(body) if body is not None else None
 
 

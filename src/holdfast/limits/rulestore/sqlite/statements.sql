@@ -36,6 +36,11 @@ SELECT body FROM rules WHERE tenant = ?1 AND resource = ?2
 -- ?1 tenant, ?2 resources as a JSON list
 SELECT body FROM rules WHERE tenant = ?1 AND resource IN (SELECT value FROM json_each(?2))
 
+-- name: rules_of_names
+-- ?1 names as a JSON list of [tenant, resource]
+SELECT body FROM rules
+WHERE (tenant, resource) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?1))
+
 -- name: put_rule
 -- ?1 tenant, ?2 resource, ?3 deleted, ?4 body
 INSERT INTO rules VALUES (?1, ?2, ?3, ?4)

@@ -9,11 +9,20 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import apsw
+from msgspec import structs
 
 from holdfast.clock import Clock
 from holdfast.errors import ServerBusy
 from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
 from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
+from holdfast.limits.rule_import import (
+    ImportPlan,
+    ImportResult,
+    RuleDifference,
+    RuleImport,
+    RulesBefore,
+    plan_import,
+)
 from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot, digest_without, next_digest
 from holdfast.limits.rulestore.bell import Bell
 from holdfast.limits.rulestore.contract import (
@@ -82,6 +91,14 @@ class SqliteRuleStore:
             self._bell.ring(Ring(changed.rule.epoch, changed.seq, changed.rule, self._store))
         return changed
 
+    async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
+        plan = await self._writer.do(partial(_import, wanted=wanted, now=self._clock.now(), retention=self._retention))
+        if isinstance(plan, ImportResult):
+            return plan, ()
+        if plan.entries and not wanted.dry_run:
+            self._bell.ring(Ring(plan.entries[-1].rule.epoch, plan.result.seq, None, self._store))
+        return plan.result, plan.differences
+
     async def get(self, name: RuleName) -> AnyRule | None:
         return await self._read(lambda db: _one(db, name))
 
@@ -120,30 +137,65 @@ def _commit(handle: Handle, change: Change, now: float, retention: RetentionSett
     with handle.transaction() as db:
         epoch, seq, digest, _ = _head(db)
         current = _one(db, change.name)
-        made = decide(change, current, _known_key(db, change), epoch, db.execute(SQL["forgotten_version"]).get)
+        made = decide(change, current, _known_key(db, change.key), epoch, db.execute(SQL["forgotten_version"]).get)
         if isinstance(made, Changed):
             return made
-        if is_of_the_door(change.name):
-            door = db.execute(SQL["rules_named"], (ADMIN.tenant, text_of(DOOR)))
-            keep_open(made, readable(rule_of(str(body)) for (body,) in door))
-        seq += 1
-        entry = RuleChange(seq, change.action, made, change.actor, change.reason, change.at)
-        db.execute(SQL["put_rule"], (*change.name, made.deleted, text_of(made)))
-        db.execute(SQL["append_change"], (seq, *change.name, made.version, text_of(entry)))
-        db.execute(SQL["move_head"], (seq, f"{next_digest(int(digest, 16), current, made):032x}"))
+        _keep_open(db, [made])
+        entry = RuleChange(seq + 1, change.action, made, change.actor, change.reason, change.at)
+        digest = f"{next_digest(int(digest, 16), current, made):032x}"
+        _write(db, [entry], digest, retention)
         if change.key is not None:
-            db.execute(SQL["forget_keys"], (now - retention.keys_kept_days * 86_400,))
-            db.execute(SQL["put_key"], (change.key, now, text_of(Remembered(change.fingerprint, made, seq))))
-        _forget(db, seq - retention.changes_kept)
-    return Changed(made, seq)
+            _put_key(db, change.key, Remembered(change.fingerprint, made, seq + 1), now, retention)
+    return Changed(made, seq + 1)
 
 
-def _forget(db: apsw.Connection, horizon: int) -> None:
+def _import(handle: Handle, wanted: RuleImport, now: float, retention: RetentionSettings) -> ImportPlan | ImportResult:
+    """One import in one transaction; of a dry run nothing is written."""
+    with handle.transaction() as db:
+        epoch, seq, digest, _ = _head(db)
+        names = text_of([rule.name for rule in wanted.rules])
+        there = [rule_of(str(body)) for (body,) in db.execute(SQL["rules_of_names"], (names,))]
+        before = RulesBefore(epoch, seq, digest, db.execute(SQL["forgotten_version"]).get, there)
+        plan = plan_import(wanted, before, _known_key(db, wanted.key))
+        if isinstance(plan, ImportResult):
+            return plan
+        _keep_open(db, plan.made)
+        if not wanted.dry_run:
+            _write(db, plan.entries, plan.result.digest, retention)
+            if wanted.key is not None:
+                remembered = Remembered(wanted.fingerprint, None, plan.result.seq, structs.asdict(plan.result))
+                _put_key(db, wanted.key, remembered, now, retention)
+    return plan
+
+
+def _keep_open(db: apsw.Connection, made: Sequence[Rule]) -> None:
+    if any(is_of_the_door(rule.name) for rule in made):
+        door = db.execute(SQL["rules_named"], (ADMIN.tenant, text_of(DOOR)))
+        keep_open(made, readable(rule_of(str(body)) for (body,) in door))
+
+
+def _write(db: apsw.Connection, entries: Sequence[RuleChange], digest: str, retention: RetentionSettings) -> None:
+    """The rules, their lines of the log, and the head as it is with them."""
+    rules = [entry.rule for entry in entries]
+    db.executemany(SQL["put_rule"], ((*rule.name, rule.deleted, text_of(rule)) for rule in rules))
+    lines = ((entry.seq, *entry.rule.name, entry.rule.version, text_of(entry)) for entry in entries)
+    db.executemany(SQL["append_change"], lines)
+    if entries:
+        db.execute(SQL["move_head"], (entries[-1].seq, digest))
+        _forget(db, entries[-1].seq - retention.changes_kept, FORGOTTEN_PER_CHANGE + len(entries))
+
+
+def _put_key(db: apsw.Connection, key: str, remembered: Remembered, now: float, retention: RetentionSettings) -> None:
+    db.execute(SQL["forget_keys"], (now - retention.keys_kept_days * 86_400,))
+    db.execute(SQL["put_key"], (key, now, text_of(remembered)))
+
+
+def _forget(db: apsw.Connection, horizon: int, most: int) -> None:
     """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
-    oldest = db.execute(SQL["oldest_changes"], (horizon, FORGOTTEN_PER_CHANGE)).fetchall()
+    oldest = db.execute(SQL["oldest_changes"], (horizon, most)).fetchall()
     for _, body in oldest:
         past = change_of(str(body))
-        if is_over(past, _one(db, past.rule.name)):
+        if past.rule.deleted and is_over(past, _one(db, past.rule.name)):
             db.execute(SQL["forget_rule"], past.rule.name)
             db.execute(SQL["raise_forgotten"], (past.rule.version, digest_without(_head(db)[2], past.rule)))
     if oldest:
@@ -164,8 +216,8 @@ def _changes(db: apsw.Connection, statement: str, values: tuple[str | int, ...])
     return [change_of(str(body)) for (body,) in db.execute(SQL[statement], values)]
 
 
-def _known_key(db: apsw.Connection, change: Change) -> Remembered | None:
-    row = db.execute(SQL["key"], (change.key,)).fetchone() if change.key is not None else None
+def _known_key(db: apsw.Connection, key: str | None) -> Remembered | None:
+    row = db.execute(SQL["key"], (key,)).fetchone() if key is not None else None
     return remembered_of(row[0]) if row else None
 
 
