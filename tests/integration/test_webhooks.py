@@ -7,143 +7,26 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
+from webhook_scene import SECRET, Log, Receiver, Scene, entry, receiving, scene, until
 
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
-from holdfast.message import Entry, Message
 from holdfast.webhooks.calling import Caller, public_socket
 from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, Endpoint
-from holdfast.webhooks.delivery import Deliveries, Notice, WebhookSettings, draft_of, with_webhooks
+from holdfast.webhooks.delivery import Notice, draft_of, with_webhooks
 from holdfast.webhooks.guard import check_url, is_public
 from holdfast.webhooks.reader import NAME, Reader
 from holdfast.webhooks.signing import headers, new_secret, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Mark, Query
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies, Reason
 from holdfast.work.memory import MemoryWork
-
-SECRET = new_secret(bytes(range(32)))
-
-
-def entry(position: int, chat: str = "c1", tenant: str = "acme") -> Entry:
-    text = Message(f"msg_{position}", chat, position, "text", "alice", f"k{position}", "hi", "text/plain", "2026-01-01")
-    return Entry(position, tenant, text)
-
-
-@dataclass
-class Log:
-    """A log that a test fills."""
-
-    entries: list[Entry] = field(default_factory=list)
-    now: dict[tuple[str, int], Message | None] = field(default_factory=dict)
-    """What became of messages since they were logged."""
-    waited_for: asyncio.Event = field(default_factory=asyncio.Event)
-    """A reader has come to where it waits for more."""
-
-    async def end(self) -> int:
-        return self.entries[-1].position if self.entries else 0
-
-    async def read(self, after: int, limit: int) -> list[Entry]:
-        return [e for e in self.entries if e.position > after][:limit]
-
-    async def wait(self, after: int) -> None:
-        self.waited_for.set()
-        await until(lambda: bool(self.entries) and self.entries[-1].position > after)
-
-    async def find(self, chat_id: str, sequence: int) -> Message | None:
-        """As the store of chats: what is there now."""
-        return self.now.get(
-            (chat_id, sequence),
-            next(
-                (e.message for e in self.entries if (e.message.chat_id, e.message.sequence) == (chat_id, sequence)),
-                None,
-            ),
-        )
-
-
-@dataclass
-class Receiver:
-    """What the other side got; ``answers`` decides the status by how many calls came before."""
-
-    url: str = ""
-    calls: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    answer: Callable[[int], web.Response] = lambda _: web.Response(status=204)
-
-    def sequences(self) -> list[int]:
-        return [msgspec.json.decode(body)["data"]["sequence"] for _, body in self.calls]
-
-    async def _take(self, request: web.Request) -> web.Response:
-        self.calls.append(({name.lower(): value for name, value in request.headers.items()}, await request.read()))
-        return self.answer(len(self.calls))
-
-
-@asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
-    receiver = Receiver()
-    app = web.Application()
-    app.router.add_post("/hook", receiver._take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    try:
-        yield receiver
-    finally:
-        await runner.cleanup()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Poll what happens on other threads and sockets."""
-    async with asyncio.timeout(60):
-        while True:
-            result = condition()
-            if await result if asyncio.iscoroutine(result) else result:
-                return
-            await asyncio.sleep(0.01)
-
-
-@dataclass
-class Scene:
-    endpoints: SqliteEndpoints
-    jobs: MemoryWork
-    log: Log
-    reader: Reader
-
-    async def add(self, url: str, tenant: str = "acme", endpoint_id: str = "ep_1") -> Endpoint:
-        endpoint = Endpoint(endpoint_id, tenant, url, SECRET, "", "2026-01-01")
-        await self.endpoints.add(endpoint)
-        return endpoint
-
-
-@asynccontextmanager
-async def scene(folder: Path, **policy: Any) -> AsyncIterator[Scene]:
-    clock = SystemClock()
-    endpoints, jobs, log = await SqliteEndpoints.open(folder / "webhooks.db"), MemoryWork(clock), Log()
-    policies = with_webhooks(Policies()).with_type(JOB_TYPE, base_seconds=0.02, cap_seconds=0.05, **policy)
-    handlers = Handlers()
-    settings = WebhookSettings(private_allowed=True, timeout_seconds=30)
-    async with Deliveries.opened(endpoints, log.find, clock, settings) as deliveries:
-        deliveries.register(handlers)
-        reader = Reader(log, endpoints, jobs, clock)
-        quick = WorkerSettings(concurrency=8, poll_max_seconds=0.02, balance_seconds=0.5)
-        async with Worker(jobs, handlers, settings=quick, policies=policies).running():
-            reading = asyncio.create_task(reader.run())
-            await asyncio.sleep(0)
-            try:
-                yield Scene(endpoints, jobs, log, reader)
-            finally:
-                reading.cancel()
-    await endpoints.close()
 
 
 async def _positioned(stage: Scene) -> bool:
@@ -407,7 +290,7 @@ async def inside() -> AsyncIterator[tuple[int, list[str]]]:
 
 
 async def call(url: str) -> tuple[int, bytes, str]:
-    caller = Caller(timeout_seconds=5, connections_per_host=1, private_allowed=False)
+    caller = Caller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=False)
     try:
         return await caller.post(url, b"{}", {}, 100)
     finally:
@@ -476,7 +359,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
         async with inside() as (port, reached), receiving() as receiver:
             aside = {"location": f"http://127.0.0.1:{port}/"}
             receiver.answer = lambda _: web.Response(status=status, headers=aside)
-            caller = Caller(timeout_seconds=5, connections_per_host=1, private_allowed=True)
+            caller = Caller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=True)
             answered, _, _ = await caller.post(receiver.url, b"{}", {}, 100)
             await caller.close()
             assert (answered, reached, len(receiver.calls)) == (status, [], 1)

@@ -142,7 +142,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 WORKER = [field.name for field in fields(WorkerSettings) if field.name != "breaker"]
 SEAT = [field.name for field in fields(SeatSettings)]
-WEBHOOKS = ["timeout_seconds", "connections_per_host", "answer_bytes_max"]
+WEBHOOKS = ["timeout_seconds", "connect_timeout_seconds", "concurrency_per_endpoint", "answer_bytes_max"]
 
 
 @pytest.mark.parametrize("value", [0, -1])

@@ -1,16 +1,35 @@
 """Calls to endpoints, on aiohttp. Imported when the first one is made: it takes a fifth of a server's start, and most
 servers call nobody.
+
+How many calls run at once is decided before they come here, by the dispatch of jobs; a call never waits for a
+connection of another one. Connecting and answering have a timeout each: the time for the answer begins when the request
+is sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 
 import aiohttp
-from aiohttp import AddrInfoType, ThreadedResolver
+from aiohttp import AddrInfoType
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from holdfast.webhooks.guard import RefusedAddress, is_public
+
+RESOLVING_MAX = 32
+"""Names looked up at once, each in a thread: one that its name server does not answer keeps only its own."""
+_NAMES_KNOWN_SECONDS = 10
+_IDLE_SECONDS = 3.0
+"""A connection is used again for so long: servers close idle ones after 5 s and more, and a POST that meets a closed
+one fails."""
+_TEXT_SECONDS = 1.0
+"""The text of an answer is only for the log: it does not make a delivery fail, nor hold it up for longer."""
 
 
 def public_socket(address: AddrInfoType) -> socket.socket:
@@ -21,29 +40,102 @@ def public_socket(address: AddrInfoType) -> socket.socket:
     return socket.socket(family, kind, protocol)
 
 
-class Caller:
-    """Posts to endpoints, a few connections to each; made inside the event loop."""
+class _Resolver(AbstractResolver):
+    """getaddrinfo in threads of its own: the process's other threads never wait for a name server."""
 
-    def __init__(self, *, timeout_seconds: float, connections_per_host: int, private_allowed: bool) -> None:
-        connector = aiohttp.TCPConnector(
-            resolver=ThreadedResolver(),
-            socket_factory=None if private_allowed else public_socket,
-            limit_per_host=connections_per_host,
-            use_dns_cache=False,
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(RESOLVING_MAX, thread_name_prefix="webhook-resolver")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        look_up = partial(
+            socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
-        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(
+                hostname=host, host=str(place[0]), port=int(place[1]), family=kind, proto=protocol, flags=numeric
+            )
+            for kind, _, protocol, _, place in found
+        ]
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(slots=True)
+class _Call:
+    """The time that a call has left: to connect at first, to be answered once it is ``sent``."""
+
+    deadline: asyncio.Timeout
+    answer_seconds: float
+    sent: bool = False
+
+    def begin(self) -> None:
+        self.sent = True
+        self.deadline.reschedule(asyncio.get_running_loop().time() + self.answer_seconds)
+
+
+async def _connected(_session: aiohttp.ClientSession, context: SimpleNamespace, _details: object) -> None:
+    context.trace_request_ctx.begin()
+
+
+class Caller:
+    """Posts to endpoints; made inside the event loop."""
+
+    def __init__(self, *, timeout_seconds: float, connect_timeout_seconds: float, private_allowed: bool) -> None:
+        self._timeout_seconds, self._connect_timeout_seconds = timeout_seconds, connect_timeout_seconds
+        connector = aiohttp.TCPConnector(
+            resolver=_Resolver(),
+            socket_factory=None if private_allowed else public_socket,
+            limit=0,
+            ttl_dns_cache=_NAMES_KNOWN_SECONDS,
+            keepalive_timeout=_IDLE_SECONDS,
+        )
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_create_end.append(_connected)
+        tracing.on_connection_reuseconn.append(_connected)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            trace_configs=[tracing],
         )
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], bytes_max: int) -> tuple[int, bytes, str]:
         """(status, as much of the answer as ``bytes_max``, its Retry-After). OSError if there is no answer."""
+        deadline = asyncio.timeout(self._connect_timeout_seconds)
+        call = _Call(deadline, self._timeout_seconds)
         try:
-            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
-                text = await answer.content.read(bytes_max)
-                return answer.status, text, answer.headers.get("retry-after", "")
-        except (TimeoutError, aiohttp.ClientError) as error:
+            async with (
+                deadline,
+                self._session.post(
+                    url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
+                ) as answer,
+            ):
+                deadline.reschedule(None)
+                return answer.status, await _text(answer, bytes_max), answer.headers.get("retry-after", "")
+        except TimeoutError as error:
+            if call.sent:
+                raise OSError(f"no answer within {self._timeout_seconds:g} s") from error
+            raise OSError(f"no connection within {self._connect_timeout_seconds:g} s") from error
+        except aiohttp.ClientError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
         await self._session.close()
+
+
+async def _text(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """What comes of it in time, up to ``bytes_max``."""
+    text = bytearray()
+    try:
+        async with asyncio.timeout(_TEXT_SECONDS):
+            while len(text) < bytes_max and (piece := await answer.content.read(bytes_max - len(text))):
+                text += piece
+    except (TimeoutError, aiohttp.ClientError):
+        pass  # the status is the answer
+    return bytes(text)

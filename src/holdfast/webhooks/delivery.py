@@ -41,16 +41,19 @@ class WebhookSettings:
     """How endpoints are called."""
 
     timeout_seconds: float = 10.0
-    """A call that takes longer has failed, and is tried again."""
-    connections_per_host: int = 4
-    """Calls to one host at once; further ones wait."""
+    """A call that is not answered so long after it was sent has failed, and is tried again."""
+    connect_timeout_seconds: float = 10.0
+    """The same for the time before it is sent: to look up the name, to connect, to agree on TLS."""
+    concurrency_per_endpoint: int = 4
+    """Calls to one endpoint at once; the others wait in the store and hold up no other endpoint."""
     answer_bytes_max: int = 64 * 1024
     """So much of an answer is read."""
     private_allowed: bool = False
     """Endpoints may be on private addresses and speak plain HTTP: for development only."""
 
     def __post_init__(self) -> None:
-        positive(self, "timeout_seconds", "connections_per_host", "answer_bytes_max")
+        seconds = ("timeout_seconds", "connect_timeout_seconds")
+        positive(self, *seconds, "concurrency_per_endpoint", "answer_bytes_max")
 
 
 Find = Callable[[str, int], Awaitable[Message | None]]
@@ -127,15 +130,18 @@ class Deliveries:
         chosen = self._settings
         caller: Caller = calling.Caller(
             timeout_seconds=chosen.timeout_seconds,
-            connections_per_host=chosen.connections_per_host,
+            connect_timeout_seconds=chosen.connect_timeout_seconds,
             private_allowed=chosen.private_allowed,
         )
         return caller
 
     def register(self, handlers: Handlers) -> None:
-        deadline = self._settings.timeout_seconds + 20
+        chosen = self._settings
+        deadline = chosen.connect_timeout_seconds + chosen.timeout_seconds + 20
 
-        @handlers.handle(Notice, type=JOB_TYPE, deadline_seconds=deadline)
+        @handlers.handle(
+            Notice, type=JOB_TYPE, deadline_seconds=deadline, per_destination_max=chosen.concurrency_per_endpoint
+        )
         async def deliver(ctx: Context, notice: Notice) -> None:
             await self.deliver(ctx, notice)
 

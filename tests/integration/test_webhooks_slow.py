@@ -1,0 +1,192 @@
+"""One slow, silent or dripping receiver: it is called a few times at once, and no other endpoint waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from webhook_scene import Receiver, Scene, entry, receiving, scene, until
+
+from holdfast.message import Entry
+from holdfast.webhooks.calling import Caller
+from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.work.contract import Query
+from holdfast.work.coordinator import WorkerSettings
+
+CHATS = 24
+WORKER = WorkerSettings(concurrency=16, jobs_max=128, poll_max_seconds=0.02, balance_seconds=0.5, drain_seconds=0.1)
+PATIENT = WebhookSettings(private_allowed=True, timeout_seconds=120, connect_timeout_seconds=120)
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def entries(tenant: str, chats: int, each: int, start: int) -> list[Entry]:
+    """Messages of many chats, in turn; a message's sequence is its position in the log."""
+    return [entry(start + n, f"{tenant}{n % chats}", tenant) for n in range(chats * each)]
+
+
+def by_chat(receiver: Receiver) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for sequence, (_, body) in zip(receiver.sequences(), receiver.calls, strict=True):
+        chat = body.split(b'"chat_id":"')[1].split(b'"')[0].decode()
+        found.setdefault(chat, []).append(sequence)
+    return found
+
+
+def run(coroutine: Any) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+async def read_all_and_wait(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    """It reads and never answers."""
+    while await reader.read(4096):
+        pass
+
+
+async def never_read(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    """It accepts and hangs."""
+    await asyncio.Event().wait()
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """It answers a byte at a time and never comes to the end of a header."""
+    await reader.read(1)
+    writer.write(b"HTTP/1.1 200 OK\r\nx: ")
+    while not writer.is_closing():
+        writer.write(b"a")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def misbehaving(talk: Talk) -> AsyncIterator[tuple[str, list[int]]]:
+    """The URL of a server that misbehaves, and one element for each of its open connections."""
+    calls: list[int] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(1)
+        try:
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            calls.pop()
+            writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook", calls
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("talk", [read_all_and_wait, never_read, drip])
+def test_a_neighbour_gets_everything_while_a_receiver_never_answers(tmp_path: Path, talk: Talk) -> None:
+    """It is called as often at once as it may be, and not even all that waits for it fills the worker's memory."""
+
+    async def main() -> None:
+        async with (
+            misbehaving(talk) as (url, calls),
+            receiving() as neighbour,
+            scene(tmp_path, settings=PATIENT, worker=WORKER) as stage,
+        ):
+            await stage.add(url, "bad", "ep_bad")
+            await stage.add(neighbour.url, "good", "ep_good")
+            stage.log.entries += entries("bad", 400, 1, start=1)
+            await until(lambda: len(calls) == 4)
+            stage.log.entries += entries("good", CHATS, 2, start=1000)
+            await until(lambda: len(neighbour.calls) == 2 * CHATS)
+            assert len(calls) == 4, "calls at once to the bad one, all of them still under way"
+            assert not await stage.endpoints.deliveries("ep_bad")
+            assert all(sequences == sorted(sequences) for sequences in by_chat(neighbour).values())
+
+    run(main())
+
+
+def test_a_slow_receiver_is_a_success_every_time_gets_nothing_twice_and_each_chat_in_order(tmp_path: Path) -> None:
+    """The time to answer begins when a call is sent: here all calls together take longer than that."""
+
+    async def main() -> None:
+        quick = WebhookSettings(private_allowed=True, timeout_seconds=1.0)
+        async with receiving() as slow, scene(tmp_path, settings=quick, worker=WORKER) as stage:
+            slow.seconds = 0.3
+            await stage.add(slow.url, "slow", "ep_slow")
+            stage.log.entries += entries("slow", 16, 2, start=1)
+            await until(lambda: _done(stage, 32))
+            log = await stage.endpoints.deliveries("ep_slow")
+            assert [(each.status, each.attempt) for each in log] == [(204, 1)] * 32
+            assert len(slow.calls) == 32
+            assert by_chat(slow) == {f"slow{n}": [n + 1, n + 17] for n in range(16)}
+
+    run(main())
+
+
+async def _done(stage: Scene, deliveries: int) -> bool:
+    return len(await stage.endpoints.deliveries("ep_slow")) == deliveries and not await stage.jobs.find(Query())
+
+
+def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nthanks")
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with misbehaving(endless) as (url, _):
+            caller = Caller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+            assert await caller.post(url, b"{}", {}, 100) == (200, b"thanks", "")
+            await caller.close()
+
+    run(main())
+
+
+def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
+    async def main() -> None:
+        async with misbehaving(read_all_and_wait) as (url, _):
+            caller = Caller(timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True)
+            for _ in range(2):
+                with pytest.raises(OSError, match=r"no answer within 0\.05 s"):
+                    await caller.post(url, b"{}", {}, 100)
+            await caller.close()
+            caller = Caller(timeout_seconds=30, connect_timeout_seconds=0.05, private_allowed=True)
+            with pytest.raises(OSError, match=r"no connection within 0\.05 s"):
+                await caller.post(url.replace("http", "https"), b"{}", {}, 100)
+            await caller.close()
+
+    run(main())
+
+
+def test_a_name_server_that_does_not_answer_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are looked up in threads of their own, one for each name however often it is asked for."""
+    looked_up, answer = list[str](), threading.Event()
+
+    def resolve(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        looked_up.append(host)
+        if host != "good.example":
+            answer.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async def main() -> None:
+        async with receiving() as receiver:
+            caller = Caller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+            monkeypatch.setattr(socket, "getaddrinfo", resolve)
+            hosts = [f"bad{n % 10}.example" for n in range(40)]
+            stuck = [asyncio.create_task(caller.post(f"http://{host}:9/", b"", {}, 1)) for host in hosts]
+            await until(lambda: len(looked_up) == 10)
+            url = receiver.url.replace("127.0.0.1", "good.example")
+            assert (await caller.post(url, b"{}", {}, 100))[0] == 204
+            assert await asyncio.to_thread(lambda: "other threads go on")
+            assert len(looked_up) == 11
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+            answer.set()
+            await caller.close()
+
+    run(main())
