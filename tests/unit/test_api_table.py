@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from rest import Rest, with_rest
 
 from holdfast.access.principal import CHATS_WRITE
 from holdfast.api.answers import RETRY_AFTER_SECONDS, STATUS
@@ -12,6 +13,7 @@ from holdfast.api.deps import ApiSettings
 from holdfast.api.openapi import describe
 from holdfast.api.reference import fields_of, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
+from holdfast.api.routing import Routes
 from holdfast.errors import HoldfastError
 
 
@@ -69,3 +71,29 @@ def test_the_docs_page_loads_nothing_from_elsewhere_and_runs_nothing() -> None:
 def test_bad_settings_are_refused_when_built(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         ApiSettings(**bad)  # type: ignore[arg-type]
+
+
+def test_static_pages_are_compressed_once_and_cached() -> None:
+    async def scenario(rest: Rest) -> None:
+        for path in ("/openapi.json", "/docs", "/docs/style.css"):
+            plain = await rest.client.get(path, headers={"Accept-Encoding": "identity"})
+            packed = await rest.client.get(path, headers={"Accept-Encoding": "br, gzip"})
+            assert packed.headers["content-encoding"] == "gzip" and packed.content == plain.content
+            assert "content-encoding" not in plain.headers and plain.headers["cache-control"] == "public, max-age=300"
+            assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
+            known = await rest.client.get(path, headers={"If-None-Match": plain.headers["etag"]})
+            assert (known.status_code, known.content) == (304, b"")
+            assert (await rest.client.get(path, headers={"If-None-Match": '"older"'})).status_code == 200
+        openapi = await rest.client.get("/openapi.json", headers={"Accept-Encoding": "gzip"})
+        assert int(openapi.headers["content-length"]) < len(openapi.content) / 5
+
+    with_rest(scenario)
+
+
+def test_a_path_is_routed_by_its_exact_form_first() -> None:
+    routes = Routes({"/jobs/{seq}": "one", "/jobs/stats": "stats", "/c/{chat}/m/{user:path}": "member"})
+    assert routes.find("/jobs/stats") == ("stats", {})
+    assert routes.find("/jobs/7") == ("one", {"seq": "7"})
+    assert routes.find("/c/a/m/b/c\n") == ("member", {"chat": "a", "user": "b/c\n"})
+    for nothing in ("/jobs/", "/jobs/7/", "/jobs/7/8", "/jobs/7\n/", "/c/a/b/m/c", "", "/jobsx7"):
+        assert routes.find(nothing) is None, nothing

@@ -6,7 +6,7 @@ All maps here are bounded; each says what happens at its bound.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -29,13 +29,15 @@ def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
     return origin is None or origin in allowed
 
 
-def client_ip(peer: str, forwarded_for: Iterable[str], proxies: Collection[Network]) -> str:
+def client_ip(peer: str, forwarded_for: str, proxies: Collection[Network]) -> str:
     """The address of the client: the nearest hop that is not one of our declared proxies.
 
-    ``forwarded_for`` are the X-Forwarded-For header values in order. They are read from the right, and only
+    ``forwarded_for`` is X-Forwarded-For, several of them joined by commas. It is read from the right, and only
     as far as declared proxies vouch for them, because everything to the left is the client's own word.
     """
-    hops = [hop.strip() for value in forwarded_for for hop in value.split(",")][-FORWARDED_HOPS_MAX:]
+    if not forwarded_for or not _is_within(peer, proxies):
+        return peer
+    hops = [hop.strip() for hop in forwarded_for.rsplit(",", FORWARDED_HOPS_MAX)[-FORWARDED_HOPS_MAX:]]
     address = peer
     while hops and _is_within(address, proxies):
         nearer = hops.pop()

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 import msgspec
-from starlette.responses import Response
 
 from holdfast.api.bodies import TooManyRequests
 from holdfast.api.call import Answer
+from holdfast.api.request import Response
 from holdfast.errors import HoldfastError, OperatorError, RateLimited
 from holdfast.limits.answers import PROBLEM, PROBLEM_TITLE, PROBLEM_TYPE
 from holdfast.wire.frames import Error, ErrorBody
@@ -42,10 +42,8 @@ _encoder = msgspec.json.Encoder()
 
 def respond(answer: Answer, status: int) -> Response:
     """An answer on the wire; ``status`` is used where the answer names none."""
-    if answer.body is None:
-        return Response(status_code=answer.status or status, headers=dict(answer.headers))
-    content = answer.body if isinstance(answer.body, bytes) else _encoder.encode(answer.body)
-    return Response(content, answer.status or status, dict(answer.headers), answer.media_type)
+    body = answer.body if isinstance(answer.body, bytes) else _encoder.encode(answer.body)
+    return Response(answer.status or status, body, answer.media_type, answer.headers)
 
 
 def respond_error(
@@ -77,7 +75,5 @@ def respond_error(
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RateLimited):
         body = TooManyRequests(detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated)
-        return Response(_encoder.encode(body), STATUS[error.code], headers, PROBLEM_TYPE)
-    return Response(
-        _encoder.encode(ErrorBody(detail)), status or STATUS[error.code], headers, media_type="application/json"
-    )
+        return Response(STATUS[error.code], _encoder.encode(body), PROBLEM_TYPE, headers)
+    return Response(status or STATUS[error.code], _encoder.encode(ErrorBody(detail)), headers=headers)

@@ -2,52 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from holdfast import telemetry
 from holdfast.api.answers import respond, respond_error
 from holdfast.api.call import Endpoint
+from holdfast.api.cors import CrossOrigin
 from holdfast.api.deps import Deps
-from holdfast.api.envelope import Envelope
+from holdfast.api.envelope import note, response_headers
 from holdfast.api.keyed import Keyed
 from holdfast.api.openapi import describe
+from holdfast.api.pages import StaticPage
 from holdfast.api.receive import FailedLogins, receive, violated
 from holdfast.api.reference import STYLE, html_page
+from holdfast.api.request import App, Receive, Request, Response, Scope, Send, View
 from holdfast.api.routes import ENDPOINTS, GROUPS
+from holdfast.api.routing import Routes
 from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, RateLimited
 from holdfast.telemetry import log
 
-View = Callable[[Request], Awaitable[Response]]
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
-def make_app(deps: Deps) -> Starlette:
+def make_app(deps: Deps) -> App:
     """The REST surface over ``deps``. Holds no state but failed logins and the keys of what runs now."""
     failed_logins, keyed = FailedLogins(deps.settings, deps.clock), Keyed(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, failed_logins, keyed, endpoint)
-    routes = [_route(path, views) for path, views in by_path.items()]
-    app = Starlette(
-        routes=routes + _pages(endpoints),
-        middleware=[Middleware(Envelope, deps=deps), *_cross_origin(deps)],
-        exception_handlers={HTTPException: _no_such_thing},
-    )
-    app.router.redirect_slashes = False
-    return app
+    for path, page in _pages(endpoints).items():
+        by_path[path] = {"GET": page.view}
+    for views in by_path.values():
+        if "GET" in views:
+            views["HEAD"] = views["GET"]
+    return _Application(deps, Routes(by_path)).serve
+
+
+class _Application:
+    """One request after the other: route, view, envelope."""
+
+    def __init__(self, deps: Deps, routes: Routes[dict[str, View]]) -> None:
+        self._deps = deps
+        self._routes = routes
+        self._cross_origin = CrossOrigin(deps.origins, {endpoint.method for endpoint in ENDPOINTS})
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application, for HTTP alone: WebSockets are the gateway's, and there is no lifespan."""
+        deps, status = self._deps, 500
+        began, request_id = deps.clock.monotonic(), deps.ids.new("req_")
+        request = Request(scope, receive)
+        try:
+            response = await self._respond(request)
+            status = response.status
+            headers = response_headers(response, request, request_id, legacy=deps.settings.legacy_rate_limit_headers)
+            headers += self._cross_origin.headers(request)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": response.body})
+        finally:
+            note(deps, request, request_id, status, deps.clock.monotonic() - began)
+
+    async def _respond(self, request: Request) -> Response:
+        found = self._routes.find(request.path)
+        if (preflight := self._cross_origin.preflight(request)) is not None:
+            return preflight
+        if found is None:
+            return respond_error(NotFound("there is nothing here; see /docs"), write=request.method not in _SAFE)
+        views, request.path_params = found
+        view = views.get(request.method)
+        return _wrong_method(request, views) if view is None else await view(request)
 
 
 def _opened(endpoint: Endpoint, deps: Deps) -> Endpoint:
@@ -58,18 +85,19 @@ def _opened(endpoint: Endpoint, deps: Deps) -> Endpoint:
 
 
 def _view(deps: Deps, failed_logins: FailedLogins, keyed: Keyed, endpoint: Endpoint) -> View:
-    """The endpoint as Starlette calls it. Whatever happens, there is an answer of the usual shape."""
+    """The endpoint as a view. Whatever happens, there is an answer of the usual shape."""
 
     async def view(request: Request) -> Response:
-        request.scope["holdfast.endpoint"] = endpoint
+        request.endpoint = endpoint
         if not endpoint.path.startswith("/admin"):
             return await answer(request)
         attributes = {"http.request.method": endpoint.method, "http.route": endpoint.path}
-        with telemetry.span(endpoint.name, attributes, request.headers) as span:
+        carried = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}
+        with telemetry.span(endpoint.name, attributes, carried) as span:
             response = await answer(request)
-            span.tell("http.response.status_code", response.status_code)
-            if response.status_code >= 500:
-                span.fail(str(response.status_code))
+            span.tell("http.response.status_code", response.status)
+            if response.status >= 500:
+                span.fail(str(response.status))
             return response
 
     async def answer(request: Request) -> Response:
@@ -89,61 +117,19 @@ def _view(deps: Deps, failed_logins: FailedLogins, keyed: Keyed, endpoint: Endpo
     return view
 
 
-def _route(path: str, views: Mapping[str, View]) -> Route:
-    """One route per path, so that a 405 names every method the path has."""
-
-    async def dispatch(request: Request) -> Response:
-        return await views["GET" if request.method == "HEAD" else request.method](request)
-
-    return Route(path, dispatch, methods=list(views))
-
-
-def _pages(endpoints: Sequence[Endpoint]) -> list[Route]:
-    """The description for machines and for people, made when first asked for."""
-
-    @cache
-    def description() -> bytes:
-        return msgspec.json.encode(describe(endpoints))
-
-    @cache
-    def page() -> bytes:
-        return html_page(GROUPS)
-
-    async def openapi(request: Request) -> Response:
-        return Response(description(), media_type="application/json")
-
-    async def docs(request: Request) -> Response:
-        return Response(page(), media_type="text/html", headers={"Content-Security-Policy": _DOCS_POLICY})
-
-    async def style(request: Request) -> Response:
-        return Response(STYLE, media_type="text/css")
-
-    return [Route("/openapi.json", openapi), Route("/docs", docs), Route("/docs/style.css", style)]
+def _pages(endpoints: Sequence[Endpoint]) -> Mapping[str, StaticPage]:
+    """The description for machines and for people."""
+    policy = {"Content-Security-Policy": _DOCS_POLICY}
+    return {
+        "/openapi.json": StaticPage("application/json", lambda: msgspec.json.encode(describe(endpoints))),
+        "/docs": StaticPage("text/html; charset=utf-8", lambda: html_page(GROUPS), policy),
+        "/docs/style.css": StaticPage("text/css; charset=utf-8", lambda: STYLE),
+    }
 
 
-def _cross_origin(deps: Deps) -> list[Middleware]:
-    """Pages of listed origins may call; cookies play no part, so there are no credentials to share."""
-    if not deps.origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=sorted(deps.origins),
-            allow_methods=sorted({endpoint.method for endpoint in ENDPOINTS}),
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "X-Act-As"],
-            expose_headers=["Retry-After", "X-Request-ID", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy"],
-        )
-    ]
-
-
-async def _no_such_thing(request: Request, error: Exception) -> Response:
-    """404 and 405 in the shape of every other error."""
-    assert isinstance(error, HTTPException)
-    write = request.method not in _SAFE
-    if error.status_code == 404:
-        return respond_error(NotFound("there is nothing here; see /docs"), write=write)
-    allowed = (error.headers or {}).get("Allow", "")
-    refusal = InvalidMessage(f"{request.method[:16]} is not allowed here, only {allowed}", method=request.method[:16])
-    response = respond_error(refusal, write=write, status=error.status_code)
-    response.headers.update(error.headers or {})
-    return response
+def _wrong_method(request: Request, views: Mapping[str, View]) -> Response:
+    """405 in the shape of every other error."""
+    method, allowed = request.method[:16], ", ".join(sorted(views))
+    refusal = InvalidMessage(f"{method} is not allowed here, only {allowed}", method=method)
+    response = respond_error(refusal, write=method not in _SAFE, status=405)
+    return response._replace(headers={**response.headers, "Allow": allowed})

@@ -1,16 +1,11 @@
-"""Around every request: its id, its security headers, its metrics and its line in the access log."""
+"""Around every answer: its id, its security headers, its metrics and its line in the access log."""
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from holdfast import telemetry
-from holdfast.access.principal import Principal
-from holdfast.api.call import Endpoint
 from holdfast.api.deps import Deps
 from holdfast.api.receive import address_of
+from holdfast.api.request import RawHeaders, Request, Response
 from holdfast.limits.answers import rate_limit_headers
 
 SECURITY_HEADERS = {
@@ -21,58 +16,47 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_SECURITY = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 PROBED = frozenset({"/health/live", "/health/ready", "/metrics"})
+NO_BODY = frozenset({204, 304})
 
 
-class Envelope:
-    """ASGI middleware. A view may set a header of its own; what it does not set is set here."""
+def response_headers(response: Response, request: Request, request_id: str, *, legacy: bool) -> RawHeaders:
+    """The headers of an answer. An endpoint may set one of its own; what it does not set is set here."""
+    headers = [(b"x-request-id", request_id.encode())]
+    if response.status not in NO_BODY:
+        headers.append((b"content-length", b"%d" % len(response.body)))
+    if response.body:
+        headers.append((b"content-type", response.media_type.encode()))
+    if response.headers:
+        own = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.headers.items()]
+        names = {name for name, _ in own}
+        headers += own
+        headers += [header for header in _SECURITY if header[0] not in names]
+    else:
+        headers += _SECURITY
+    if request.decisions:
+        told = rate_limit_headers(request.decisions, legacy=legacy)
+        headers += [(name.lower().encode(), value.encode()) for name, value in told]
+    return headers
 
-    def __init__(self, app: ASGIApp, deps: Deps) -> None:
-        self._app = app
-        self._deps = deps
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = self._deps.clock.monotonic()
-        request_id = self._deps.ids.new("req_")
-        status, settings = 500, self._deps.settings
-
-        async def send_enveloped(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = request_id
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-                decisions = scope.get("holdfast.decisions", ())
-                for name, value in rate_limit_headers(decisions, legacy=settings.legacy_rate_limit_headers):
-                    headers[name] = value
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_enveloped)
-        finally:
-            self._note(scope, request_id, status, self._deps.clock.monotonic() - began)
-
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        """What is logged is chosen here by name: never a header, a query or a body, so never a secret."""
-        endpoint: Endpoint | None = scope.get("holdfast.endpoint")
-        principal: Principal | None = scope.get("holdfast.principal")
-        telemetry.request_answered(endpoint.name if endpoint else "none", status, seconds)
-        # What machines ask every few seconds would bury what people did.
-        note = telemetry.log.debug if scope["path"] in PROBED and status < 400 else telemetry.log.info
-        note(
-            "request",
-            request_id=request_id,
-            method=scope["method"],
-            path=scope["path"],
-            status=status,
-            milliseconds=round(seconds * 1000, 1),
-            address=address_of(Request(scope), self._deps),
-            tenant=principal.tenant if principal else None,
-            user=principal.user_id if principal else None,
-            kind=principal.kind if principal else None,
-        )
+def note(deps: Deps, request: Request, request_id: str, status: int, seconds: float) -> None:
+    """Count it and log it. What is logged is chosen here by name: never a header, a query or a body, so never a
+    secret."""
+    principal = request.principal
+    telemetry.request_answered(request.endpoint.name if request.endpoint else "none", status, seconds)
+    # What machines ask every few seconds would bury what people did.
+    write = telemetry.log.debug if request.path in PROBED and status < 400 else telemetry.log.info
+    write(
+        "request",
+        request_id=request_id,
+        method=request.method,
+        path=request.path,
+        status=status,
+        milliseconds=round(seconds * 1000, 1),
+        address=address_of(request, deps),
+        tenant=principal.tenant if principal else None,
+        user=principal.user_id if principal else None,
+        kind=principal.kind if principal else None,
+    )

@@ -14,7 +14,6 @@ from urllib.parse import parse_qsl, unquote_plus
 
 import msgspec
 from msgspec import Struct, inspect
-from starlette.requests import ClientDisconnect, Request
 
 from holdfast.access.door import Buckets, address_group, client_ip
 from holdfast.access.keys import is_api_key
@@ -22,6 +21,7 @@ from holdfast.access.principal import Principal, bearer, require_scope
 from holdfast.api.call import Call, Endpoint
 from holdfast.api.deps import ApiSettings, Deps
 from holdfast.api.problems import invalid_body, invalid_query
+from holdfast.api.request import Request
 from holdfast.clock import Clock
 from holdfast.errors import (
     Forbidden,
@@ -61,24 +61,17 @@ class FailedLogins:
 
 def address_of(request: Request, deps: Deps) -> str:
     """The client's address, as far as declared proxies vouch for it."""
-    peer = request.client.host if request.client else ""
-    return client_ip(peer, request.headers.getlist("x-forwarded-for"), deps.proxies)
-
-
-def _header(request: Request, name: str) -> str | None:
-    """A header that says who asks or what is asked: said twice, nobody knows which is meant."""
-    said = request.headers.getlist(name)
-    if len(said) > 1:
-        raise InvalidMessage(f"the header {name} was given more than once", field=name)
-    return said[0] if said else None
+    if not deps.proxies:
+        return request.peer
+    return client_ip(request.peer, request.header(b"x-forwarded-for") or "", deps.proxies)
 
 
 def identify(deps: Deps, request: Request) -> Principal:
     """Who is asking; Unauthorized or Forbidden."""
-    credential = bearer(_header(request, "Authorization"))
+    credential = bearer(request.header(b"authorization"))
     if credential is None:
         raise Unauthorized("a credential is needed: Authorization: Bearer <token or API key>")
-    act_as = _header(request, "X-Act-As")
+    act_as = request.header(b"x-act-as")
     if not is_api_key(credential):
         if act_as is not None:
             raise Forbidden("only a tenant API key can act for a user")
@@ -111,13 +104,13 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
 
 async def receive(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, request: Request) -> Call:
     """The call a request makes; raises the first reason to refuse it."""
-    principal = _admit(deps, failed_logins, endpoint, request)
-    request.scope["holdfast.principal"] = principal
+    request.require_single_headers()
+    principal = request.principal = _admit(deps, failed_logins, endpoint, request)
     await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
     if endpoint.scope is not None:
         require_scope(principal, endpoint.scope, path.get("chat_id"))
-    query = _fitting(endpoint, _query, endpoint.query, request.scope["query_string"])
+    query = _fitting(endpoint, _query, endpoint.query, request.query)
     key = _key(endpoint, request)
     body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
     fingerprint = _fingerprint(endpoint, path, body) if key else ""
@@ -149,18 +142,18 @@ async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principa
     else:
         entrance: Entrance = "admin" if endpoint.caller == "operator" else "rest"
         decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
-        request.scope["holdfast.decisions"] = decisions
+        request.decisions = decisions
     if refused := refusal(decisions):
-        request.scope["holdfast.decisions"] = decisions
+        request.decisions = decisions
         raise refused
 
 
 def violated(request: Request, error: RateLimited) -> list[str]:
     """The rules that refused a request; one that was asked further in, as for a send, comes into the headers too."""
-    decisions: list[Decision] = [*request.scope.get("holdfast.decisions", ())]
+    decisions: list[Decision] = [*request.decisions]
     known = {decision.rule for decision in decisions}
     decisions += [decision for decision in refusing(error) if decision.rule not in known]
-    request.scope["holdfast.decisions"] = decisions
+    request.decisions = decisions
     return [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
 
 
@@ -168,11 +161,11 @@ def _path(params: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in params.items():
         if check_id(value, name):
             raise NotFound(f"there is no such {name.removesuffix('_id')}")
-    return dict(params)
+    return params
 
 
 def _key(endpoint: Endpoint, request: Request) -> str | None:
-    key = _header(request, "Idempotency-Key")
+    key = request.header(b"idempotency-key")
     if key is None:
         if endpoint.key == "required":
             raise InvalidMessage(
@@ -239,29 +232,40 @@ def _parameters(written: bytes) -> list[tuple[str, str]]:
 
 async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
     """The body, within its bounds of size and time. What an endpoint does not take is refused, not ignored."""
-    limit = endpoint.body_bytes_max or settings.body_bytes_max
-    too_large = MessageTooLarge(f"the body is larger than {limit} bytes", limit=limit)
-    length = request.headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and int(length[:20]) > limit:
-        raise too_large
-    data = bytearray()
-    try:
-        async with asyncio.timeout(settings.body_seconds_max):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > limit:
-                    raise too_large
-    except TimeoutError:
-        raise InvalidMessage(f"the body did not arrive within {settings.body_seconds_max:g} seconds") from None
-    except ClientDisconnect:
-        raise InvalidMessage("the client went away before its request was complete") from None
+    headers = request.headers
+    if endpoint.body is None and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
+        return b""
+    data = await _whole_body(request, endpoint.body_bytes_max or settings.body_bytes_max, settings.body_seconds_max)
     if endpoint.body is None and data:
         raise InvalidMessage("this request takes no body")
     if endpoint.body is not None:
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
+        media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
             raise InvalidContentType("the body must be JSON: send Content-Type: application/json")
-    return bytes(data)
+    return data
+
+
+async def _whole_body(request: Request, bytes_max: int, seconds_max: float) -> bytes:
+    too_large = f"the body is larger than {bytes_max} bytes"
+    length = request.headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length[:20]) > bytes_max:
+        raise MessageTooLarge(too_large, limit=bytes_max)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds_max):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise InvalidMessage("the client went away before its request was complete")
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > bytes_max:
+                    raise MessageTooLarge(too_large, limit=bytes_max)
+                if not message.get("more_body"):
+                    return b"".join(pieces)
+    except TimeoutError:
+        raise InvalidMessage(f"the body did not arrive within {seconds_max:g} seconds") from None
 
 
 def _body(shape: type | None, data: bytes) -> Any:

@@ -125,7 +125,7 @@ class Handshake:
         _check_upgrade(headers)
         if self.draining():
             raise Unavailable("this node is shutting down", retry_after_seconds=1)
-        address = client_ip(peer, headers.getall("X-Forwarded-For", []), self.proxies)
+        address = client_ip(peer, ",".join(headers.getall("X-Forwarded-For", [])), self.proxies)
         self.ask_rules(_NOBODY, address)
         if not origin_allowed(headers.get("Origin"), self.origins):
             raise Forbidden("pages of this origin may not connect; add it to server.allowed_origins")

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from holdfast import telemetry
 from holdfast.access.door import HttpCounts
+from holdfast.api.request import App
 from holdfast.bounds import KIB
 from holdfast.errors import BadSetting, InvalidMessage, MessageTooLarge, Unavailable
 from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, no_handshake, refused_with
@@ -305,11 +305,12 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, port: Port, counts: HttpCounts, listening: socket.socket, broken: asyncio.Event
+    app: App, port: Port, counts: HttpCounts, listening: socket.socket, broken: asyncio.Event
 ) -> AsyncIterator[None]:
     """Serve HTTP while ``counts`` has room, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,
+        interface="asgi3",
         http=partial(_Requests, counts),  # type: ignore[arg-type]  # a factory serves where it wants a class
         ws=port,  # type: ignore[arg-type]
         lifespan="off",

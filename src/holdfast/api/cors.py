@@ -1,0 +1,49 @@
+"""Pages of other origins (CORS): listed ones may call. Cookies play no part, so there are no credentials to share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.api.answers import respond_error
+from holdfast.api.request import RawHeaders, Request, Response
+from holdfast.errors import Forbidden
+
+ALLOWED_HEADERS = ("Accept", "Accept-Language", "Authorization", "Content-Language", "Content-Type", "Idempotency-Key",
+                   "X-Act-As")  # fmt: skip
+EXPOSED_HEADERS = ("Retry-After", "X-Request-ID", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy")
+PREFLIGHT_SECONDS = 600
+"""How long a browser may remember the answer to a preflight."""
+_ALLOWED = frozenset(name.lower() for name in ALLOWED_HEADERS)
+
+
+class CrossOrigin:
+    """Answers preflights, and says on every other answer which page may read it."""
+
+    def __init__(self, origins: Collection[str], methods: Collection[str]) -> None:
+        self._origins = origins
+        self._methods = sorted(methods)
+
+    def preflight(self, request: Request) -> Response | None:
+        """The answer to a browser that asks before it calls; None: this is no such question."""
+        method = request.header(b"access-control-request-method")
+        if not self._origins or request.method != "OPTIONS" or b"origin" not in request.headers or method is None:
+            return None
+        asked = (request.header(b"access-control-request-headers") or "").lower().split(",")
+        if request.header(b"origin") not in self._origins:
+            return respond_error(Forbidden("pages of this origin may not call"), write=False)
+        if method not in self._methods or not {name.strip() for name in asked} - {""} <= _ALLOWED:
+            return respond_error(Forbidden("pages may not use this method or one of these headers"), write=False)
+        allowed = {
+            "Access-Control-Allow-Methods": ", ".join(self._methods),
+            "Access-Control-Allow-Headers": ", ".join(ALLOWED_HEADERS),
+            "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
+        }
+        return Response(200, headers=allowed)
+
+    def headers(self, request: Request) -> RawHeaders:
+        """What every answer to a page says besides."""
+        origin = request.headers.get(b"origin")
+        if origin is None or origin.decode("latin-1") not in self._origins:
+            return []
+        exposed = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), exposed]

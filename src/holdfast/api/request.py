@@ -1,0 +1,77 @@
+"""A request and its response, as ASGI has them: what the endpoints need of both, and nothing on top."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.access.principal import Principal
+from holdfast.api.call import Endpoint
+from holdfast.errors import InvalidMessage
+from holdfast.limits.rules import Decision
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+GIVEN_ONCE = {
+    name.lower().encode(): name
+    for name in ("Host", "Authorization", "Content-Type", "Idempotency-Key", "X-Act-As", "X-Device-ID")
+}
+"""Headers that say who asks or what is asked: given twice, nobody knows which is meant."""
+
+
+class Request:
+    """One request; what becomes known of it on its way is kept here for its log line and its headers."""
+
+    __slots__ = (
+        "decisions", "endpoint", "headers", "method", "path", "path_params", "peer", "principal", "query", "receive",
+        "repeated",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        client = scope.get("client")
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.peer: str = client[0] if client else ""
+        self.receive = receive
+        self.headers: dict[bytes, bytes] = {}
+        """By their names in lower case; the values of one that is repeated are joined, as HTTP joins them."""
+        self.repeated: list[bytes] = []
+        self.path_params: Mapping[str, str] = {}
+        self.endpoint: Endpoint | None = None
+        self.principal: Principal | None = None
+        self.decisions: Sequence[Decision] = ()
+        headers = self.headers
+        for name, value in scope["headers"]:
+            if name in headers:
+                self.repeated.append(name)
+                value = headers[name] + b"," + value
+            headers[name] = value
+
+    def header(self, name: bytes) -> str | None:
+        """The value of a header by its name in lower case."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def require_single_headers(self) -> None:
+        """InvalidMessage if a header is repeated that may be given once."""
+        for repeated in self.repeated:
+            if (name := GIVEN_ONCE.get(repeated)) is not None:
+                raise InvalidMessage(f"the header {name} was given more than once", field=name)
+
+
+class Response(NamedTuple):
+    """An answer before it is put into its envelope."""
+
+    status: int
+    body: bytes = b""
+    media_type: str = "application/json"
+    headers: Mapping[str, str] = {}
+
+
+View = Callable[[Request], Awaitable[Response]]
