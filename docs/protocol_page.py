@@ -66,8 +66,14 @@ connection replaces its old one. Without either the connection is a device of it
 
 ## What a client keeps
 
-On disk, so that a crash loses nothing: its device id; per chat a **cursor** `[epoch, sequence]`, up to where it has everything;
-and its unsent messages, each with its `client_message_id`.
+On disk, so that a crash loses nothing: its device id; per chat a **cursor** `[epoch, sequence]`, up to where it has everything,
+with the **proof** of that cursor if one came with it; and its unsent messages, each with its `client_message_id`.
+
+A pushed `message` carries the `proof` of its own sequence, a page that of its `through`. Show it with the cursor it belongs to: as a
+third element in `resume`, `[epoch, sequence, proof]`, and as `proof` in `sync_request`. A cursor for which you have none is shown
+without. It is needed once, when a server's store was put back to an older state: a cursor beyond the head *with* its proof shows that
+messages were lost, so the chat gets a new epoch for everybody. Without a proof the server resets your device alone (`reset: true`,
+in the same epoch), for 10 requests a minute; the next gets RATE_LIMITED.
 
 ## Connecting
 
@@ -104,8 +110,8 @@ page again changes nothing. A push that arrives during a pull is judged by the c
 beyond cursor + 1 is in a later page of the same pull.
 
 **A page is authoritative.** With `reset: true` first drop your copy of the chat: its epoch is another, so the server was restored or
-repaired and its numbers mean other messages. Then store `messages`, leaving out those at or below the cursor, and move the cursor to
-`[epoch, through]`, also over sequences that are not there: they do not exist. The page that has no more makes the chat live.
+repaired and its numbers mean other messages; or your cursor was beyond the head. Then store `messages`, leaving out those at or
+below the cursor, and move the cursor to `[epoch, through]`, also over sequences that are not there: they do not exist. The page that has no more makes the chat live.
 
 **Acknowledging.** Say `ack` with the cursor when it is on disk, merged, a few times a second at most. Never more than you have:
 beyond what was sent it is an error. Acks that stay behind what was sent for 60 s get a `resync`, and the next time a close.
@@ -241,6 +247,8 @@ def _type(kind: Any) -> str:
 
 
 def _schema(schema: dict[str, Any], defs: dict[str, Any]) -> str:
+    if schema.get("$ref") == "#/$defs/CursorClaim":
+        return "`[epoch, sequence]` or `[epoch, sequence, proof]`"
     if "$ref" in schema:
         return f"`{schema['$ref'].rsplit('/', 1)[-1]}`"
     if "anyOf" in schema:

@@ -26,7 +26,7 @@ from holdfast.store.changes import Act, CreateChat
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.codec import decode_client_frame
-from holdfast.wire.frames import Resume, ResumeBody, SendMessage
+from holdfast.wire.frames import CursorClaim, Resume, ResumeBody, SendMessage
 from holdfast.wire.run import Run
 
 ALICE, BOB = User("default", "alice"), User("default", "bob")
@@ -36,7 +36,7 @@ def session_of(user: User, chat_id: str) -> Session:
     """A client that is connected, has resumed, and had everything there was: nothing."""
     session = Session(SessionLimits(), f"conn_{user.user_id}", Principal(*user, USER_SCOPES, "user"), "phone", now=0)
     session.established({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
-    (fetch,) = session.receive(Resume(request_id="r", payload=ResumeBody({chat_id: (1, 0)})), now=0)
+    (fetch,) = session.receive(Resume(request_id="r", payload=ResumeBody({chat_id: CursorClaim(1, 0)})), now=0)
     assert isinstance(fetch, FetchResume)
     session.pulled(fetch.token, ResumeRead([], [], [], {chat_id: Cursor(1, 0)}), now=0)
     assert [frame["type"] for frame in written(session)] == ["connection_established", "resumed"]

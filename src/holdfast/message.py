@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.errors import HoldfastError
 
@@ -39,7 +39,10 @@ class Cursor(NamedTuple):
 
 
 class Message(Struct, frozen=True):
-    """One stored message, exactly as it is sent. ``content`` of a redacted message is empty."""
+    """One stored message, exactly as it is sent. ``content`` of a redacted message is empty.
+
+    ``proof``, only in a push: shown with the cursor ``[epoch, sequence]``, it proves that the server had sent so much.
+    """
 
     message_id: str
     chat_id: str
@@ -50,6 +53,7 @@ class Message(Struct, frozen=True):
     content: str
     content_type: str
     created_at: str
+    proof: str | UnsetType = UNSET
 
 
 class Draft(Struct, frozen=True, gc=False):
@@ -88,17 +92,19 @@ Outcome = Acked | HoldfastError
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A place in the event log: what was committed, in commit order."""
+    """A place in the event log: what was committed, in commit order. ``epoch``: the chat's when it was read."""
 
     position: int
     tenant: str
+    epoch: int
     message: Message
 
 
 class Page(Struct, frozen=True):
     """A stretch of a chat; authoritative: what it does not hold up to ``through`` does not exist.
 
-    ``reset`` tells a client whose cursor has another epoch to drop its copy and start at 0.
+    ``reset`` tells a client whose cursor has another epoch, or is beyond the head, to drop its copy and start at 0.
+    ``proof``, where a client reads it: of the cursor ``[epoch, through]``.
     """
 
     chat_id: str
@@ -108,6 +114,7 @@ class Page(Struct, frozen=True):
     has_more: bool
     head: int
     reset: bool = False
+    proof: str | UnsetType = UNSET
 
 
 class ResumeRead(Struct, frozen=True):

@@ -213,7 +213,7 @@ def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announced: bo
         asking = asyncio.create_task(log.end())
         await asyncio.sleep(0)
         source.end = 6
-        source.told([Entry(6, "default", TEXT)] if announced else [])
+        source.told([Entry(6, "default", 1, TEXT)] if announced else [])
         source.gate.set()
         assert await asking == 6
         await asyncio.wait_for(log.wait(5), 5)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import apsw
 import httpx
 import pytest
 from plane import decode_frames
@@ -677,3 +678,40 @@ def test_a_frame_of_which_the_library_makes_nothing_is_told_closed_by_us_and_no_
 
     serve(tmp_path, story)
     assert [record for record in caplog.records if record.name == "holdfast.picows"] == []
+
+
+def test_one_frame_of_made_up_cursors_raises_no_epoch_and_a_proven_one_does(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        chats = [await create_chat(node, "alice", "bob") for _ in range(20)]
+        before = await node.history.heads(chats)
+        async with connected(node, "bob") as bob:
+            answer = await ask(
+                bob, "resume", cursors={chat_id: [before[chat_id].epoch, 1_000_000] for chat_id in chats}
+            )
+            assert all(chat["reset"] for chat in answer["payload"]["chats"]) and len(answer["payload"]["chats"]) == 20
+            assert await node.history.heads(chats) == before
+            sent = await ask(bob, "send_message", client_message_id="c1", chat_id=chats[0], content="hello")
+            pushed = json.loads(await bob.recv())
+            assert (pushed["type"], pushed["payload"]["sequence"]) == ("message", sent["payload"]["sequence"])
+        epoch, sequence = before[chats[0]].epoch, pushed["payload"]["sequence"]
+        await lose_the_last_message(node, chats[0])
+        async with connected(node, "bob") as bob:
+            answer = await ask(bob, "resume", cursors={chats[0]: [epoch, sequence, pushed["payload"]["proof"]]})
+            (chat,) = (chat for chat in answer["payload"]["chats"] if chat["chat_id"] == chats[0])
+            assert (chat["reset"], chat["epoch"]) == (True, epoch + 1)
+
+    serve(tmp_path, story)
+
+
+async def lose_the_last_message(node: Node, chat_id: str) -> None:
+    """What a disk does that was put back to an older state."""
+    path = Path(node.settings.server.state_dir) / "chats.db"
+    database = apsw.Connection(str(path))
+    database.set_busy_timeout(5_000)
+    chat = database.execute("SELECT chat FROM chats WHERE chat_id = ?", (chat_id,)).get
+    with database:
+        for trigger in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            database.execute(f"DROP TRIGGER {trigger[0]}")  # a counter never goes back otherwise
+        database.execute("DELETE FROM messages WHERE chat = ? AND sequence = 1", (chat,))
+        database.execute("UPDATE counters SET sequence_counter = 0 WHERE chat = ?", (chat,))
+    database.close()

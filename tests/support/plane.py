@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.access.principal import USER_SCOPES, Principal
+from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids, timestamp
 from holdfast.errors import Unauthorized
 from holdfast.gateway.connection import Connection
@@ -31,6 +32,9 @@ from holdfast.verify.virtual import LoopClock
 
 TENANT = "default"
 PLENTY = 1 << 40
+
+
+PROOFS = CursorProofs(b"test")
 
 
 def decode_frames(data: bytes) -> list[dict[str, Any]]:
@@ -190,7 +194,7 @@ async def bench(
         clock=clock,
         ids=ids,
         intake=intake,
-        history=History(store, EpochRaiser(durability, clock, ids), clock),
+        history=History(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
         watermarks=Watermarks(durability, lambda moved: None),
         verify=verify,
         rng=random.Random(1),

@@ -15,6 +15,7 @@ from limitworld import Log
 
 from holdfast.access.keys import KeyRing
 from holdfast.access.principal import USER_SCOPES, KeyScope, UserScope
+from holdfast.access.proofs import CursorProofs
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.api.app import make_app
 from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
@@ -182,7 +183,7 @@ async def serving(
         deps = Deps(
             durability=durability,
             sends=intake,
-            history=History(store, no_rollback, clock, reads),
+            history=History(store, no_rollback, CursorProofs(b"test"), clock, reads),
             store=store,
             eraser=Eraser(store, durability, clock),
             limits=limits,

@@ -218,7 +218,8 @@ class ScriptedServer:
             case "sync_request" if not self.is_member:
                 await self._write(connection, "error", NOT_A_MEMBER, request_id)
             case "sync_request":
-                page = self._page(payload["epoch"], payload["after_sequence"], payload.get("limit") or 100)
+                cursor = [payload["epoch"], payload["after_sequence"], payload.get("proof")]
+                page = self._page(cursor, payload.get("limit") or 100)
                 await self._write(connection, "sync_response", page, request_id, self.script.page_seconds)
                 connection.live = connection.live or not page["has_more"]
             case "send_message":
@@ -236,9 +237,8 @@ class ScriptedServer:
             case other:
                 self.violations.append(f"sent a frame of type {other}")
 
-    def _resumed(self, cursors: dict[str, list[int]]) -> dict[str, Any]:
-        epoch, sequence = cursors.get(CHAT, [self.epoch, 0])
-        page = self._page(epoch, sequence, 100)
+    def _resumed(self, cursors: dict[str, list[Any]]) -> dict[str, Any]:
+        page = self._page(cursors.get(CHAT, [self.epoch, 0]), 100)
         moved = page["messages"] or page["reset"]
         return {
             "chats": [page] if moved else [],
@@ -246,7 +246,10 @@ class ScriptedServer:
             "gone": [chat_id for chat_id in cursors if chat_id != CHAT],
         }
 
-    def _page(self, epoch: int, after: int, limit: int) -> dict[str, Any]:
+    def _page(self, cursor: list[Any], limit: int) -> dict[str, Any]:
+        epoch, after, proof = (*cursor, None)[:3]
+        if proof not in (None, _proof(epoch, after)):
+            self.violations.append(f"cursor {[epoch, after]} was shown with the proof of another")
         if epoch == self.epoch and after > len(self.messages):
             self.violations.append(f"cursor {after} is beyond the head {len(self.messages)}")
         reset = epoch != self.epoch
@@ -261,6 +264,7 @@ class ScriptedServer:
             "has_more": through < len(self.messages),
             "head": len(self.messages),
             "reset": reset,
+            "proof": _proof(self.epoch, through),
         }
 
     def _ack(self, payload: dict[str, Any]) -> None:
@@ -321,7 +325,8 @@ class ScriptedServer:
         for connection in self.connections:
             if connection.live:
                 for _ in range(2 if self.script.push_twice else 1):
-                    await self._write(connection, "message", message)
+                    proof = _proof(self.epoch, message["sequence"])
+                    await self._write(connection, "message", {**message, "proof": proof})
 
     async def _write(
         self,
@@ -341,6 +346,10 @@ class ScriptedServer:
                 await connection.socket.send(json.dumps(frame))
         except ConnectionClosed:
             pass
+
+
+def _proof(epoch: int, sequence: int) -> str:
+    return f"{epoch:08x}{sequence:08x}"
 
 
 async def _trickle(socket: ServerConnection, text: bytes, seconds: float) -> None:

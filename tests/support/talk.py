@@ -15,6 +15,7 @@ from holdfast.wire.closing import Closing
 from holdfast.wire.codec import ServerFrame, decode_server_frame
 from holdfast.wire.frames import (
     AnyClientFrame,
+    CursorClaim,
     Error,
     Resume,
     ResumeBody,
@@ -162,7 +163,12 @@ class Talk:
         return self
 
     def resume(self, cursors: Mapping[str, tuple[int, int]], read: ResumeRead) -> list[object]:
-        self.receive(Resume(request_id="r-resume", payload=ResumeBody(dict(cursors))))
+        self.receive(
+            Resume(
+                request_id="r-resume",
+                payload=ResumeBody({chat_id: CursorClaim(*cursor) for chat_id, cursor in cursors.items()}),
+            )
+        )
         self.do(self.session.pulled(self.last(FetchResume).token, read, self.now))
         return self.read()
 

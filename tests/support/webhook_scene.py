@@ -29,7 +29,7 @@ SECRET = new_secret(bytes(range(32)))
 
 def entry(position: int, chat: str = "c1", tenant: str = "acme") -> Entry:
     text = Message(f"msg_{position}", chat, position, "text", "alice", f"k{position}", "hi", "text/plain", "2026-01-01")
-    return Entry(position, tenant, text)
+    return Entry(position, tenant, 1, text)
 
 
 @dataclass

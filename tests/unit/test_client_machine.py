@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace as with_proof
 from talk import Talk, run
 from talk import page as talk_page
 
@@ -17,7 +18,7 @@ from holdfast.client.chats import PASSED_OVER_SECONDS
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.errors import InternalError, NotAMember
-from holdfast.message import Cursor, Message, Page
+from holdfast.message import Message, Page
 from holdfast.session.effects import Delivered, Observed
 from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
@@ -27,6 +28,7 @@ from holdfast.wire.frames import (
     ChatHead,
     ConnectionClosing,
     ConnectionEstablished,
+    CursorClaim,
     Error,
     Heartbeat,
     HeartbeatAck,
@@ -62,7 +64,7 @@ class Bench:
 
     def __init__(
         self,
-        cursors: dict[str, Cursor] | None = None,
+        cursors: dict[str, CursorClaim] | None = None,
         entries: Sequence[Entry] = (),
         settings: ClientSettings = SETTINGS,
         follow: set[str] | None = None,
@@ -77,7 +79,7 @@ class Bench:
             self.machine.listen(self.now)
         self.keeps = keeps
         self.actions: list[Action] = []
-        self.kept: dict[str, Cursor | None] = {}
+        self.kept: dict[str, CursorClaim | None] = {}
 
     def do(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
@@ -142,8 +144,8 @@ def ack(number: int, chat_id: str = "c") -> MessageAck:
     return MessageAck(f"k{number}", f"m{number}", chat_id, number, "", False)
 
 
-def at(sequence: int, epoch: int = 1) -> dict[str, Cursor]:
-    return {"c": Cursor(epoch, sequence)}
+def at(sequence: int, epoch: int = 1) -> dict[str, CursorClaim]:
+    return {"c": CursorClaim(epoch, sequence)}
 
 
 def sequences(events: Sequence[Event]) -> list[int]:
@@ -178,13 +180,13 @@ def test_a_page_is_authoritative_where_it_has_holes() -> None:
     [sync] = bench.get(Resync([ChatHead("c", 5)]))
     bench.get(Page("c", 1, [message(2), message(4)], 5, False, 5), sync.request_id)
     assert sequences(bench.take_all()) == [2, 4]
-    assert bench.kept["c"] == Cursor(1, 5)
+    assert bench.kept["c"] == CursorClaim(1, 5)
     assert bench.get(message(6)) == []
     assert sequences(bench.take_all()) == [6]
 
 
 def test_one_page_is_in_flight_and_a_chat_is_pulled_to_its_end() -> None:
-    bench = Bench({"c": Cursor(1, 0), "d": Cursor(1, 0)})
+    bench = Bench({"c": CursorClaim(1, 0), "d": CursorClaim(1, 0)})
     bench.resume()
     frames = bench.get(Resync([ChatHead("c", 6), ChatHead("d", 1)]))
     assert [frame.payload.chat_id for frame in frames if isinstance(frame, SyncRequest)] == ["c"]
@@ -233,9 +235,41 @@ def test_a_reset_is_told_and_the_chat_starts_at_zero() -> None:
     assert bench.kept == {}, "until the application knows, the old cursor stays"
     bench.get(page(1, 2, 2, epoch=2), again.request_id)
     assert bench.take() == ChatReset("c", 2)
-    assert bench.kept["c"] == Cursor(2, 0)
+    assert bench.kept["c"] == CursorClaim(2, 0)
     assert sequences(bench.take_all()) == [1, 2]
-    assert bench.kept["c"] == Cursor(2, 2)
+    assert bench.kept["c"] == CursorClaim(2, 2)
+
+
+def test_reset_of_this_device_alone_keeps_the_epoch_and_starts_at_zero() -> None:
+    bench = Bench(at(5))
+    bench.resume()
+    [sync] = bench.get(Resync([ChatHead("c", 3)]))
+    [again] = bench.get(page(1, 3, 3, reset=True), sync.request_id)
+    assert isinstance(again, SyncRequest) and (again.payload.epoch, again.payload.after_sequence) == (1, 0)
+    bench.get(page(1, 3, 3), again.request_id)
+    assert bench.take() == ChatReset("c", 1)
+    assert sequences(bench.take_all()) == [1, 2, 3]
+    assert bench.kept["c"] == CursorClaim(1, 3)
+
+
+def test_cursor_is_kept_and_shown_with_the_proof_that_came_with_it() -> None:
+    bench = Bench(at(3))
+    bench.resume()
+    [sync] = bench.get(Resync([ChatHead("c", 5)]))
+    bench.get(with_proof(page(4, 5, 5), proof="five"), sync.request_id)
+    bench.take()
+    assert bench.kept["c"] == CursorClaim(1, 4), "a page proves its end only"
+    bench.take_all()
+    assert bench.kept["c"] == CursorClaim(1, 5, "five")
+    bench.get(with_proof(message(6), proof="six"))
+    bench.get(with_proof(message(7), proof="seven"))
+    bench.take()
+    assert bench.kept["c"] == CursorClaim(1, 6, "six")
+    [sync] = bench.get(Resync([ChatHead("c", 7)]))
+    assert isinstance(sync, SyncRequest) and (sync.payload.after_sequence, sync.payload.proof) == (7, "seven")
+    bench.drop()
+    [resume] = bench.open()
+    assert isinstance(resume, Resume) and resume.payload.cursors == {"c": (1, 7, "seven")}
 
 
 def test_a_page_without_messages_does_not_hide_a_reset_from_the_application() -> None:
@@ -246,7 +280,7 @@ def test_a_page_without_messages_does_not_hide_a_reset_from_the_application() ->
     bench.get(Page("c", 2, [], 2, False, 2, False), again.request_id)
     assert bench.kept == {}, "who crashes now must be told of the reset again"
     assert bench.take() == ChatReset("c", 2)
-    assert bench.kept["c"] == Cursor(2, 2)
+    assert bench.kept["c"] == CursorClaim(2, 2)
 
 
 def test_who_left_and_joined_again_starts_anew_whenever_it_crashes() -> None:
@@ -270,7 +304,7 @@ def test_who_left_and_joined_again_keeps_its_new_place_though_the_old_one_was_fu
     assert sequences([e for e in [bench.take() for _ in range(7)] if e]) == [1, 2, 3, 4, 5]
     assert bench.kept["c"] is None, "it is past its leaving"
     assert sequences([e for e in [bench.take() for _ in range(2)] if e]) == [1, 2]
-    assert bench.kept["c"] == Cursor(1, 2)
+    assert bench.kept["c"] == CursorClaim(1, 2)
 
 
 def test_messages_of_the_old_epoch_still_in_the_buffer_do_not_move_the_new_cursor() -> None:
@@ -281,16 +315,16 @@ def test_messages_of_the_old_epoch_still_in_the_buffer_do_not_move_the_new_curso
     [sync] = bench.get(Heartbeat({"c": (2, 1)}))[1:]
     bench.get(page(1, 1, 1, epoch=2, reset=True), sync.request_id)
     assert sequences([e for e in [bench.take(), bench.take()] if e]) == [1, 2]
-    assert bench.kept["c"] == Cursor(1, 2), "who crashes now must be told of the reset again"
+    assert bench.kept["c"] == CursorClaim(1, 2), "who crashes now must be told of the reset again"
     assert bench.take() == ChatReset("c", 2)
-    assert bench.kept["c"] == Cursor(2, 0)
+    assert bench.kept["c"] == CursorClaim(2, 0)
 
 
 # Coming back
 
 
 def test_resume_carries_what_is_received_in_frames_of_bounded_size() -> None:
-    bench = Bench({f"c{n}": Cursor(1, n) for n in range(7)})
+    bench = Bench({f"c{n}": CursorClaim(1, n) for n in range(7)})
     frames = [frame for frame in bench.open() if isinstance(frame, Resume)]
     assert [len(frame.payload.cursors) for frame in frames] == [3, 3, 1]
     assert [frame.payload.more for frame in frames] == [True, True, False]
@@ -298,11 +332,11 @@ def test_resume_carries_what_is_received_in_frames_of_bounded_size() -> None:
     bench.get(message(7, "c6"))
     bench.drop()
     again = [frame for frame in bench.open() if isinstance(frame, Resume)]
-    assert again[-1].payload.cursors["c6"] == (1, 7)
+    assert again[-1].payload.cursors["c6"] == (1, 7, None)
 
 
 def test_a_server_s_lower_limits_are_kept_to() -> None:
-    bench = Bench({f"c{n}": Cursor(1, n) for n in range(4)})
+    bench = Bench({f"c{n}": CursorClaim(1, n) for n in range(4)})
     bench.do(bench.machine.opened(None, bench.now))
     limits = {"resume_chats_per_frame": 2.0, "page_messages_max": 1.0}
     frames = bench.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, limits))
@@ -324,7 +358,7 @@ AWAY = Error("SERVICE_UNAVAILABLE", "an earlier frame was refused", True)
 
 
 def test_a_resume_refused_for_now_is_repeated_whole_on_the_same_connection() -> None:
-    bench = Bench({f"c{n}": Cursor(1, n) for n in range(5)})
+    bench = Bench({f"c{n}": CursorClaim(1, n) for n in range(5)})
     first = bench.open()
     assert bench.get(BUSY, first[0].request_id) == [], "the answer to the last frame ends a resume"
     assert bench.get(BUSY, first[-1].request_id) == []
@@ -359,7 +393,7 @@ def test_nothing_is_asked_for_until_the_application_listens() -> None:
     bench.get(ack(1))
     assert bench.machine.wake_at() == bench.now + 45, "only silence would end it"
     [resume] = written(bench.do(bench.machine.listen(bench.now)))
-    assert isinstance(resume, Resume) and resume.payload.cursors == {"c": (1, 3)}
+    assert isinstance(resume, Resume) and resume.payload.cursors == {"c": (1, 3, None)}
 
 
 def test_while_a_resume_waits_sends_leave_and_nothing_is_pulled() -> None:
@@ -370,7 +404,7 @@ def test_while_a_resume_waits_sends_leave_and_nothing_is_pulled() -> None:
 
 
 def test_a_resume_refused_for_good_is_replaced_by_pulling_every_chat() -> None:
-    bench = Bench({"c": Cursor(1, 3), "d": Cursor(1, 5)})
+    bench = Bench({"c": CursorClaim(1, 3), "d": CursorClaim(1, 5)})
     asked = bench.open()[-1].request_id
     (pull,) = bench.get(Error("INTERNAL_ERROR", "a defect", False), asked)
     assert isinstance(pull, SyncRequest)
@@ -418,7 +452,7 @@ def test_a_pull_that_waits_for_its_turn_is_woken_also_at_the_clock_s_zero() -> N
 
 
 def test_a_rate_limit_on_a_pull_holds_back_the_others_too() -> None:
-    bench = Bench({"c": Cursor(1, 3), "d": Cursor(1, 5)})
+    bench = Bench({"c": CursorClaim(1, 3), "d": CursorClaim(1, 5)})
     bench.resume()
     (pull,) = bench.get(Resync([ChatHead("c", 9), ChatHead("d", 9)]))
     limited = Error("RATE_LIMITED", "slow down", True, retry_after_seconds=0.5)
@@ -503,7 +537,7 @@ def test_nothing_more_is_resumed_than_there_is_room_for() -> None:
 
 
 def test_a_chat_whose_page_promised_more_and_brought_nothing_waits_a_moment_and_lets_others_go_first() -> None:
-    bench = Bench({"c": Cursor(1, 3), "d": Cursor(1, 5)})
+    bench = Bench({"c": CursorClaim(1, 3), "d": CursorClaim(1, 5)})
     bench.resume()
     (pull,) = bench.get(Resync([ChatHead("c", 9)]))
     assert bench.get(Page("c", 1, (), 3, True, 9), pull.request_id) == [], "not at once, or it would be asked for ever"
@@ -530,7 +564,7 @@ def test_a_push_of_an_unknown_chat_is_a_chat_joined() -> None:
     bench.get(page(1, 1, 1, epoch=3, reset=True, chat_id="new"), sync.request_id)
     events = bench.take_all()
     assert events == [ChatJoined("new"), message(1, "new")]
-    assert bench.kept["new"] == Cursor(3, 1)
+    assert bench.kept["new"] == CursorClaim(3, 1)
 
 
 def test_a_pull_refused_for_want_of_membership_means_gone() -> None:
@@ -583,7 +617,7 @@ def test_a_message_is_kept_and_acked_only_after_the_application_moved_past_it() 
     taken = bench.machine.inbox.take()
     assert taken is not None and bench.kept == {}
     [keep] = bench.do(bench.machine.moved_past(*taken, bench.now))
-    assert isinstance(keep, Keep) and bench.kept == {"c": Cursor(1, 1)}
+    assert isinstance(keep, Keep) and bench.kept == {"c": CursorClaim(1, 1)}
     bench.pass_time(1)
     assert bench.frames(Ack) == [], "the cursor is not on disk yet"
     bench.do(bench.machine.kept([keep], bench.now))
@@ -655,7 +689,7 @@ def test_ephemeral_events_keep_the_newest_only() -> None:
 
 
 def test_chats_that_are_not_followed_are_passed_over_and_not_acked() -> None:
-    bench = Bench({"c": Cursor(1, 0), "d": Cursor(1, 0)}, follow={"c"})
+    bench = Bench({"c": CursorClaim(1, 0), "d": CursorClaim(1, 0)}, follow={"c"})
     bench.resume(ResumedChat("d", 1, 50, messages(1, 3, "d"), 3, True, False))
     [sync] = bench.frames(SyncRequest)
     assert isinstance(sync, SyncRequest) and sync.payload.after_sequence == 50
@@ -664,7 +698,7 @@ def test_chats_that_are_not_followed_are_passed_over_and_not_acked() -> None:
     bench.get(message(1))
     assert bench.take_all() == [message(1)]
     bench.pass_time(1)
-    assert bench.kept["d"] == Cursor(1, 51)
+    assert bench.kept["d"] == CursorClaim(1, 51)
     bench.drop()
     bench.resume()
     bench.pass_time(1)
@@ -674,7 +708,7 @@ def test_chats_that_are_not_followed_are_passed_over_and_not_acked() -> None:
 def test_a_server_that_waits_for_acks_of_a_chat_that_is_not_followed_is_asked_instead_before_its_patience_ends() -> (
     None
 ):
-    bench = Bench({"c": Cursor(1, 0)}, follow={"c"})
+    bench = Bench({"c": CursorClaim(1, 0)}, follow={"c"})
     bench.resume(ResumedChat("d", 1, 2, messages(1, 2, "d"), 2, False, False), joined=["d"])
     assert bench.frames(SyncRequest) == []
     bench.pass_time(20)
@@ -690,7 +724,7 @@ def test_a_server_that_waits_for_acks_of_a_chat_that_is_not_followed_is_asked_in
 
 
 def test_a_chat_that_is_followed_is_pulled_before_those_that_are_not() -> None:
-    bench = Bench({"c": Cursor(1, 0)}, follow={"c"})
+    bench = Bench({"c": CursorClaim(1, 0)}, follow={"c"})
     bench.resume(*(ResumedChat(f"d{n}", 1, 9, [], 0, True, False) for n in range(3)))
     [first] = bench.frames(SyncRequest)
     bench.get(message(2))

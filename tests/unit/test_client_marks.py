@@ -8,8 +8,8 @@ from talk import message
 
 from holdfast.client.cursors import Copy
 from holdfast.client.outbox import Entry, Outbox
-from holdfast.message import Cursor
 from holdfast.resilience import Backoff
+from holdfast.wire.frames import CursorClaim
 
 
 def test_what_found_no_room_is_not_marked_as_received() -> None:
@@ -23,11 +23,11 @@ def test_what_found_no_room_is_not_marked_as_received() -> None:
 def test_the_cursor_on_disk_waits_for_the_application() -> None:
     copy = Copy(1, 0)
     copy.take([message(1), message(2)], 3, room=9)
-    assert copy.cursor == Cursor(1, 0)
+    assert copy.cursor == CursorClaim(1, 0)
     copy.move_past(1)
-    assert copy.cursor == Cursor(1, 1)
+    assert copy.cursor == CursorClaim(1, 1)
     copy.move_past(2)
-    assert copy.cursor == Cursor(1, 3), "with the last message the hole behind it is passed"
+    assert copy.cursor == CursorClaim(1, 3), "with the last message the hole behind it is passed"
 
 
 def test_what_was_in_flight_leaves_first_on_the_next_connection() -> None:

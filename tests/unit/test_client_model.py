@@ -20,7 +20,7 @@ from holdfast.client.actions import Action, Drop, Keep, Settled, Write
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.errors import NotAMember
-from holdfast.message import Cursor, Message, Page
+from holdfast.message import Message, Page
 from holdfast.wire.codec import (
     ServerFrame,
     decode_client_frame,
@@ -33,6 +33,7 @@ from holdfast.wire.frames import (
     AnyClientFrame,
     ChatHead,
     ConnectionEstablished,
+    CursorClaim,
     Error,
     Heartbeat,
     MessageAck,
@@ -60,7 +61,7 @@ class ModelServer:
         self.keys: dict[tuple[str, str], Message] = {}
         self.refuse_next = 0
         self.refuse_resumes: list[Error] = []
-        self.cursors: dict[str, tuple[int, int]] = {}
+        self.cursors: dict[str, CursorClaim] = {}
 
     def append(self, chat_id: str, sender: str, key: str) -> Message:
         sequence = len(self.stored[chat_id]) + 1
@@ -76,9 +77,9 @@ class ModelServer:
         through = start + len(messages)
         return Page(chat_id, self.epochs[chat_id], messages, through, through < len(stored), len(stored), reset)
 
-    def resumed(self, cursors: dict[str, tuple[int, int]]) -> Resumed:
+    def resumed(self, cursors: dict[str, CursorClaim]) -> Resumed:
         ours = {chat_id: cursor for chat_id, cursor in cursors.items() if chat_id in self.members}
-        pages = [self.page(chat_id, *cursor, 2) for chat_id, cursor in ours.items()]
+        pages = [self.page(chat_id, *cursor[:2], 2) for chat_id, cursor in ours.items()]
         chats = [
             ResumedChat(p.chat_id, p.epoch, p.head, p.messages, p.through, p.has_more, p.reset)
             for p in pages
@@ -133,7 +134,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
         self.up: deque[bytes] = deque()
         self.down: deque[bytes] = deque()
         self.connected = False
-        self.disk_cursors: dict[str, Cursor] = {}
+        self.disk_cursors: dict[str, CursorClaim] = {}
         self.disk_waits: deque[Keep] = deque()
         self.disk_outbox: dict[str, Entry] = {}
         self.sent_order: dict[str, list[str]] = {chat_id: [] for chat_id in CHATS}
@@ -150,7 +151,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
             match action:
                 case Write(frame):
                     if isinstance(frame, Ack):
-                        self.is_on_disk(frame.payload.chat_id, Cursor(frame.payload.epoch, frame.payload.sequence))
+                        self.is_on_disk(frame.payload.chat_id, CursorClaim(frame.payload.epoch, frame.payload.sequence))
                     self.up.append(encode_client_frame(frame))
                 case Keep() as keep:
                     self.disk_waits.append(keep)
@@ -162,7 +163,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
                     self.break_connection()
                     return
 
-    def is_on_disk(self, chat_id: str, cursor: Cursor) -> None:
+    def is_on_disk(self, chat_id: str, cursor: CursorClaim) -> None:
         kept = self.disk_cursors.get(chat_id)
         assert kept is not None and kept.epoch == cursor.epoch and kept.sequence >= cursor.sequence
 
@@ -337,9 +338,9 @@ class ClientAgainstServer(RuleBasedStateMachine):
     def the_disk_knows_what_was_shown(self) -> None:
         kept = dict(self.disk_cursors)
         for keep in self.disk_waits:
-            kept[keep.chat_id] = keep.cursor or Cursor(0, 0)
+            kept[keep.chat_id] = keep.cursor or CursorClaim(0, 0)
         for chat_id, shown in self.shown.items():
-            assert kept.get(chat_id, Cursor(0, 0)).sequence == len(shown)
+            assert kept.get(chat_id, CursorClaim(0, 0)).sequence == len(shown)
 
     @invariant()
     def the_buffer_is_bounded(self) -> None:

@@ -14,7 +14,7 @@ from holdfast.client.actions import Keep
 from holdfast.client.outbox import Entry
 from holdfast.client.state import FileState, Saved
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory
-from holdfast.message import Cursor
+from holdfast.wire.frames import CursorClaim
 
 
 def entry(number: int, chat_id: str = "c") -> Entry:
@@ -53,8 +53,8 @@ def test_what_was_kept_is_there_after_a_restart_in_the_order_of_the_calls(tmp_pa
         for number in range(20):
             state.put(entry(number))
         state.remove(entry(3))
-        state.keep(Keep("c", Cursor(1, 7)))
-        state.keep(Keep("d", Cursor(2, 1)))
+        state.keep(Keep("c", CursorClaim(1, 7)))
+        state.keep(Keep("d", CursorClaim(2, 1)))
         state.keep(Keep("d", None))
         state.identify("device_id", "dev")
         await state.close()
@@ -65,7 +65,7 @@ def test_what_was_kept_is_there_after_a_restart_in_the_order_of_the_calls(tmp_pa
     assert notes.errors == []
     saved = reopened(path)
     assert list(saved.outbox) == [entry(number) for number in range(20) if number != 3]
-    assert saved.cursors == {"c": Cursor(1, 7)}
+    assert saved.cursors == {"c": CursorClaim(1, 7)}
     assert saved.identity == {"device_id": "dev"}
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -99,7 +99,7 @@ def test_a_put_is_synced_to_the_disk_and_a_cursor_need_not_be(tmp_path: Path) ->
         state.open(lambda *_: levels.append(state._db.pragma("synchronous")))
         state.put(entry(1))
         await state.drain()
-        state.keep(Keep("c", Cursor(1, 1)))
+        state.keep(Keep("c", CursorClaim(1, 1)))
         await state.drain()
         await state.close()
         return levels
@@ -125,6 +125,33 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"no database at all, but long enough to be taken for one" * 100)
     with pytest.raises(StateCorrupted, match=r"client\.db"):
         reopened(path)
+
+
+def test_file_of_the_first_version_keeps_its_cursors_and_gains_proofs(tmp_path: Path) -> None:
+    path = tmp_path / "client.db"
+    database = apsw.Connection(str(path))
+    database.execute(
+        """
+        CREATE TABLE outbox (number INTEGER PRIMARY KEY, client_message_id TEXT NOT NULL, chat_id TEXT NOT NULL,
+          content TEXT NOT NULL, content_type TEXT NOT NULL, UNIQUE (chat_id, client_message_id)) STRICT;
+        CREATE TABLE cursors (
+          chat_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+        CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+        INSERT INTO cursors VALUES ('c', 2, 7);
+        PRAGMA user_version = 1;
+        """
+    )
+    database.close()
+
+    async def main() -> None:
+        state, notes = FileState(path), Notes()
+        assert state.open(notes).cursors == {"c": CursorClaim(2, 7, None)}
+        state.keep(Keep("c", CursorClaim(2, 8, "00ff")))
+        await state.close()
+        assert notes.errors == []
+
+    asyncio.run(main())
+    assert reopened(path).cursors == {"c": CursorClaim(2, 8, "00ff")}
 
 
 def test_a_file_of_a_newer_program_is_left_alone(tmp_path: Path) -> None:
@@ -194,18 +221,20 @@ def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path:
         state._db.execute("PRAGMA query_only = ON")
         state.remove(entry(1))
         state.identify("device_id", "dev")
-        state.keep(Keep("c", Cursor(1, 7)))
-        state.keep(Keep("d", Cursor(1, 1)))
+        state.keep(Keep("c", CursorClaim(1, 7)))
+        state.keep(Keep("d", CursorClaim(1, 1)))
         await state.drain()
         assert {type(error) for error in notes.errors} == {StateDirectory}
         state._db.execute("PRAGMA query_only = OFF")
-        state.keep(Keep("d", Cursor(1, 2)))
+        state.keep(Keep("d", CursorClaim(1, 2)))
         await state.drain()
-        assert notes.cursors[-2:] == [Keep("c", Cursor(1, 7)), Keep("d", Cursor(1, 2))]
+        assert notes.cursors[-2:] == [Keep("c", CursorClaim(1, 7)), Keep("d", CursorClaim(1, 2))]
         await state.close()
 
     asyncio.run(main())
-    assert reopened(tmp_path / "client.db") == Saved((), {"c": Cursor(1, 7), "d": Cursor(1, 2)}, {"device_id": "dev"})
+    assert reopened(tmp_path / "client.db") == Saved(
+        (), {"c": CursorClaim(1, 7), "d": CursorClaim(1, 2)}, {"device_id": "dev"}
+    )
 
 
 def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path) -> None:
@@ -215,7 +244,7 @@ def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path)
 
         def written(_: object, cursors: Iterable[Keep], error: HoldfastError | None) -> None:
             if error is None:
-                assert list(cursors) == [Keep("c", Cursor(1, 7))]
+                assert list(cursors) == [Keep("c", CursorClaim(1, 7))]
                 kept.set()
                 return
             errors.append(error)
@@ -225,7 +254,7 @@ def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path)
         state = FileState(tmp_path / "client.db", retry_seconds=0.01)
         state.open(written)
         state._db.execute("PRAGMA query_only = ON")
-        state.keep(Keep("c", Cursor(1, 7)))
+        state.keep(Keep("c", CursorClaim(1, 7)))
         await asyncio.wait_for(kept.wait(), 5)
         await state.close()
 
@@ -238,7 +267,7 @@ def test_a_disk_that_fails_for_good_does_not_keep_the_state_from_closing(tmp_pat
         state = FileState(tmp_path / "client.db")
         state.open(notes)
         state._db.execute("PRAGMA query_only = ON")
-        state.keep(Keep("c", Cursor(1, 7)))
+        state.keep(Keep("c", CursorClaim(1, 7)))
         await asyncio.wait_for(state.close(), 5)
         return notes
 

@@ -11,6 +11,7 @@ from chats import act
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
 
 from holdfast import telemetry
+from holdfast.access.proofs import CursorProofs
 from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
@@ -19,7 +20,7 @@ from holdfast.fanout.fanout import Fanout, Surroundings
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.message import Draft, Entry, Member, User
+from holdfast.message import Cursor, Draft, Entry, Member, User
 from holdfast.store.changes import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
@@ -89,7 +90,9 @@ class Bench:
         self.got: dict[str, list[tuple[str, int]]] = {"east": [], "west": []}
         for gateway in self.got:
             self.link.connect(gateway, lambda envelope, to=gateway: self.note(to, envelope))
-        around = Surroundings(self.log, self.members, self.registry, self.link, self.letters, "east")
+        around = Surroundings(
+            self.log, self.members, self.registry, self.link, self.letters, CursorProofs(b"test"), "east"
+        )
         self.fanout = Fanout(around, LoopClock(), random.Random(1), max_poll_records=max_poll_records)
 
     async def load(self, chat_id: str) -> Sequence[Member]:
@@ -128,6 +131,20 @@ def test_what_is_committed_reaches_every_gateway_with_a_member() -> None:
         await asyncio.sleep(0.01)
         assert bench.got == {"east": [(CHAT, 1), (CHAT, 2)], "west": [(CHAT, 1), (CHAT, 2)]}
         assert bench.fanout.position == await bench.log.end() == 2
+
+    on_virtual_time(test)
+
+
+def test_each_message_is_delivered_with_the_proof_of_its_cursor() -> None:
+    async def test(bench: Bench) -> None:
+        proofs: list[object] = []
+        bench.link.connect(
+            "east", lambda envelope: proofs.extend(m.proof for s in envelope.stretches for m in s.messages)
+        )
+        await bench.send("a", "b")
+        await asyncio.sleep(0.01)
+        epoch = (await bench.store.heads([CHAT]))[CHAT].epoch
+        assert proofs == [CursorProofs(b"test").of(ANNA.tenant, CHAT, Cursor(epoch, n)) for n in (1, 2)]
 
     on_virtual_time(test)
 

@@ -88,7 +88,7 @@ def typing(user: User, active: bool, chat_id: str = CHAT) -> tuple[object, dict[
 
 def message(position: int, sender: User, chat_id: str = CHAT) -> Entry:
     text = Message(f"msg_{position}", chat_id, position, "text", sender.user_id, None, "hi", "text/plain", "now")
-    return Entry(position, sender.tenant, text)
+    return Entry(position, sender.tenant, 1, text)
 
 
 def mark(user: User, delivered: int, read: int = 0, device: str = "phone", epoch: int = 1) -> Watermark:

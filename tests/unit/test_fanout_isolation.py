@@ -15,6 +15,7 @@ from chats import MemoryRig
 from scripted import ANNA, BELA, CHAT, Answers, body, create_chat
 
 from holdfast import telemetry
+from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
@@ -50,13 +51,14 @@ class Planes:
         self.registry_faults, self.link_faults = Plan(rng), Plan(rng)
         self.durability = GuardedStore(faulty(self.store, self.store_faults), self.clock)
         self.intake = Intake(self.durability, self.clock, Ids(self.clock, rng))
-        self.history = History(self.store, self.never, self.clock)
+        self.history = History(self.store, self.never, CursorProofs(b"test"), self.clock)
         around = Surroundings(
             log=faulty(self.log, self.log_faults),
             members=Members(faulty(self.store, self.store_faults).members),
             registry=faulty(self.registry, self.registry_faults),
             link=faulty(self.link, self.link_faults),
             dead_letters=RecentDeadLetters(),
+            proofs=CursorProofs(b"test"),
             here="east",
         )
         self.fanout = Fanout(around, self.clock, rng)

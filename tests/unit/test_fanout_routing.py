@@ -17,7 +17,7 @@ from holdfast.store.changes import MembershipEvent
 
 def entry(position: int, sequence: int, chat_id: str = CHAT, content: str = "hello", kind: str = "text") -> Entry:
     message = Message(f"msg_{position}", chat_id, sequence, kind, "anna", None, content, "text/plain", "now")  # type: ignore[arg-type]
-    return Entry(position, "default", message)
+    return Entry(position, "default", 1, message)
 
 
 def event(position: int, sequence: int, name: str, user: User | None, chat_id: str = CHAT) -> Entry:

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 from chats import act, operator
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
+from structlog.testing import capture_logs
 
+from holdfast.access.proofs import CursorProofs
 from holdfast.bounds import KIB
-from holdfast.errors import InternalError, NotAMember, ServerBusy, Unavailable
+from holdfast.errors import InternalError, NotAMember, RateLimited, ServerBusy, Unavailable
 from holdfast.message import Cursor, Draft, User
 from holdfast.resilience import BreakerState
 from holdfast.store.changes import CreateChat, RaiseEpoch, RecoverChat, RemoveMember
@@ -24,6 +26,11 @@ from holdfast.verify.faults import Fault, Odds, Plan, faulty
 from holdfast.verify.virtual import LoopClock, run
 
 OTHER = User("other", "olaf")
+PROOFS = CursorProofs(b"test")
+
+
+def proof_of(cursor: Cursor, chat_id: str = CHAT) -> str:
+    return PROOFS.of(ANNA.tenant, chat_id, cursor)
 
 
 class Bench:
@@ -33,7 +40,7 @@ class Bench:
         self.store = MemoryStore()
         self.plan = Plan(random.Random(1), odds)
         self.raised: list[tuple[str, int]] = []
-        self.history = History(faulty(self.store, self.plan), self.raise_epoch, LoopClock(), settings)  # type: ignore[arg-type]
+        self.history = History(faulty(self.store, self.plan), self.raise_epoch, PROOFS, LoopClock(), settings)  # type: ignore[arg-type]
 
     async def raise_epoch(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
         self.raised.append((chat_id, epoch))
@@ -86,33 +93,87 @@ def test_another_epoch_starts_again_from_zero() -> None:
     on_virtual_time(test)
 
 
-def test_a_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -> None:
+def test_proven_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(5)
-        page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+        beyond = Cursor(head.epoch, 9)
+        page = await bench.history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
         assert bench.raised == [(CHAT, head.epoch)]
         assert (sequences(page), page.reset, page.epoch) == ([1, 2, 3, 4, 5], True, head.epoch + 1)
-        again = await bench.history.sync(ANNA, CHAT, Cursor(head.epoch, 9), 100)
+        again = await bench.history.sync(ANNA, CHAT, beyond, 100, proof=proof_of(beyond))
         assert again.reset and bench.raised == [(CHAT, head.epoch)], "many proofs raise it once"
+        second = Cursor(head.epoch + 1, 7)
+        page = await bench.history.sync(BELA, CHAT, second, 100, proof=proof_of(second))
+        assert page.reset and page.epoch == head.epoch + 2, "a second rollback is as real as the first"
 
     on_virtual_time(test)
 
 
-def test_a_client_that_makes_proofs_up_raises_an_epoch_once_a_minute() -> None:
-    """Each raise makes every member read the chat anew: not for one member to cause at will."""
+OF_OTHERS = [proof_of(Cursor(1, 8)), proof_of(Cursor(2, 9)), proof_of(Cursor(1, 9), "chat_other")]
 
+
+@pytest.mark.parametrize("verb", ["sync", "resume"])
+@pytest.mark.parametrize("proof", [None, "", "é", "0" * 16, *OF_OTHERS])
+def test_made_up_cursor_resets_the_device_that_shows_it_and_nobody_else(verb: str, proof: str | None) -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(5)
-        await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+        beyond = Cursor(head.epoch, 9)
+        before = REGISTRY.get_sample_value("holdfast_durability_cursors_unproven_total") or 0
+        if verb == "sync":
+            page = await bench.history.sync(BELA, CHAT, beyond, 100, proof=proof)
+        else:
+            proofs = {} if proof is None else {CHAT: proof}
+            (page,) = (await bench.history.resume(BELA, {CHAT: beyond}, proofs=proofs)).pages
+        assert (sequences(page), page.reset, page.epoch) == ([1, 2, 3, 4, 5], True, head.epoch)
+        assert bench.raised == []
+        assert REGISTRY.get_sample_value("holdfast_durability_cursors_unproven_total") == before + 1
+        assert not (await bench.history.sync(ANNA, CHAT, Cursor(head.epoch, 3), 100)).reset
+
+    on_virtual_time(test)
+
+
+def test_user_gets_ten_resets_a_minute_for_made_up_cursors() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        beyond = Cursor(head.epoch, 9)
         for _ in range(5):
-            with pytest.raises(Unavailable) as refused:
-                await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 9), 100)
-            assert refused.value.retry_after_seconds == pytest.approx(60)
-        assert bench.raised == [(CHAT, head.epoch)]
-        assert not (await bench.history.sync(ANNA, CHAT, Cursor(head.epoch + 1, 3), 100)).reset
+            assert (await bench.history.sync(BELA, CHAT, beyond, 100)).reset
+            assert (await bench.history.resume(BELA, {CHAT: beyond})).pages[0].reset
+        for ask in (bench.history.sync(BELA, CHAT, beyond, 100), bench.history.resume(BELA, {CHAT: beyond})):
+            with pytest.raises(RateLimited) as refused:
+                await ask
+            assert 1 <= (refused.value.retry_after_seconds or 0) <= 6
+        assert (await bench.history.sync(ANNA, CHAT, beyond, 100)).reset, "another user is not concerned"
+        page = await bench.history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
+        assert page.epoch == head.epoch + 1, "nor is who has a proof"
+        await asyncio.sleep(6)
+        assert (await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 9), 100)).reset
+
+    on_virtual_time(test)
+
+
+def test_many_made_up_cursors_log_one_warning_a_minute() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        for _ in range(8):
+            await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
         await asyncio.sleep(60)
-        page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 9), 100)
-        assert page.reset and page.epoch == head.epoch + 2
+        await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+
+    with capture_logs() as logged:
+        on_virtual_time(test)
+    warnings = [line for line in logged if line["event"] == "store.cursor_unproven"]
+    assert [line["requests"] for line in warnings] == [1, 8]
+    assert all(line["log_level"] == "warning" for line in warnings)
+
+
+def test_every_page_carries_the_proof_of_its_end() -> None:
+    async def test(bench: Bench) -> None:
+        head = await bench.fill(5)
+        page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 1), 2)
+        assert page.proof == proof_of(Cursor(head.epoch, 3))
+        (page,) = (await bench.history.resume(BELA, {CHAT: Cursor(head.epoch, 1)})).pages
+        assert page.proof == proof_of(head)
 
     on_virtual_time(test)
 
@@ -128,18 +189,20 @@ def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_ar
             await may_end.wait()
             await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history, beyond = History(bench.store, slowly, LoopClock()), Cursor(head.epoch, 9)
-        first = asyncio.create_task(history.resume(ANNA, {CHAT: beyond}))
+        history, beyond = History(bench.store, slowly, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        first = asyncio.create_task(history.resume(ANNA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)}))
         await begun.wait()
-        others = [asyncio.create_task(history.resume(BELA, {CHAT: beyond})) for _ in range(3)]
-        stale = asyncio.create_task(history._rolled_back(ANNA, CHAT, beyond, head, 5.0))
+        others = [
+            asyncio.create_task(history.resume(BELA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})) for _ in range(3)
+        ]
+        stale = asyncio.create_task(history._rollbacks.raise_epoch(ANNA, CHAT, beyond, head, 5.0))
         await asyncio.sleep(0.1)
         first.cancel()
         may_end.set()
         for read in await asyncio.gather(*others):
             assert [(page.epoch, page.reset) for page in read.pages] == [(head.epoch + 1, True)]
         assert (await stale).epoch == head.epoch + 1
-        late = await history._rolled_back(BELA, CHAT, beyond, head, 5.0)
+        late = await history._rollbacks.raise_epoch(BELA, CHAT, beyond, head, 5.0)
         assert late.epoch == head.epoch + 1, "its head was read before the raise was committed"
         assert bench.raised == [(CHAT, head.epoch)]
 
@@ -156,10 +219,10 @@ def test_a_raise_that_did_not_last_is_done_again() -> None:
             else:
                 await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history = History(bench.store, raise_epoch, LoopClock())
+        history, beyond = History(bench.store, raise_epoch, PROOFS, LoopClock()), Cursor(head.epoch, 9)
         with pytest.raises(Unavailable):
-            await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
-        assert (await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)).epoch == head.epoch + 1
+            await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
+        assert (await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))).epoch == head.epoch + 1
 
     on_virtual_time(test)
 
@@ -171,8 +234,11 @@ def test_who_joins_a_raise_waits_no_longer_than_its_own_time() -> None:
         async def hanging(user: User, chat_id: str, epoch: int, deadline: float) -> None:
             await asyncio.sleep(60)
 
-        history, beyond = History(bench.store, hanging, LoopClock()), Cursor(head.epoch, 9)
-        asking = [asyncio.create_task(history.sync(ANNA, CHAT, beyond, 100, asked_at)) for asked_at in (0.0, -3.0)]
+        history, beyond = History(bench.store, hanging, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        asking = [
+            asyncio.create_task(history.sync(ANNA, CHAT, beyond, 100, asked_at, proof_of(beyond)))
+            for asked_at in (0.0, -3.0)
+        ]
         with pytest.raises(Unavailable):
             await asking[1]
         assert LoopClock().monotonic() == pytest.approx(2) and not asking[0].done()
@@ -208,12 +274,12 @@ def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(
             await asyncio.sleep(min(1.9, deadline - clock.monotonic()))
             await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history, beyond, asked_at = History(bench.history._store, slowly, clock), Cursor(head.epoch, 9), -2.0
+        history, beyond, asked_at = History(bench.history._store, slowly, PROOFS, clock), Cursor(head.epoch, 9), -2.0
         with pytest.raises(Unavailable):
             if verb == "sync":
-                await history.sync(BELA, CHAT, beyond, 100, asked_at)
+                await history.sync(BELA, CHAT, beyond, 100, asked_at, proof_of(beyond))
             else:
-                await history.resume(BELA, {CHAT: beyond}, asked_at)
+                await history.resume(BELA, {CHAT: beyond}, asked_at, proofs={CHAT: proof_of(beyond)})
         assert clock.monotonic() <= asked_at + 5.001
 
     always = Odds(delay=1.0, seconds_max=2.4)
@@ -238,12 +304,12 @@ def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> N
         async def cannot(user: User, chat_id: str, epoch: int, deadline: float) -> None:
             raise Unavailable("the writer is away")
 
-        history = History(bench.store, cannot, LoopClock())
+        history, beyond = History(bench.store, cannot, PROOFS, LoopClock()), Cursor(head.epoch, 9)
         for _ in range(2):
             with pytest.raises(Unavailable, match="the writer is away"):
-                await history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+                await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
         with pytest.raises(Unavailable):
-            await history.resume(BELA, {CHAT: Cursor(head.epoch, 9)})
+            await history.resume(BELA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})
 
     on_virtual_time(test)
 
@@ -308,7 +374,8 @@ def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> None:
         await create_chat(bench.store, ANNA, BELA, chat_id="a")
         await bench.fill(2, "a", content="x" * 900)
         head = await bench.fill(3)
-        read = await bench.history.resume(BELA, {CHAT: Cursor(head.epoch, 7)})
+        beyond = Cursor(head.epoch, 7)
+        read = await bench.history.resume(BELA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})
         assert bench.raised == [(CHAT, head.epoch)]
         places = {p.chat_id: p.epoch for p in read.pages} | {c: h.epoch for c, h in read.heads.items()}
         assert places[CHAT] == head.epoch + 1

@@ -7,6 +7,7 @@ import random
 from scripted import ANNA, BELA, CHAT, create_chat
 from structlog.testing import capture_logs
 
+from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.repair import EpochRaiser
@@ -22,9 +23,10 @@ def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:
         await create_chat(store, ANNA, BELA)
         epoch = (await store.heads([CHAT]))[CHAT].epoch
         raiser = EpochRaiser(GuardedStore(store, clock), clock, Ids(clock, random.Random(1)))
-        history = History(store, raiser, clock)
+        proofs, beyond = CursorProofs(b"test"), Cursor(epoch, 3)
+        history = History(store, raiser, proofs, clock)
         with capture_logs() as logs:
-            page = await history.sync(BELA, CHAT, Cursor(epoch, 3), 10)
+            page = await history.sync(BELA, CHAT, beyond, 10, proof=proofs.of(BELA.tenant, CHAT, beyond))
         assert [(entry["log_level"], entry["user_id"], entry["cursor"]) for entry in logs] == [("critical", "bela", 3)]
         assert page.reset and page.epoch == epoch + 1
         await raiser(BELA, CHAT, epoch, clock.monotonic() + 5)

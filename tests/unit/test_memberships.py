@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.access.proofs import CursorProofs
 from holdfast.errors import InternalError, ServerBusy, Unavailable
 from holdfast.message import Cursor, User
 from holdfast.store.history import History, HistorySettings
@@ -48,7 +49,7 @@ def with_history(
 ) -> None:
     async def main() -> None:
         store = Store()
-        await test(store, History(store, never, LoopClock(), settings))
+        await test(store, History(store, never, CursorProofs(b"test"), LoopClock(), settings))
 
     run(main())
 
@@ -78,7 +79,7 @@ class Crowded(Store):
 def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
     async def main() -> None:
         store = Crowded()
-        history = History(store, never, LoopClock())
+        history = History(store, never, CursorProofs(b"test"), LoopClock())
         store.seconds = 0.1
         found = await asyncio.gather(*(history.memberships(user) for user in USERS[:8]))
         assert [len(chats) for chats in found] == [CHATS_PER_TURN] * 8
@@ -91,7 +92,7 @@ def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
 def test_who_waits_for_the_reads_of_a_crowd_is_answered_in_time() -> None:
     async def main() -> None:
         store = Crowded()
-        history = History(store, never, LoopClock())
+        history = History(store, never, CursorProofs(b"test"), LoopClock())
         found = await asyncio.gather(*(history.memberships(user) for user in USERS[:20]), return_exceptions=True)
         assert LoopClock().monotonic() == pytest.approx(5.0)
         assert [type(each) for each in found] == [dict] * 12 + [Unavailable] * 8
@@ -105,7 +106,7 @@ def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
     async def main() -> None:
         store = Crowded()
         store.seconds = 0
-        history = History(store, never, LoopClock())
+        history = History(store, never, CursorProofs(b"test"), LoopClock())
         turn = 0
         let_in: list[int] = []
 

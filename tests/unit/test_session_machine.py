@@ -27,6 +27,7 @@ from holdfast.wire.frames import (
     AnyClientFrame,
     ConnectionClosing,
     ConnectionEstablished,
+    CursorClaim,
     Error,
     Heartbeat,
     HeartbeatAck,
@@ -136,7 +137,7 @@ class Client:
         frames: list[AnyClientFrame] = []
         for at in range(0, len(chats), 2) or [0]:
             self.resuming = self._request_id()
-            cursors = {chat_id: (copy.epoch, copy.cursor) for chat_id, copy in chats[at : at + 2]}
+            cursors = {chat_id: CursorClaim(copy.epoch, copy.cursor) for chat_id, copy in chats[at : at + 2]}
             body = ResumeBody(cursors, more=at + 2 < len(chats))
             frames.append(Resume(request_id=self.resuming, payload=body))
         return frames

@@ -8,7 +8,7 @@ from talk import Talk, decoded, message, page, run
 
 from holdfast.message import Cursor, Message, Page, ResumeRead
 from holdfast.session.effects import FetchResume
-from holdfast.wire.frames import Heartbeat, HeartbeatAck, Resume, ResumeBody, Resumed, Resync
+from holdfast.wire.frames import CursorClaim, Heartbeat, HeartbeatAck, Resume, ResumeBody, Resumed, Resync
 
 LONG = [f"chat_{n:059}" for n in range(5000)]  # ids as long as ids may be
 
@@ -23,7 +23,9 @@ def take_resumed(talk: Talk, read: ResumeRead, cursors: Mapping[str, tuple[int, 
     """What a resume over many frames is answered with: the one answer, and the chats named in resyncs behind it."""
     names = list(cursors)
     for at in range(0, max(len(names), 1), 500):
-        body = ResumeBody({name: cursors[name] for name in names[at : at + 500]}, more=at + 500 < len(names))
+        body = ResumeBody(
+            {name: CursorClaim(*cursors[name]) for name in names[at : at + 500]}, more=at + 500 < len(names)
+        )
         talk.receive(Resume(request_id="r", payload=body))
     talk.do(talk.session.pulled(talk.last(FetchResume).token, read, talk.now))
     answer, *resyncs = bounded(talk.session.take(1 << 30))

@@ -13,6 +13,7 @@ from holdfast.wire.frames import (
     Ack,
     AckBody,
     ChatHead,
+    CursorClaim,
     Error,
     Heartbeat,
     Read,
@@ -196,7 +197,7 @@ def test_who_left_while_another_chat_is_pulled_is_told_to_sync() -> None:
 
 
 def test_who_left_while_behind_is_not_told_twice_when_the_answer_to_a_pull_says_it() -> None:
-    for frame in (sync(0), Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 2)}))):
+    for frame in (sync(0), Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)}))):
         talk = Talk({"chat_1": Cursor(1, 4)})
         talk.receive(frame)
         talk.do(talk.session.membership("chat_1", None))
@@ -205,7 +206,7 @@ def test_who_left_while_behind_is_not_told_twice_when_the_answer_to_a_pull_says_
 
 def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
-    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 2), "chat_2": (1, 2)})))
+    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2), "chat_2": CursorClaim(1, 2)})))
     talk.do(talk.session.membership("chat_1", None))
     pages = [page(2, 4), page(2, 4, chat_id="chat_2")]
     talk.do(talk.session.pulled(talk.last(FetchResume).token, ResumeRead(pages, [], [], {}), talk.now))
@@ -217,7 +218,7 @@ def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
 
 def test_who_joins_again_while_a_resume_is_read_is_not_told_that_the_chat_is_gone() -> None:
     talk = Talk({})
-    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 2)})))
+    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)})))
     talk.do(talk.session.membership("chat_1", Cursor(1, 4)))
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 4)])]
     read = ResumeRead([], [], ["chat_1", "chat_2"], {})
@@ -268,7 +269,7 @@ def test_after_resumed_chats_without_more_are_live_and_the_rest_are_listed_with_
 
 def test_a_push_while_a_resume_is_read_lists_the_chat_that_seemed_not_to_have_moved() -> None:
     talk = Talk({"chat_1": Cursor(1, 4)})
-    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": (1, 4)})))
+    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 4)})))
     talk.deliver(run(5))
     read = ResumeRead([], [], [], {"chat_1": Cursor(1, 4)})
     talk.do(talk.session.pulled(talk.last(FetchResume).token, read, talk.now))
@@ -288,7 +289,7 @@ def test_a_resume_of_another_epoch_is_reset() -> None:
 def test_cursors_over_several_frames_are_answered_once_with_the_last_request() -> None:
     talk = Talk({f"chat_{n}": Cursor(1, 0) for n in range(3)})
     for n in range(3):
-        body = ResumeBody({f"chat_{n}": (1, 0)}, more=n < 2)
+        body = ResumeBody({f"chat_{n}": CursorClaim(1, 0)}, more=n < 2)
         talk.receive(Resume(request_id=f"r{n}", payload=body))
     assert talk.count(FetchResume) == 1
     fetch = talk.last(FetchResume)

@@ -20,6 +20,7 @@ from holdfast.wire.frames import (
     ChatBody,
     ConnectionClosing,
     ConnectionEstablished,
+    CursorClaim,
     Error,
     HeartbeatAck,
     MessageAck,
@@ -85,8 +86,8 @@ def test_a_retry_is_acked_as_deduplicated() -> None:
         (Read(payload=ReadBody("a b", 1)), "INVALID_MESSAGE"),
         (TypingStart(payload=ChatBody("")), "INVALID_MESSAGE"),
         (TypingStop(payload=ChatBody("")), "INVALID_MESSAGE"),
-        (Resume(payload=ResumeBody({"": (1, 1)})), "INVALID_MESSAGE"),
-        (Resume(payload=ResumeBody({f"c{n}": (1, 1) for n in range(501)})), "INVALID_MESSAGE"),
+        (Resume(payload=ResumeBody({"": CursorClaim(1, 1)})), "INVALID_MESSAGE"),
+        (Resume(payload=ResumeBody({f"c{n}": CursorClaim(1, 1) for n in range(501)})), "INVALID_MESSAGE"),
         (Authenticate(payload=AuthenticateBody("t", "")), "INVALID_MESSAGE"),
         (Authenticate(payload=AuthenticateBody("t", "laptop")), "INVALID_MESSAGE"),
         (TypingStart(payload=ChatBody("chat_9")), "NOT_A_MEMBER"),
@@ -278,7 +279,7 @@ def test_a_resume_has_at_most_5000_cursors_over_all_its_frames() -> None:
     talk = Talk()
     for frame in range(11):
         talk.now += 1
-        body = ResumeBody({f"chat_{frame}_{n}": (1, 0) for n in range(500)}, more=True)
+        body = ResumeBody({f"chat_{frame}_{n}": CursorClaim(1, 0) for n in range(500)}, more=True)
         talk.receive(Resume(request_id=f"r{frame}", payload=body))
     (refusal,) = talk.take()
     assert isinstance(refusal.payload, Error)
@@ -288,14 +289,14 @@ def test_a_resume_has_at_most_5000_cursors_over_all_its_frames() -> None:
 def test_a_resume_of_which_a_frame_was_refused_is_refused_to_its_end_and_may_begin_again() -> None:
     """Answered from a part of its cursors, it would call chats joined that the client has."""
     talk = Talk()
-    talk.receive(Resume(request_id="r1", payload=ResumeBody({"chat_1": (1, 0)}, more=True)))
-    talk.receive(Resume(request_id="r2", payload=ResumeBody({"": (1, 0)}, more=True)))
-    talk.receive(Resume(request_id="r3", payload=ResumeBody({"chat_2": (1, 0)}, more=True)))
-    talk.receive(Resume(request_id="r4", payload=ResumeBody({"chat_3": (1, 0)})))
+    talk.receive(Resume(request_id="r1", payload=ResumeBody({"chat_1": CursorClaim(1, 0)}, more=True)))
+    talk.receive(Resume(request_id="r2", payload=ResumeBody({"": CursorClaim(1, 0)}, more=True)))
+    talk.receive(Resume(request_id="r3", payload=ResumeBody({"chat_2": CursorClaim(1, 0)}, more=True)))
+    talk.receive(Resume(request_id="r4", payload=ResumeBody({"chat_3": CursorClaim(1, 0)})))
     refused = [(f.request_id, f.payload.code) for f in talk.take() if isinstance(f.payload, Error)]
     assert refused == [("r2", "INVALID_MESSAGE"), ("r3", "SERVICE_UNAVAILABLE"), ("r4", "SERVICE_UNAVAILABLE")]
     assert talk.count(FetchResume) == 0
-    talk.receive(Resume(payload=ResumeBody({"chat_1": (1, 0)})))
+    talk.receive(Resume(payload=ResumeBody({"chat_1": CursorClaim(1, 0)})))
     assert talk.last(FetchResume).cursors == {"chat_1": Cursor(1, 0)}
 
 

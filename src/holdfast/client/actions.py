@@ -8,8 +8,7 @@ from holdfast.client.cursors import Copy
 from holdfast.client.events import Sent
 from holdfast.client.outbox import Entry
 from holdfast.errors import HoldfastError
-from holdfast.message import Cursor
-from holdfast.wire.frames import AnyClientFrame, ConnectionClosing, ConnectionEstablished
+from holdfast.wire.frames import AnyClientFrame, ConnectionClosing, ConnectionEstablished, CursorClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Keep:
     """
 
     chat_id: str
-    cursor: Cursor | None
+    cursor: CursorClaim | None
     copy: Copy | None = None
 
 

@@ -1,8 +1,9 @@
 """Placing messages: every chat in order, once, without holes. (Pure.)
 
 A push n: n ≤ received, a duplicate, dropped; n = received + 1, taken; beyond, a gap, and the chat is behind: it is
-pulled page by page. Pages are authoritative up to their ``through``. A page of another epoch means reset: the
-application is told, and the chat starts at 0. A full buffer takes nothing in; the chat is behind until there is room.
+pulled page by page. Pages are authoritative up to their ``through``. A page of another epoch means reset, and so does
+one marked ``reset`` that ends below what we have: the application is told, and the chat starts at 0. A full buffer
+takes nothing in; the chat is behind until there is room.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from holdfast.client.events import ChatGone, ChatJoined, ChatReset, Event
 from holdfast.client.inbox import Inbox
 from holdfast.client.session import NEVER
 from holdfast.message import Cursor, Message, Page
-from holdfast.wire.frames import ResumedChat, SyncBody
+from holdfast.wire.frames import CursorClaim, ResumedChat, SyncBody
 
 NO_PROGRESS_SECONDS = 1.0
 """How long a chat waits after a page that promised more and brought nothing."""
@@ -33,7 +34,7 @@ class Chats:
     ``follow``: only these reach the application; the others are passed over to their heads, and never acked.
     """
 
-    def __init__(self, saved: Mapping[str, Cursor], inbox: Inbox, follow: Collection[str] | None) -> None:
+    def __init__(self, saved: Mapping[str, Cursor | CursorClaim], inbox: Inbox, follow: Collection[str] | None) -> None:
         self._copies = {chat_id: Copy(*cursor) for chat_id, cursor in saved.items()}
         self._inbox = inbox
         self._follow = follow
@@ -43,16 +44,16 @@ class Chats:
 
     # What the server tells
 
-    def resume_frames(self, size: int) -> list[dict[str, tuple[int, int]]]:
+    def resume_frames(self, size: int) -> list[dict[str, CursorClaim]]:
         """What we have of every chat, in stretches of at most ``size`` chats; at least one stretch."""
-        have = [(chat_id, (copy.epoch, copy.received)) for chat_id, copy in self._copies.items() if copy.known]
+        have = [(chat_id, copy.received_claim) for chat_id, copy in self._copies.items() if copy.known]
         return [dict(have[at : at + size]) for at in range(0, len(have), size)] or [{}]
 
     def pushed(self, message: Message, now: float) -> list[Keep]:
         copy = self._copies.get(message.chat_id)
         if copy is None or not copy.known or message.sequence > copy.received + 1:
             return self.heard_of(message.chat_id, None, message.sequence, now)
-        self._take(message.chat_id, copy, [message], message.sequence, now)
+        self._take(message, copy, [message], message.sequence, now)
         return self._progress(message.chat_id, copy)
 
     def heard_of(self, chat_id: str, epoch: int | None, head: int, now: float, certain: bool = False) -> list[Keep]:
@@ -99,7 +100,7 @@ class Chats:
         started_at_0 = copy.received == 0
         if not copy.known:
             copy.epoch = page.epoch
-        elif page.epoch != copy.epoch:
+        elif page.epoch != copy.epoch or (page.reset and copy.received > page.head):
             copy = self._reset(chat_id, copy, page.epoch)
             if not started_at_0:
                 self._behind[chat_id] = now  # the page continues a numbering that is gone: ask again, from 0
@@ -109,7 +110,7 @@ class Chats:
             copy.heard = 0  # whatever we had heard of before we asked, the page settles it
         through = page.through if self._follows(chat_id) else page.head
         before = copy.received
-        self._take(chat_id, copy, page.messages, through, now)
+        self._take(page, copy, page.messages, through, now)
         if not whole or copy.received < max(copy.heard, page.head):
             stuck = isinstance(page, Page) and copy.received == before
             self._behind[chat_id] = now + NO_PROGRESS_SECONDS if stuck else now
@@ -120,9 +121,9 @@ class Chats:
     def moved_past(self, event: Event, copy: Copy | None) -> list[Keep]:
         """The application is done with an event; ``copy`` is the one it was taken from the inbox with."""
         match event:
-            case Message(chat_id=chat_id, sequence=sequence) if copy is not None:
+            case Message(chat_id=chat_id, sequence=sequence, proof=proof) if copy is not None:
                 # Also of a copy that is gone: until the application has passed its end, the disk must know where it is.
-                copy.move_past(sequence)
+                copy.move_past(sequence, proof)
                 return self._progress(chat_id, copy)
             case ChatReset(chat_id=chat_id) if copy is not None:
                 copy.move_past(0)
@@ -170,7 +171,7 @@ class Chats:
         chat_id = next((chat_id for chat_id in due if self._follows(chat_id)), due[0])
         del self._behind[chat_id]
         copy = self._copies[chat_id]
-        return SyncBody(chat_id, max(copy.epoch, 0), copy.received, limit), copy.heard
+        return SyncBody(chat_id, max(copy.epoch, 0), copy.received, limit, copy.proof), copy.heard
 
     def sync_later(self, chat_id: str, at: float) -> None:
         if chat_id in self._copies:
@@ -208,13 +209,17 @@ class Chats:
             self._inbox.put(ChatReset(chat_id, epoch), copy)
         return copy
 
-    def _take(self, chat_id: str, copy: Copy, messages: Collection[Message], through: int, now: float) -> None:
+    def _take(
+        self, told: Message | Page | ResumedChat, copy: Copy, messages: Collection[Message], through: int, now: float
+    ) -> None:
+        """Take in the messages that a push or a page brought, whole up to ``through``, with its proof."""
+        chat_id = told.chat_id
         if not self._follows(chat_id):
             if through > copy.received:
                 copy.skip_to(through)
                 self._behind.setdefault(chat_id, now + PASSED_OVER_SECONDS)
             return
-        for message in copy.take(list(messages), through, self._inbox.room):
+        for message in copy.take(list(messages), through, self._inbox.room, told.proof):
             self._inbox.put(message, copy)
         if copy.received < through:
             self._behind.setdefault(chat_id, now)

@@ -24,7 +24,7 @@ from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import BadSetting, HoldfastError, InvalidMessage, KeyReused, Unavailable
 from holdfast.message import Cursor, Message
 from holdfast.wire.codec import decode_server_frame, encode_client_frame
-from holdfast.wire.frames import ConnectionEstablished
+from holdfast.wire.frames import ConnectionEstablished, CursorClaim
 
 
 class Client:
@@ -88,7 +88,7 @@ class Client:
         self.user_id = saved.identity.get("user_id")
         self._unsettled = {entry.key: Unsettled(entry, on_disk=True) for entry in saved.outbox}
         outbox = Outbox(saved.outbox, self._settings.sends_in_flight_max, self._settings.backoff, self._rng)
-        cursors = {**saved.cursors, **self._start}
+        cursors: dict[str, Cursor | CursorClaim] = {**saved.cursors, **self._start}
         self._machine = self.machine_type(self._settings, outbox, cursors, self._rng, self._follow)
         await self._tasks.__aenter__()
         self._running = self._tasks.create_task(self._run())

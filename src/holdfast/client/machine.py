@@ -34,6 +34,7 @@ from holdfast.wire.frames import (
     ChatBody,
     ConnectionClosing,
     ConnectionEstablished,
+    CursorClaim,
     Error,
     Heartbeat,
     HeartbeatAck,
@@ -66,7 +67,7 @@ class Machine:
         self,
         settings: ClientSettings,
         outbox: Outbox,
-        cursors: Mapping[str, Cursor],
+        cursors: Mapping[str, Cursor | CursorClaim],
         rng: random.Random,
         follow: Collection[str] | None = None,
     ) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from holdfast.resilience import Bucket
+from holdfast.wire.frames import CursorClaim
 
 NEVER = float("inf")
 SHARE_OF_RATE = 0.9
@@ -66,11 +67,11 @@ class Resuming:
     def again(self, at: float) -> None:
         """All of it, from the beginning: a part of the cursors would make chats seem joined that we have."""
         self.at = at
-        self.frames: deque[dict[str, tuple[int, int]]] | None = None
+        self.frames: deque[dict[str, CursorClaim]] | None = None
         self.asked_at = NEVER
         self._requests: list[str] = []
 
-    def begin(self, frames: Iterable[dict[str, tuple[int, int]]]) -> None:
+    def begin(self, frames: Iterable[dict[str, CursorClaim]]) -> None:
         self.frames = deque(frames)
 
     def asked(self, request_id: str, now: float) -> None:

@@ -21,9 +21,9 @@ import apsw
 from holdfast.client.actions import Keep
 from holdfast.client.outbox import Entry
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory, StateInUse
-from holdfast.message import Cursor
+from holdfast.wire.frames import CursorClaim
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _logger = logging.getLogger("holdfast.client")
 
@@ -39,7 +39,8 @@ CREATE TABLE outbox (
 CREATE TABLE cursors (
   chat_id  TEXT PRIMARY KEY,
   epoch    INTEGER NOT NULL,
-  sequence INTEGER NOT NULL
+  sequence INTEGER NOT NULL,
+  proof    TEXT
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE identity (
   name  TEXT PRIMARY KEY,
@@ -47,13 +48,16 @@ CREATE TABLE identity (
 ) STRICT, WITHOUT ROWID;
 """
 
+_MIGRATIONS = {1: "ALTER TABLE cursors ADD COLUMN proof TEXT"}
+"""How a file of this version becomes the next one's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
     """What was in the state when it was opened. ``identity``: ``user_id`` and ``device_id``, once known."""
 
     outbox: tuple[Entry, ...] = ()
-    cursors: Mapping[str, Cursor] = field(default_factory=dict)
+    cursors: Mapping[str, CursorClaim] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -203,13 +207,16 @@ class FileState:
         with db:
             if version == 0:
                 db.execute(_SCHEMA)
+            for older in range(max(version, 1), SCHEMA_VERSION if version else 0):
+                db.execute(_MIGRATIONS[older])
+            if version < SCHEMA_VERSION:
                 db.pragma("user_version", SCHEMA_VERSION)
         entries = db.execute("SELECT client_message_id, chat_id, content, content_type FROM outbox ORDER BY number")
-        cursors = db.execute("SELECT chat_id, epoch, sequence FROM cursors")
+        cursors = db.execute("SELECT chat_id, epoch, sequence, proof FROM cursors")
         identity = db.execute("SELECT name, value FROM identity")
         return Saved(
             tuple(Entry(*row) for row in entries),
-            {chat_id: Cursor(epoch, sequence) for chat_id, epoch, sequence in cursors},
+            {chat_id: CursorClaim(*cursor) for chat_id, *cursor in cursors},
             dict(identity),
         )
 
@@ -256,7 +263,7 @@ class FileState:
                         self._db.execute("DELETE FROM cursors WHERE chat_id = ?", (keep.chat_id,))
                     else:
                         self._db.execute(
-                            "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", (keep.chat_id, *keep.cursor)
+                            "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?)", (keep.chat_id, *keep.cursor)
                         )
                 for name, value in batch.identity.items():
                     self._db.execute("INSERT OR REPLACE INTO identity VALUES (?, ?)", (name, value))

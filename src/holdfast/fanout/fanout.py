@@ -16,8 +16,10 @@ from datetime import datetime
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast import telemetry
+from holdfast.access.proofs import CursorProofs
 from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
@@ -27,7 +29,7 @@ from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
 from holdfast.fanout.gaps import Gaps
 from holdfast.fanout.members import Members
 from holdfast.fanout.routing import Leg, envelopes, legs, recipients, unheard
-from holdfast.message import Entry, User
+from holdfast.message import Cursor, Entry, User
 from holdfast.resilience import Backoff
 
 T = TypeVar("T")
@@ -66,6 +68,7 @@ class Surroundings:
     registry: Registry
     link: Link
     dead_letters: DeadLetters
+    proofs: CursorProofs
     here: str
 
 
@@ -162,7 +165,7 @@ class Fanout:
         chats = {entry.message.chat_id: entry.tenant for entry in entries}
         before = await self._members_of(chats)
         after = dict(before)
-        cut, unknown, unreadable = legs(entries, after)
+        cut, unknown, unreadable = legs(map(self._with_proof, entries), after)
         self._keep(chats, before, after)
         for entry in unreadable:
             data = msgspec.json.encode(entry)
@@ -174,6 +177,12 @@ class Fanout:
             await asyncio.gather(
                 *(self._hand_over(gateway, envelope) for gateway, envelope in envelopes(cut, online).items())
             )
+
+    def _with_proof(self, entry: Entry) -> Entry:
+        """Made once per message, not per connection: what is delivered is encoded once too."""
+        message = entry.message
+        proof = self._around.proofs.of(entry.tenant, message.chat_id, Cursor(entry.epoch, message.sequence))
+        return replace(entry, message=replace(message, proof=proof))
 
     async def _members_of(self, chats: Mapping[str, str]) -> dict[str, frozenset[User]]:
         """Those that are known or can be loaded. After a failed load no other is tried for a moment, so that a

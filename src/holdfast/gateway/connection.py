@@ -262,9 +262,11 @@ class Connection:
         result: Page | ResumeRead | HoldfastError
         try:
             if isinstance(effect, effects.Fetch):
-                result = await history.sync(session.user, effect.chat_id, effect.cursor, effect.limit, effect.asked_at)
+                chat_id, proof = effect.chat_id, effect.proofs.get(effect.chat_id)
+                result = await history.sync(session.user, chat_id, effect.cursor, effect.limit, effect.asked_at, proof)
             else:
-                result = await history.resume(session.user, effect.cursors, effect.asked_at, session.principal.chats)
+                only = session.principal.chats
+                result = await history.resume(session.user, effect.cursors, effect.asked_at, only, effect.proofs)
         except HoldfastError as error:
             result = error
         steps = session.pulled(effect.token, result, self._plane.clock.monotonic())

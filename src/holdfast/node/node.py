@@ -12,6 +12,7 @@ from typing import Any
 from holdfast import __version__, telemetry
 from holdfast.access.door import ConnectionCounts, HttpCounts
 from holdfast.access.keys import KeyRing
+from holdfast.access.proofs import CursorProofs
 from holdfast.access.secrets import Secrets
 from holdfast.access.tokens import Tokens, shared_secret
 from holdfast.api.deps import Deps, PresenceView, Readiness
@@ -80,7 +81,9 @@ class Node:
         self._sends = LimitedSends(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
         self._housekeeping = Housekeeping(store, clock, plane_settings.keys)
-        self.history = History(store, raiser, clock, plane_settings.history, gateway_settings.pages.max_bytes)
+        self._proofs = CursorProofs(secrets.jwt_secret.encode())
+        pages = gateway_settings.pages
+        self.history = History(store, raiser, self._proofs, clock, plane_settings.history, pages.max_bytes)
         self._watermarks = Watermarks(
             self._durability, lambda moved: self._ephemeral.moved(moved), plane_settings.watermarks
         )
@@ -125,6 +128,7 @@ class Node:
             registry=self._registry,
             link=self._link,
             dead_letters=self._dead_letters,
+            proofs=self._proofs,
             here=self.node_id,
         )
         most = settings.kafka.consumer.max_poll_records

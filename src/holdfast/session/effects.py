@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from holdfast.message import Cursor
 from holdfast.wire.closing import Closing
 from holdfast.wire.frames import SendBody
+
+NO_PROOFS: Mapping[str, str] = MappingProxyType({})
 
 
 class Wake(Struct, frozen=True, gc=False):
@@ -33,6 +36,7 @@ class Fetch(Struct, frozen=True, gc=False):
     """Read a sync page; answer with ``Session.pulled(token, page or error)``. One at a time.
 
     ``asked_at``: when the client asked; it may have waited for its turn since, and its time runs from there.
+    ``proofs``: of the cursors that came with one, by chat.
     """
 
     token: int
@@ -40,6 +44,7 @@ class Fetch(Struct, frozen=True, gc=False):
     cursor: Cursor
     limit: int
     asked_at: float
+    proofs: Mapping[str, str] = NO_PROOFS
 
 
 class FetchResume(Struct, frozen=True, gc=False):
@@ -48,6 +53,7 @@ class FetchResume(Struct, frozen=True, gc=False):
     token: int
     cursors: Mapping[str, Cursor]
     asked_at: float
+    proofs: Mapping[str, str] = NO_PROOFS
 
 
 class Verify(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
-from holdfast.session.effects import Fetch, FetchResume
+from holdfast.session.effects import NO_PROOFS, Fetch, FetchResume
 from holdfast.session.limits import SessionLimits
 from holdfast.session.resume import brought_up_to_date
 from holdfast.wire.frames import ResumeBody, SyncBody
@@ -26,22 +26,24 @@ class Pull(Struct, frozen=True):
     cursors: Mapping[str, Cursor]
     chat_id: str | None = None
     limit: int = 0
+    proofs: Mapping[str, str] = NO_PROOFS
 
     def effect(self) -> Fetch | FetchResume:
         if self.chat_id is None:
-            return FetchResume(self.token, self.cursors, self.at)
-        return Fetch(self.token, self.chat_id, self.cursors[self.chat_id], self.limit, self.at)
+            return FetchResume(self.token, self.cursors, self.at, self.proofs)
+        return Fetch(self.token, self.chat_id, self.cursors[self.chat_id], self.limit, self.at, self.proofs)
 
 
 class Pulls:
     """The pulls of one connection. ``under_way``: the one that is being read."""
 
-    __slots__ = ("_cursors", "_limits", "_moved", "_spoilt", "_waiting", "under_way")
+    __slots__ = ("_cursors", "_limits", "_moved", "_proofs", "_spoilt", "_waiting", "under_way")
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
         self._cursors: dict[str, Cursor] | None = None
-        """Of a resume that is not whole yet."""
+        """Of a resume that is not whole yet, as are ``_proofs``."""
+        self._proofs: dict[str, str] = {}
         self._spoilt = False
         self._waiting: list[Pull] | None = None
         self._moved: dict[str, bool] | None = None
@@ -57,7 +59,10 @@ class Pulls:
         if self._spoilt:
             return Unavailable("an earlier frame of this resume was refused: begin again")
         cursors = self._cursors = self._cursors or {}
-        cursors.update((chat_id, Cursor(*cursor)) for chat_id, cursor in body.cursors.items())
+        for chat_id, (epoch, sequence, proof) in body.cursors.items():
+            cursors[chat_id] = Cursor(epoch, sequence)
+            if proof is not None:
+                self._proofs[chat_id] = proof
         limit = self._limits.pages.resume_chats_max
         if len(cursors) <= limit:
             return None
@@ -65,17 +70,20 @@ class Pulls:
 
     def spoil(self, body: ResumeBody) -> None:
         """A frame of a resume was refused."""
-        self._cursors = None
+        self._cursors, self._proofs = None, {}
         self._spoilt = body.more
 
     def resume(self, token: int, now: float) -> None:
         """What was gathered waits for its turn."""
         cursors, self._cursors = self._cursors or {}, None
-        self._wait(Pull(token, now, cursors))
+        proofs, self._proofs = self._proofs, {}
+        self._wait(Pull(token, now, cursors, proofs=proofs))
 
     def sync(self, token: int, body: SyncBody, now: float) -> None:
         limit = body.limit or self._limits.pages.default_messages
-        self._wait(Pull(token, now, {body.chat_id: Cursor(body.epoch, body.after_sequence)}, body.chat_id, limit))
+        cursors = {body.chat_id: Cursor(body.epoch, body.after_sequence)}
+        proofs = NO_PROOFS if body.proof is None else {body.chat_id: body.proof}
+        self._wait(Pull(token, now, cursors, body.chat_id, limit, proofs))
 
     def _wait(self, pull: Pull) -> None:
         if self._waiting is None:

@@ -81,7 +81,8 @@ def _had(cursors: Mapping[str, Cursor], page: Page) -> int:
 
 def _unread(chat_id: str, cursor: Cursor | None, head: Cursor) -> Page:
     """A page without messages that says how far its reader is, and whether there is more."""
-    had = 0 if cursor is None or cursor.epoch != head.epoch else cursor.sequence
+    lost = cursor is not None and (cursor.epoch != head.epoch or cursor.sequence > head.sequence)
+    had = 0 if cursor is None or lost else cursor.sequence
     return Page(
         chat_id=chat_id,
         epoch=head.epoch,
@@ -89,7 +90,7 @@ def _unread(chat_id: str, cursor: Cursor | None, head: Cursor) -> Page:
         through=had,
         has_more=head.sequence > had,
         head=head.sequence,
-        reset=cursor is not None and cursor.epoch != head.epoch,
+        reset=lost,
     )
 
 
@@ -102,4 +103,5 @@ def _chat(page: Page) -> ResumedChat:
         through=page.through,
         has_more=page.has_more,
         reset=page.reset,
+        proof=page.proof,
     )

@@ -3,8 +3,7 @@
 Reads never wait for the writer and never delay it; what fails here says nothing about sends. A read that cannot be
 done in time is a retryable error; a resume that cannot be finished in time answers with what it has, and heads.
 
-A cursor beyond the head in its own epoch proves that the store lost what it had acknowledged (a rollback). Such a
-cursor is never clamped: the chat's epoch is raised at once, so that every copy of the chat is dropped and read anew.
+Each page carries the proof of the cursor at its end. What a cursor beyond the head means is judged by ``rollbacks``.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from holdfast import telemetry
+from holdfast.access.proofs import CursorProofs
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock
 from holdfast.errors import (
@@ -36,17 +36,17 @@ from holdfast.store.gate import Gate
 from holdfast.store.guard import Guard
 from holdfast.store.memberships import GATHER_SECONDS, Memberships
 from holdfast.store.paging import ENVELOPE_BYTES, size_of
+from holdfast.store.rollbacks import RaiseEpoch, Rollbacks
 
 T = TypeVar("T")
 
 
 OWN = ""
 """No tenant: reads of the server itself, for many users at once."""
+_NOTHING = Cursor(0, 0)
+"""No chat has epoch 0: what is read from here is a reset."""
 NO_CHAT = "-"
 """No chat has this id; to look for it is the least that is a read."""
-
-RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
-"""Raise a chat's epoch if it is still this one, by a deadline; the user's cursor proved the rollback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,6 @@ class HistorySettings:
     """One read. Beyond: a retryable SERVICE_UNAVAILABLE; a resume answers with what it has, and heads."""
     request_timeout_seconds: float = 5
     """A sync or a resume is answered by then, however many reads it takes."""
-    raise_interval_seconds: float = 60
-    """A client's proof of a rollback raises a chat's epoch at most so often: a second one sooner is made up, and each
-    raise makes every member read the chat anew.
-    """
     resume_page_messages: int = 100
     """Messages of each chat's first page in ``resumed``."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
@@ -89,14 +85,7 @@ class _Wanted(NamedTuple):
     limit: int
     bytes_max: int
     deadline: float
-
-
-class _Raise(NamedTuple):
-    """An epoch that is being raised, or was a moment ago."""
-
-    epoch: int
-    at: float
-    done: asyncio.Future[None]
+    proof: str | None = None
 
 
 class History:
@@ -106,18 +95,19 @@ class History:
         self,
         store: Store,
         raise_epoch: RaiseEpoch,
+        proofs: CursorProofs,
         clock: Clock,
         settings: HistorySettings | None = None,
         page_bytes_max: int = 256 * KIB,
     ) -> None:
         self._store = store
-        self._raise_epoch = raise_epoch
+        self._proofs = proofs
         self._clock = clock
         self._settings = settings or HistorySettings()
         self._page_bytes_max = page_bytes_max
         refusal = "messages cannot be read now; try again later"
         self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
-        self._raised: dict[str, _Raise] = {}
+        self._rollbacks = Rollbacks(raise_epoch, self.heads, proofs, clock)
         self._memberships = Memberships(self._some_memberships)
         self._reads = Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
         self._resumes = Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
@@ -197,12 +187,20 @@ class History:
         """The (epoch, head) of each chat that exists."""
         return await self.ask(lambda store: store.heads(chat_ids), deadline)
 
-    async def sync(self, user: User, chat_id: str, cursor: Cursor, limit: int, asked_at: float | None = None) -> Page:
-        """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch.
+    async def sync(
+        self,
+        user: User,
+        chat_id: str,
+        cursor: Cursor,
+        limit: int,
+        asked_at: float | None = None,
+        proof: str | None = None,
+    ) -> Page:
+        """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch, or a lower head.
 
         Its time runs from ``asked_at`` (monotonic; now, if not given): a request may have waited before it comes here.
         """
-        wanted = _Wanted(user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at))
+        wanted = _Wanted(user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at), proof)
         return await self._page(wanted)
 
     async def resume(
@@ -211,9 +209,14 @@ class History:
         cursors: Mapping[str, Cursor],
         asked_at: float | None = None,
         only: Collection[str] | None = None,
+        proofs: Mapping[str, str] | None = None,
     ) -> ResumeRead:
-        """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``. For a credential that is
-        good for ``only`` some chats, the others are as if the user were not in them."""
+        """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``, ``proofs`` by chat. For a
+        credential that is good for ``only`` some chats, the others are as if the user were not in them.
+
+        Unproven cursors beyond their heads count as one reset, however many there are: a client that lost its proofs
+        must get through.
+        """
         deadline = self._deadline(asked_at)
         async with self._resumes.one(user.tenant, max(deadline - self._clock.monotonic(), 0.0)):
             heads = dict(await self.memberships(user, deadline))
@@ -221,11 +224,18 @@ class History:
                 heads = {chat_id: head for chat_id, head in heads.items() if chat_id in only}
             joined = [chat_id for chat_id in heads if chat_id not in cursors]
             gone = [chat_id for chat_id in cursors if chat_id not in heads]
+            unproven: dict[str, Cursor] = {}
             for chat_id, cursor in cursors.items():
                 head = heads.get(chat_id)
-                if head is not None and _beyond(cursor, head):
-                    heads[chat_id] = await self._rolled_back(user, chat_id, cursor, head, deadline)
-            pages = await self._first_pages(user, _moved(heads, cursors), deadline, gone)
+                if head is None or not _beyond(cursor, head):
+                    continue
+                if self._rollbacks.proven(user, chat_id, cursor, (proofs or {}).get(chat_id)):
+                    heads[chat_id] = await self._rollbacks.raise_epoch(user, chat_id, cursor, head, deadline)
+                else:
+                    if not unproven:
+                        self._rollbacks.charge_reset(user, chat_id, cursor, head)
+                    unproven[chat_id] = _NOTHING
+            pages = await self._first_pages(user, _moved(heads, {**cursors, **unproven}), deadline, gone)
             for chat_id in (*gone, *(page.chat_id for page in pages)):
                 heads.pop(chat_id, None)
             return ResumeRead(pages=pages, joined=joined, gone=gone, heads=heads)
@@ -261,57 +271,20 @@ class History:
         page = await self._read(wanted, cursor.sequence)
         head = Cursor(page.epoch, page.head)
         if _beyond(cursor, head):
-            await self._rolled_back(wanted.user, wanted.chat_id, cursor, head, wanted.deadline)
+            if self._rollbacks.proven(wanted.user, wanted.chat_id, cursor, wanted.proof):
+                await self._rollbacks.raise_epoch(wanted.user, wanted.chat_id, cursor, head, wanted.deadline)
+            else:
+                self._rollbacks.charge_reset(wanted.user, wanted.chat_id, cursor, head)
         elif page.epoch == cursor.epoch:
             return page
-        return replace(await self._read(wanted, 0), reset=True)
+        if cursor.sequence:
+            page = await self._read(wanted, 0)
+        return replace(page, reset=True)
 
     async def _read(self, wanted: _Wanted, after: int) -> Page:
-        user, chat_id, _, limit, bytes_max, deadline = wanted
-        return await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, user), deadline, user)
-
-    async def _rolled_back(self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float) -> Cursor:
-        """Raise the epoch and return the chat's new place; nothing is answered in the old one.
-
-        All who prove the same rollback share one raise: one who is cancelled, or out of time, leaves it to the others.
-        """
-        raised = self._raised.get(chat_id)
-        if raised is None or cursor.epoch > raised.epoch:
-            raised = self._begin_raise(user, chat_id, cursor, head)
-        repaired = "the chat is being repaired; try again"
-        try:
-            async with asyncio.timeout(deadline - self._clock.monotonic()):
-                await asyncio.shield(raised.done)
-        except TimeoutError:
-            raise Unavailable(repaired, retry_after_seconds=1) from None
-        now = (await self.heads([chat_id], deadline)).get(chat_id)
-        if now is None or now.epoch == cursor.epoch:
-            self._forget_raise(chat_id, raised)  # it did not last: the next proof raises it again
-            raise Unavailable(repaired, retry_after_seconds=1)
-        return now
-
-    def _begin_raise(self, user: User, chat_id: str, cursor: Cursor, head: Cursor) -> _Raise:
-        """Unavailable if an earlier epoch of the chat was raised a moment ago; a raise that fails is forgotten."""
-        now = self._clock.monotonic()
-        interval = self._settings.raise_interval_seconds
-        self._raised = {c: r for c, r in self._raised.items() if now - r.at < interval or not r.done.done()}
-        if chat_id in self._raised:
-            wait = max(self._raised[chat_id].at + interval - now, 1)
-            raise Unavailable("the chat was repaired a moment ago; try again", retry_after_seconds=round(wait, 1))
-        telemetry.rollback_proven(chat_id, user.user_id, cursor.epoch, cursor.sequence, head.sequence)
-        raising = self._raise_epoch(user, chat_id, cursor.epoch, now + self._settings.request_timeout_seconds)
-        begun = self._raised[chat_id] = _Raise(cursor.epoch, now, asyncio.ensure_future(raising))
-
-        def ended(done: asyncio.Future[None]) -> None:
-            if done.cancelled() or done.exception() is not None:
-                self._forget_raise(chat_id, begun)
-
-        begun.done.add_done_callback(ended)
-        return begun
-
-    def _forget_raise(self, chat_id: str, raised: _Raise) -> None:
-        if self._raised.get(chat_id) is raised:
-            del self._raised[chat_id]
+        user, chat_id, _, limit, bytes_max, deadline, _ = wanted
+        page = await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, user), deadline, user)
+        return replace(page, proof=self._proofs.of(user.tenant, chat_id, Cursor(page.epoch, page.through)))
 
     async def _judged(self, read: Callable[[Store], Awaitable[T]], deadline: float) -> T:
         """Carry out an admitted read and tell the breaker how it ended."""

@@ -24,6 +24,7 @@ class ChatState(Struct, frozen=True):
     tenant: str
     halted: str | None
     counter: int | None
+    epoch: int
 
 
 class Stored(Struct, frozen=True, gc=False):

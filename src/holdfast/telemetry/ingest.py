@@ -55,6 +55,9 @@ _marks = counter("durability_watermarks", "Watermarks by what became of them", (
 _rollbacks = counter(
     "durability_rollbacks_proven", "Cursors beyond the head in the same epoch: the store lost messages, SEV-1"
 )
+_unproven = counter(
+    "durability_cursors_unproven", "Requests with a cursor beyond the head and no proof: that device alone is reset"
+)
 _reads = counter("history_reads", "Reads for sessions and REST, by outcome", ("outcome",))
 _read_latency = histogram("history_read_latency_seconds", "Reads for sessions and REST")
 
@@ -122,6 +125,11 @@ def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: i
         "SEV-1: a client has messages that the store does not: raising the chat's epoch",
         chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
     )  # fmt: skip
+
+
+def cursor_unproven() -> None:
+    sometimes("a cursor was unproven")
+    _unproven.inc()
 
 
 def history_read(outcome: str, seconds: float) -> None:

@@ -117,7 +117,7 @@ class Witness:
                 cursors = {sync.chat_id: Cursor(sync.epoch, sync.after_sequence)}
                 op = record.invoke(now, self._name, "sync", sync.chat_id, cursors=cursors)
             case Resume(payload=resume):
-                cursors = {chat_id: Cursor(*cursor) for chat_id, cursor in resume.cursors.items()}
+                cursors = {chat_id: Cursor(*claim[:2]) for chat_id, claim in resume.cursors.items()}
                 op = record.invoke(now, self._name, "resume", cursors=cursors)
             case Ack(payload=ack):
                 moved = Moved(at=now, client=self._name, chat_id=ack.chat_id, epoch=ack.epoch, sequence=ack.sequence)
@@ -176,7 +176,7 @@ def _asked_from(frame: AnyClientFrame, chat_id: str) -> Cursor | None:
         case SyncRequest(payload=sync):
             return Cursor(sync.epoch, sync.after_sequence)
         case Resume(payload=resume) if chat_id in resume.cursors:
-            return Cursor(*resume.cursors[chat_id])
+            return Cursor(*resume.cursors[chat_id][:2])
         case _:
             return None
 

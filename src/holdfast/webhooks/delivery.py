@@ -184,7 +184,7 @@ class Deliveries:
         message = await self._find(notice.chat_id, notice.sequence)
         if message is None or message.message_id != notice.message_id:
             return None
-        return Event("message.created", notice.at, {"tenant": notice.tenant, **msgspec.structs.asdict(message)})
+        return Event("message.created", notice.at, {"tenant": notice.tenant, **msgspec.to_builtins(message)})
 
     async def _post(self, endpoint: Endpoint, webhook_id: str, body: bytes) -> tuple[int, str, float]:
         """(status, error, seconds the endpoint wants us to wait); status 0: no answer."""

@@ -8,9 +8,9 @@ reference: it is generated from here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from holdfast.message import SEQUENCE_MAX, Message, Page
 
@@ -49,8 +49,16 @@ class AckBody(Body, frozen=True):
     sequence: Number
 
 
+class CursorClaim(NamedTuple):
+    """What a client says it has: ``[epoch, sequence]``, or ``[epoch, sequence, proof]`` with the proof of it."""
+
+    epoch: Number
+    sequence: Number
+    proof: str | None = None
+
+
 class ResumeBody(Body, frozen=True):
-    cursors: dict[str, tuple[Number, Number]]
+    cursors: dict[str, CursorClaim]
     more: bool = False
 
 
@@ -59,6 +67,7 @@ class SyncBody(Body, frozen=True):
     epoch: Number
     after_sequence: Number
     limit: Annotated[int, Meta(ge=1)] | None = None
+    proof: str | None = None
 
 
 class ChatBody(Body, frozen=True):
@@ -183,6 +192,7 @@ class ResumedChat(Struct, frozen=True):
     through: int
     has_more: bool
     reset: bool
+    proof: str | UnsetType = UNSET
 
 
 class Resumed(Payload, frozen=True):

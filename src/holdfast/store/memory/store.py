@@ -251,7 +251,7 @@ class MemoryStore:
             if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
         }
         return Known(
-            chats={c: ChatState(h.chat.tenant, h.chat.halted, h.counter) for c, h in held.items()},
+            chats={c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch) for c, h in held.items()},
             members=present,
             muted={place for place, member in present.items() if member.muted},
             keys={
@@ -327,7 +327,7 @@ class MemoryStore:
         held.counter = message.sequence
         if stored is not None and message.client_message_id is not None:
             held.keys[message.chat_id, message.sender_id, message.client_message_id] = stored
-        entry = Entry(len(self._log) + 1, held.chat.tenant, message)
+        entry = Entry(len(self._log) + 1, held.chat.tenant, held.chat.epoch, message)
         self._log.append(entry)
         held.last_position = entry.position
         return entry

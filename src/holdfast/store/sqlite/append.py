@@ -23,7 +23,7 @@ T = TypeVar("T")
 KEYS_REMEMBERED = 1_024
 """A send's key is wanted twice in its commit, to look for it and to write it: more than a group has."""
 
-_known = Decoder(list[tuple[str, str, int, str, str | None, int | None, int, int]])
+_known = Decoder(list[tuple[str, str, int, str, str | None, int | None, int, int, int]])
 _keys = Decoder(list[tuple[str, Message]])
 
 
@@ -64,9 +64,9 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, d
     numbers: dict[str, int] = {}
     members: set[tuple[str, str]] = set()
     muted: set[tuple[str, str]] = set()
-    for chat_id, user_id, chat, tenant, halted, counter, is_member, is_muted in _known.decode(rows):
+    for chat_id, user_id, chat, tenant, halted, counter, epoch, is_member, is_muted in _known.decode(rows):
         if chat_id not in chats:
-            chats[chat_id] = ChatState(tenant, halted, counter)
+            chats[chat_id] = ChatState(tenant, halted, counter, epoch)
             numbers[chat_id] = chat
         if is_member:
             members.add((chat_id, user_id))
@@ -91,7 +91,8 @@ def _put(
     last: dict[str, int] = {}
     for position, stored in enumerate(numbered.fresh, end + 1):
         message = stored.message
-        entries.append(Entry(position, known.chats[message.chat_id].tenant, message))
+        chat = known.chats[message.chat_id]
+        entries.append(Entry(position, chat.tenant, chat.epoch, message))
         rows.append(message_row(position, numbers[message.chat_id], message, stored.content_hash))
         last[message.chat_id] = position
     put_messages(connection, rows, [(numbers[c], n, last[c]) for c, n in numbered.counters.items()])

@@ -6,7 +6,7 @@
 -- [[chat_id, send_key, sender_id, client_message_id], ...], and the end of the log.
 SELECT (
   SELECT json_group_array(json_array(
-           c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, m.chat IS NOT NULL,
+           c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, c.epoch, m.chat IS NOT NULL,
            coalesce(m.muted, 0)))
   FROM json_each(:senders) AS s
   CROSS JOIN chats AS c ON c.chat_id = s.value ->> 0
@@ -336,13 +336,17 @@ SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0);
 
 -- name: log_after
 SELECT '[' || coalesce(group_concat(
-         json_object('position', position, 'tenant', tenant, 'message', json(value)), ',' ORDER BY position), '') || ']'
-FROM (SELECT * FROM message_values WHERE position > :after ORDER BY position LIMIT :limit);
+         json_object('position', v.position, 'tenant', v.tenant, 'epoch', c.epoch, 'message', json(v.value)),
+         ',' ORDER BY v.position), '') || ']'
+FROM (SELECT * FROM message_values WHERE position > :after ORDER BY position LIMIT :limit) AS v
+CROSS JOIN chats AS c ON c.chat = v.chat;
 
 -- name: log_next
 -- The bytes of one entry, which may make no sense: a text that is not UTF-8 could not even be fetched as one.
-SELECT position, CAST(json_object('position', position, 'tenant', tenant, 'message', json(value)) AS BLOB)
-FROM message_values WHERE position > :after ORDER BY position LIMIT 1;
+SELECT v.position, CAST(
+         json_object('position', v.position, 'tenant', v.tenant, 'epoch', c.epoch, 'message', json(v.value)) AS BLOB)
+FROM message_values AS v CROSS JOIN chats AS c ON c.chat = v.chat
+WHERE v.position > :after ORDER BY v.position LIMIT 1;
 
 -- name: sent_by
 -- Of the :look entries of the log after :after: where :user_id of :tenant sent something that is still there, and the

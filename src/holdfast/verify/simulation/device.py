@@ -22,7 +22,7 @@ from holdfast.message import Cursor, Message, User
 from holdfast.verify.history import Client, Recorder
 from holdfast.verify.witness import Witness, watched
 from holdfast.wire.codec import ServerFrame, encode_client_frame
-from holdfast.wire.frames import AnyClientFrame, SyncBody, SyncRequest
+from holdfast.wire.frames import AnyClientFrame, CursorClaim, SyncBody, SyncRequest
 
 if TYPE_CHECKING:
     from holdfast.verify.simulation.network import Wire
@@ -43,7 +43,7 @@ class Device:
         self._rng = rng
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self.cursors: dict[str, Cursor] = {}
+        self.cursors: dict[str, CursorClaim] = {}
         self.unsent: dict[str, Entry] = {}
         self.copies: dict[str, list[tuple[int, str]]] = {}
         self._dial: Dial | None = None
@@ -82,10 +82,10 @@ class Device:
 
         Only where the server has let it in: before that nothing is read, so that nothing was asked.
         """
-        cursor = self.cursors.get(chat_id, Cursor(1, 0))
+        cursor = self.cursors.get(chat_id, CursorClaim(1, 0))
         for _ in range(pages if self._online else 0):
             self._asides += 1
-            body = SyncBody(chat_id, cursor.epoch, cursor.sequence, 100)
+            body = SyncBody(chat_id, cursor.epoch, cursor.sequence, 100, cursor.proof)
             frame = SyncRequest(request_id=f"aside-{self._asides}", payload=body)
             self.witness.asked(frame)
             self._write(frame)
@@ -100,7 +100,7 @@ class Device:
         """Lose everything but the disk, and start again."""
         self._hang_up("network")
         for chat_id, copy in self.copies.items():
-            kept = self.cursors.get(chat_id, Cursor(0, 0)).sequence
+            kept = self.cursors.get(chat_id, CursorClaim(0, 0)).sequence
             copy[:] = [pair for pair in copy if pair[0] <= kept]
         self._boot()
 
@@ -112,7 +112,8 @@ class Device:
     def note_copies(self, chats: Iterable[str]) -> None:
         """Record what this device has of these chats in the end."""
         for chat_id in chats:
-            self.witness.holds(chat_id, self.cursors.get(chat_id, Cursor(0, 0)), self.copies.get(chat_id, []))
+            cursor = self.cursors.get(chat_id, CursorClaim(0, 0))
+            self.witness.holds(chat_id, Cursor(cursor.epoch, cursor.sequence), self.copies.get(chat_id, []))
 
     # The connection
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from holdfast.access.principal import USER_SCOPES, Principal
+from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
 from holdfast.errors import Unauthorized
 from holdfast.fanout.attendance import Attendance
@@ -42,6 +43,7 @@ from holdfast.verify.virtual import LoopClock
 
 HERE = "here"
 HEARTBEAT_SECONDS = 10.0
+PROOFS = CursorProofs(b"simulation")
 RESTART_SECONDS = 1.0
 _PLENTY_BYTES = 2**30
 
@@ -59,7 +61,7 @@ class Server:
         self._registry = faulty(MemoryRegistry(), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
         self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
-        self.history = History(store, EpochRaiser(self.durability, self._clock, ids), self._clock)
+        self.history = History(store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock)
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
@@ -71,7 +73,8 @@ class Server:
         link = LocalLink()
         link.connect(HERE, self.gateway.deliver)
         tried = WatchedLink(faulty(link, plan), watch)
-        around = Surroundings(faulty(disk.log, plan), self._members, self._registry, tried, RecentDeadLetters(), HERE)
+        letters = RecentDeadLetters()
+        around = Surroundings(faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE)
         self._fanout = Fanout(around, self._clock, rng, watch=self._ephemeral.saw)
         self._stopping = asyncio.Event()
         self._life = asyncio.create_task(self._live())

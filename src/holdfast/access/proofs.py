@@ -1,0 +1,33 @@
+"""Proof that this server once sent a chat up to a sequence. (Pure.)
+
+A store that was rolled back does not know what it lost; a client that holds a message beyond the head does. But a
+cursor is only a number that a client says, and believing one makes every member of the chat drop its copy. So each
+pushed message and each page carries a proof of its (tenant, chat, epoch, sequence): 64 bits of a keyed BLAKE2b. The
+key is derived from the token secret, which is not in the store and is not rolled back with it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import blake2b
+
+from holdfast.message import Cursor
+
+PROOF_BYTES = 8
+
+
+class CursorProofs:
+    """Makes proofs and checks them. New token secrets void them: a client without one is only reset itself."""
+
+    def __init__(self, secret: bytes) -> None:
+        key = blake2b(secret, digest_size=32, person=b"holdfast.cursor").digest()
+        self._keyed = blake2b(key=key, digest_size=PROOF_BYTES)
+
+    def of(self, tenant: str, chat_id: str, cursor: Cursor) -> str:
+        keyed = self._keyed.copy()
+        keyed.update(f"{tenant}\0{chat_id}\0{cursor.epoch}\0{cursor.sequence}".encode())
+        return keyed.hexdigest()
+
+    def proves(self, proof: str | None, tenant: str, chat_id: str, cursor: Cursor) -> bool:
+        """Whether ``proof`` was made by this server for exactly this cursor."""
+        return proof is not None and hmac.compare_digest(proof.encode(), self.of(tenant, chat_id, cursor).encode())
