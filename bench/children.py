@@ -67,6 +67,8 @@ async def node(settings: dict[str, Any]) -> None:
         "server.log_level": "error",
         "gateway.backpressure.inbound.rate_limit_per_second": 1e9,
         "gateway.backpressure.inbound.rate_limit_burst": 10**9,
+        "gateway.backpressure.inbound.work_rate_limit_per_second": 2e9,
+        "gateway.backpressure.inbound.work_rate_limit_burst": 2 * 10**9,
         "gateway.backpressure.inbound.max_queue_depth": 10_000,
         "durability.chats.members_at_creation_max": 1_000,
         # A server that commits one by one would otherwise refuse what waits in a machine that is busy.

@@ -33,9 +33,10 @@ WHEN = {
     "state_diverged": "acks stay 60 s behind what was written, and a `resync` did not help",
     "upstream_failure": "the user's chats could not be read at connecting; or, if set, sends have failed for so long",
     "token_expired": "expiry, unless refreshed in band; an `authenticate` frame with a token that has expired",
+    "rate_limited": "not read for 10 of 30 s, because it sent more than 200 frames a second; before authentication 4502",
     "duplicate_connection": "a device's new socket replaces its old one; a sixth device closes the oldest",
     "protocol_error": "10 invalid frames in 60 s, a frame above 64 KiB (as soon as so much of it has come), a broken WebSocket",
-    "unauthorized": "a bad credential, or none within 5 s",
+    "unauthorized": "a bad credential, or none within 5 s; far too many frames before it",
 }
 
 INTRODUCTION = f"""# Protocol, version {PROTOCOL_VERSION}
@@ -53,7 +54,8 @@ One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, 
   replies, are to come). Accept frames of 1 MiB: a page has 256 KiB, and a single message, escaped, may be larger.
 - **A reply echoes the `request_id`**, so give every request one of its own; a push has none. Replies come in any order.
   Every accepted request is answered, within about 5 s, or the connection ends.
-- Pings are answered with pongs and count as frames; the server sends none. Many frames may come at once, and must be
+- Pings are answered with pongs and count as frames; of several that you send without reading only the last may be
+  answered. The server sends none. Many frames may come at once, and must be
   handled in the order in which they came.
 
 **Credential.** `Authorization: Bearer <JWT>`; browsers offer the subprotocols `holdfast.v1, bearer.<JWT>` and get
@@ -140,7 +142,10 @@ A redacted message has no content when it is read again; no frame tells of a red
 4. To keep a chat's order through failures, have one send per chat in flight. Or pipeline and, after a failure, send that one
    and all behind it again, in order: those behind it were refused with it.
 
-Keep within `rate_limit_per_second` and its burst, and all other frames within `other_rate_limit_per_second`.
+Keep within `rate_limit_per_second` and its burst, and all other frames within `other_rate_limit_per_second`. Beyond that,
+every frame counts against `work_rate_limit_per_second`, refused ones, pings, pongs and fragments too, and each 4 KiB of a long
+frame. Above it the server does not read the socket until you are within the rate again, so your writes block; after 10 of
+30 s like that it closes with 4009. A client that heeds RATE_LIMITED never meets this.
 
 ## Staying connected
 
@@ -169,6 +174,7 @@ A refused handshake is an HTTP answer with the error as its body; 429 has it in 
 |---|---|
 | close code 4500–4999, or `reconnect_allowed: false` | no; say why. Only a person, or a new start, tries again |
 | 4008, 401 | with a new token; if that is refused too before a connection was established, stop |
+| 4009 | after `reconnect_delay_ms`, and without that after 30 s; send less |
 | `reconnect_delay_ms` above 0 | after exactly so long: the server spreads its clients |
 | 429, 503 and any other answer with Retry-After | after a delay as below, and not before Retry-After |
 | 400, 403, 404, 426 with our error body | no; without that body it was something between you and the server: as below |
@@ -193,6 +199,8 @@ LIMITS = {
     "rate_limit_burst": "so many at once before that rate counts",
     "other_rate_limit_per_second": "all other frames, pings too; answers to a heartbeat are free",
     "other_rate_limit_burst": "so many at once before that rate counts",
+    "work_rate_limit_per_second": "every frame, refused ones too; above it the socket is not read",
+    "work_rate_limit_burst": "so many at once before that rate counts",
     "page_messages_max": "the highest `limit` of a `sync_request`; 100 if you name none",
     "resume_chats_per_frame": "cursors in one `resume` frame; 5,000 in all",
 }

@@ -638,6 +638,8 @@ def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_comp
         story,
         gateway__backpressure__inbound__rate_limit_per_second=10_000,
         gateway__backpressure__inbound__rate_limit_burst=10_000,
+        gateway__backpressure__inbound__work_rate_limit_per_second=20_000,
+        gateway__backpressure__inbound__work_rate_limit_burst=20_000,
         gateway__backpressure__outbound__max_buffer_messages=50,
         gateway__backpressure__outbound__socket_send_buffer_bytes=8192,
     )

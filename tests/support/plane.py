@@ -94,6 +94,7 @@ class FakeSocket:
         if request_id is not None:
             frame["request_id"] = request_id
         self.connection.frame_received(msgspec.json.encode(frame))
+        self.connection.work_done(1)
 
 
 class NoNeighbours:

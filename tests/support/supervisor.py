@@ -43,7 +43,10 @@ START_SECONDS_MAX = 90.0
 TENANT = "default"
 LOG, MARKS, ARMED = "server.log", "marks", "armed"
 QUICK = ClientSettings(reconnect_initial_seconds=0.02, reconnect_cap_seconds=0.1, ack_interval_seconds=0.05)
-SETTINGS = {"gateway.backpressure.inbound.rate_limit_per_second": 2000}
+SETTINGS = {
+    "gateway.backpressure.inbound.rate_limit_per_second": 2000,
+    "gateway.backpressure.inbound.work_rate_limit_per_second": 4000,
+}
 
 Settings = Mapping[str, str | int]
 Start = Callable[[Settings, str, Path], "Awaitable[Life]"]

@@ -64,6 +64,12 @@ def test_the_server_s_delay_is_taken_as_it_is_and_once() -> None:
     assert isinstance(verdict, Retry) and verdict.delay_seconds <= 2
 
 
+def test_after_too_many_frames_a_client_stays_away_for_thirty_seconds_though_nothing_was_announced() -> None:
+    verdict = reconnect().closed(4009)
+    assert isinstance(verdict, Retry)
+    assert verdict.delay_seconds >= 30
+
+
 def test_an_announced_end_without_reconnect_stops_whatever_the_code() -> None:
     machine = reconnect()
     machine.announced(announced(Closing.UNAUTHORIZED))

@@ -2,7 +2,8 @@
 
 The close code's range is the rule: 4500-4999 do not reconnect; everything else does, for ever. A handshake refused by
 the server itself is final where its status says so; by anybody else it is not. The delay is the server's if its closing
-names one (it spreads its clients), else full jitter, doubling from 1 to 16 s, and not sooner than ``Retry-After``.
+names one (it spreads its clients), else full jitter, doubling from 1 to 16 s, and not sooner than ``Retry-After``, or
+30 s after 4009.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff
 from holdfast.wire.closing import Closing
 from holdfast.wire.frames import ConnectionClosing
+
+RATE_LIMITED_SECONDS = 30.0
+"""How long to stay away after 4009 if the server did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class Reconnect:
         if closing and closing.reconnect_delay_ms > 0:
             self._failures += 1
             return Retry(closing.reconnect_delay_ms / 1000, reason)
-        return self._later(reason)
+        return self._later(reason, RATE_LIMITED_SECONDS if code == Closing.RATE_LIMITED.code else None)
 
     def refused(self, status: int, retry_after: float | None, message: str) -> Verdict:
         """The handshake was answered with an HTTP status other than 101; ``message``: the server's own, or empty."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from enum import Flag, auto
 from functools import partial
 from typing import assert_never
 
@@ -18,6 +19,7 @@ from holdfast.access.principal import Principal
 from holdfast.clock import timestamp
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized, Unavailable
 from holdfast.gateway.contract import Host, Plane, Socket
+from holdfast.gateway.linger import LINGER_SECONDS
 from holdfast.message import Outcome, Page, ResumeRead, User
 from holdfast.session import effects
 from holdfast.session.deliveries import Deliveries
@@ -25,19 +27,26 @@ from holdfast.session.effects import Effects, Sign
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
 from holdfast.session.words import farewell
+from holdfast.session.work_rate import WorkRate
 from holdfast.wire.closing import Closing
-from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, request_id_of
+from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, pong_frame, request_id_of
 from holdfast.wire.frames import Authenticate
 
 WRITE_BYTES = 64 * 1024
 """How much is taken from the lanes at a time: enough for one system call, little to be lost in a transport."""
-CLOSE_SECONDS = 2.0
-"""How long a closing may take to leave before the socket is torn down: a stopped reader never takes it."""
 EARLY_FRAMES_MAX = 100
 EARLY_BYTES_MAX = 256 * 1024
 """What may come before ``connection_established``, kept until the memberships are read."""
 LOGGED = {Sign.BUFFER_ABOVE_WARNING, Sign.SLOW_CONSUMER_WARNED, Sign.SLOW_CONSUMER_RECOVERED}
 """The signs of a client in trouble, which are rare; the others are only counted."""
+
+
+class _Hold(Flag):
+    """Why a socket is not read."""
+
+    OPENING = auto()
+    CONTROL_LANE = auto()
+    WORK = auto()
 
 
 class Connection:
@@ -47,11 +56,14 @@ class Connection:
 
     __slots__ = (
         "_early",
+        "_holds",
         "_host",
         "_identify",
         "_opened_at",
         "_plane",
+        "_pong",
         "_socket",
+        "_work",
         "closing",
         "connection_id",
         "deliveries",
@@ -79,6 +91,10 @@ class Connection:
         self._socket = socket
         self._opened_at = plane.clock.monotonic()
         self._early: Sequence[bytes] = ()
+        self._work = WorkRate(plane.limits.backpressure.inbound, self._opened_at)
+        self._holds = _Hold(0)
+        self._pong: bytes | None = None
+        """The answer to the last ping, while the socket does not take it."""
         self.connection_id = plane.ids.new("conn_")
         self.device_id = device_id or self.connection_id
         self.established = False
@@ -144,9 +160,23 @@ class Connection:
             return
         self.do(self.session.receive(frame, now))
 
-    def ping_received(self) -> bool:
-        """Whether a ping is to be answered: pings count against the rate of frames."""
-        return self.session is None or self.session.ping(self._plane.clock.monotonic())
+    def ping_received(self, body: bytes) -> None:
+        """Answer a ping within the rate of frames. While the socket is not read only the last one is remembered."""
+        if self.closing is not None:
+            return
+        if self.session is not None and not self.session.ping(self._plane.clock.monotonic()):
+            return
+        if self.paused:
+            self._pong = body
+        else:
+            self.write(pong_frame(body))
+
+    def work_done(self, work: int) -> None:
+        """So many frames, at least one, were read at once and handled. Above the work rate reading pauses."""
+        if self.closing is None and self._work.spend(work, self._plane.clock.monotonic()):
+            self._hold(_Hold.WORK)
+            self.due = 0.0
+            telemetry.session_noticed(Sign.WORK_RATE_EXCEEDED.value)
 
     def protocol_broken(self, message: str) -> None:
         """The client broke the WebSocket protocol or a frame was too large: there is no way back."""
@@ -172,7 +202,12 @@ class Connection:
         """Write what waits, as long as the socket takes it. One write carries all frames of a turn."""
         self.dirty = False
         session = self.session
-        if session is None or self.closing is not None or self.paused:
+        if self.closing is not None or self.paused:
+            return
+        if self._pong is not None:
+            body, self._pong = self._pong, None
+            self.write(pong_frame(body))
+        if session is None:
             return
         if (run := session.take_run()) is not None:
             self.write(run)
@@ -184,14 +219,29 @@ class Connection:
 
     def tick(self, now: float) -> None:
         """Let time pass: the credential's deadline before there is a session, the session's timers after."""
+        if self._work.paused and self.closing is None:
+            self._judge_work(now)
         if self.session is None:
             self.due = self._opened_at + self._plane.limits.timeouts.authentication_seconds
             if self.closing is None and now >= self.due:
                 self.close(Closing.UNAUTHORIZED, message="no `authenticate` frame in time")
-            return
-        if now >= self.session.next_tick:
-            self.do(self.session.tick(now, self._socket.unsent if self.paused else 0))
-        self.due = self.session.next_tick
+        else:
+            if now >= self.session.next_tick:
+                self.do(self.session.tick(now, self._socket.unsent if self.paused else 0))
+            self.due = self.session.next_tick
+        if self._work.paused:
+            self.due = 0.0
+
+    def _judge_work(self, now: float) -> None:
+        """Reading is paused: go on if the rate allows it, close if this has lasted too long."""
+        if self._work.is_exceeded(now):
+            if self.session is None:
+                self.close(Closing.UNAUTHORIZED, message="too many frames before authentication")
+            else:
+                window = self._plane.limits.backpressure.inbound.work_pause_window_seconds
+                self.close(Closing.RATE_LIMITED, delay_ms=int(window * 1000) + self._plane.spread_ms())
+        elif self._work.resume(now):
+            self._release(_Hold.WORK)
 
     def close(self, closing: Closing, *, delay_ms: int = 0, message: str | None = None) -> None:
         """Answer what is open, say why, close. Safe to call twice."""
@@ -234,9 +284,9 @@ class Connection:
                 case effects.IsTyping():
                     self._host.typing(self.user, effect.chat_id, effect.active)
                 case effects.StopReading():
-                    self._socket.pause_reading()
+                    self._hold(_Hold.CONTROL_LANE)
                 case effects.ReadOn():
-                    self._socket.resume_reading()
+                    self._release(_Hold.CONTROL_LANE)
                 case effects.Observed():
                     telemetry.session_noticed(effect.sign.value)
                     if effect.sign in LOGGED:
@@ -245,6 +295,16 @@ class Connection:
                     self._close(effect.closing)
                 case _:
                     assert_never(effect)
+
+    def _hold(self, reason: _Hold) -> None:
+        """Read no more from the socket, until every reason for that is gone."""
+        self._holds |= reason
+        self._socket.pause_reading()
+
+    def _release(self, reason: _Hold) -> None:
+        self._holds &= ~reason
+        if not self._holds:
+            self._socket.resume_reading()
 
     def _submit(self, effect: effects.Submit) -> None:
         plane = self._plane
@@ -286,7 +346,7 @@ class Connection:
         telemetry.connection_closed(closing.reason)
         self._host.log(self, "connection_closed", reason=closing.reason)
         self._socket.close(closing.code, closing.reason)
-        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._socket.abort)
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self._socket.abort)
 
     # --- coming in -------------------------------------------------------------------------------------
 
@@ -333,7 +393,7 @@ class Connection:
         )
         self.deliveries = self.session.deliveries
         self._host.opened(self, now)
-        self._socket.pause_reading()
+        self._hold(_Hold.OPENING)
         self._host.start(self, self._establish(self.session))
 
     def _wait_for_hello(self, data: bytes | memoryview) -> None:
@@ -365,7 +425,7 @@ class Connection:
             early, self._early = self._early, ()
             for data in early:
                 self.frame_received(data)
-            self._socket.resume_reading()
+            self._release(_Hold.OPENING)
 
     def _verify(self, effect: effects.Verify) -> None:
         assert self.session is not None

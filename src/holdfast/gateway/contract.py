@@ -29,7 +29,9 @@ class Socket(Protocol):
         ...
 
     def close(self, code: int, reason: str) -> None:
-        """Send a close frame behind what was written, then close; nothing is written after it."""
+        """Send a close frame behind what was written, then close as soon as the client does; nothing is written after
+        it. What still comes is read and dropped, for a while: closed with input unread, a socket is reset, and the
+        client loses what it was sent last."""
         ...
 
     def abort(self) -> None:

@@ -21,6 +21,7 @@ from holdfast.fanout.contract import Envelope
 from holdfast.gateway.belonging import Belonging
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Plane, Socket
+from holdfast.gateway.linger import LINGER_SECONDS
 from holdfast.message import Message, User
 from holdfast.session.deliveries import WAKE
 from holdfast.session.roster import Roster
@@ -278,6 +279,9 @@ class Gateway:
             if self._connections:
                 await wait_at_most(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
         self._send_away(Closing.SERVER_SHUTDOWN)
+        self._empty.clear()
+        if self._connections:  # the process must not end before they have read why
+            await wait_at_most(self._empty, LINGER_SECONDS)
 
     def _send_away(self, closing: Closing) -> None:
         """Close everybody, each with a time of its own to come back."""

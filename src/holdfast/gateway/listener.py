@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import BufferedProtocol, Transport
+from asyncio import Transport, get_running_loop
 from collections.abc import Callable
 from typing import Any
 
@@ -18,24 +18,11 @@ from picows import (
 
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Socket
+from holdfast.gateway.linger import linger
 from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
 from holdfast.wire.frames import SUBPROTOCOL
 
 HEADER_BYTES_MAX = 14
-_waste = bytearray(64 * 1024)
-
-
-class _Discarding(BufferedProtocol):
-    """In the place of a protocol that is to hear nothing more than its end. All share one buffer: nobody reads it."""
-
-    def __init__(self, before: Any) -> None:
-        self._before = before
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return _waste
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._before.connection_lost(error)
 
 
 class Listener(WSListener):
@@ -47,7 +34,9 @@ class Listener(WSListener):
         "_connect",
         "_connection",
         "_ended",
+        "_frames",
         "_gone",
+        "_held",
         "_raw",
         "_subprotocol",
         "_transport",
@@ -68,6 +57,10 @@ class Listener(WSListener):
         self._assembler = assembler
         self._subprotocol = subprotocol
         self._unread = 0
+        self._frames = 0
+        """Frames of the read that is being parsed."""
+        self._held = False
+        """The connection has asked not to be read."""
         self._broken = False
         self._ended = False
         """The client has sent its close frame: what stands behind it does not count."""
@@ -99,11 +92,14 @@ class Listener(WSListener):
 
     def parsed(self, unread_max: int) -> None:
         """What remains is the beginning of a frame. One that is larger than it may be is not waited for."""
+        frames, self._frames = self._frames, 0
+        self._connection.work_done(frames or 1)
         if self._unread > unread_max and not self._broken:
             self._break(f"a frame is larger than {unread_max - HEADER_BYTES_MAX} bytes")
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self._unread = frame.tail_size
+        self._frames += 1
         if self._ended or self._broken:
             return
         kind: Any = frame.msg_type  # a C enum: an int at run time
@@ -139,8 +135,8 @@ class Listener(WSListener):
         self._connection.protocol_broken(message)
 
     def _control(self, transport: WSTransport, kind: int, answer: bytes) -> None:
-        if kind == PING and self._connection.ping_received():
-            transport.send_pong(answer)
+        if kind == PING:
+            self._connection.ping_received(answer)
         elif kind == CLOSE:
             self._ended = True
             transport.send(WSMsgType.CLOSE, answer)
@@ -163,11 +159,7 @@ class Listener(WSListener):
     def close(self, code: int, reason: str) -> None:
         close: Any = self._transport.send_close  # takes any code, though its stub names only the standard ones
         close(code, reason.encode())
-        if self._broken:  # it may still be sending: closed now, its kernel would drop our last words for a reset
-            self._raw.set_protocol(_Discarding(self._raw.get_protocol()))
-            self._raw.write_eof()
-        else:
-            self._transport.disconnect()
+        linger(self._raw)
 
     def abort(self) -> None:
         self._raw.abort()
@@ -177,7 +169,19 @@ class Listener(WSListener):
         return self._raw.get_write_buffer_size()
 
     def pause_reading(self) -> None:
+        self._held = True
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
+        self._held = False
         self._raw.resume_reading()
+
+    def read_on_next_turn(self) -> None:
+        """There is more to read: let everybody else have their turn of the loop first."""
+        if not self._held:
+            self._raw.pause_reading()
+            get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._held:
+            self._raw.resume_reading()

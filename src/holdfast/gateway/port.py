@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from asyncio import Transport
+from asyncio import Transport, get_running_loop
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +19,14 @@ import uvicorn
 from picows import WSAutoPingStrategy, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not in its stubs
 
+from holdfast.gateway.linger import LINGER_SECONDS, linger
 from holdfast.gateway.listener import HEADER_BYTES_MAX, Listener
 
 READ_BUFFER_BYTES = 2048
 """picows's least; it grows with the frames a client really sends."""
+READ_BYTES_MAX = 4096
+"""What is read from one socket in one turn of the loop: 682 frames at most, for picows parses all of a read in a row.
+A longer frame counts as several ("work_rate_limit_per_second")."""
 HANDSHAKE_SECONDS = 5
 BAD_FRAME = "WS parser error"
 
@@ -72,10 +76,19 @@ class _Unasked:
     """The transport and its socket, as picows is shown them: it asks for six things that it would tell its logger, and
     sets what the loop has set already. Each takes a system call, and on uvloop a socket object."""
 
-    __slots__ = ("transport",)
+    __slots__ = ("transport", "upgraded")
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self.upgraded = False
+
+    def close(self) -> None:
+        """picows closes behind the answer to a handshake that is refused: it is to be read."""
+        if self.upgraded:
+            self.transport.close()
+        else:
+            linger(self.transport)
+            get_running_loop().call_later(LINGER_SECONDS, self.transport.abort)
 
     def get_extra_info(self, name: str) -> Any:
         if name == "socket":
@@ -96,13 +109,23 @@ class _Unasked:
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
-    """picows's protocol, fed once with the request uvicorn has already read. It counts what waits to be a frame."""
+    """picows's protocol, fed once with the request uvicorn has already read. It counts what waits to be a frame, and
+    reads a little at a time."""
 
-    __slots__ = ("unread_max",)
+    __slots__ = ("offered", "unread_max")
     unread_max: int
+    offered: int
+    """How much the read under way can bring: one that brings all of it has left something behind."""
 
     def connection_made(self, transport: Transport) -> None:
         super().connection_made(_Unasked(transport))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        buffer: memoryview = super().get_buffer(sizehint)
+        if len(buffer) > READ_BYTES_MAX:
+            buffer = buffer[:READ_BYTES_MAX]
+        self.offered = len(buffer)
+        return buffer
 
     def buffer_updated(self, size: int) -> None:
         listener = self.listener
@@ -114,6 +137,8 @@ class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stu
             return
         if listener is not None:
             listener.parsed(self.unread_max)
+            if size == self.offered:
+                listener.read_on_next_turn()
 
     def data_received(self, data: bytes) -> None:
         view = memoryview(data)
@@ -158,5 +183,6 @@ class Port:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
         # Whatever the kernel does not take at once pauses us, so that what waits is in our lanes and counted.
         transport.set_write_buffer_limits(high=0)
+        protocol.transport.underlying_transport.upgraded = True  # type: ignore[union-attr]
         ear.listener = answer
         return answer.accept()

@@ -102,6 +102,7 @@ class Sign(Enum):
     SLOW_CONSUMER_RECOVERED = "slow_consumer_recovered"
     FELL_BEHIND = "delivery_skipped"
     ACKS_STALE = "acks_stale"
+    WORK_RATE_EXCEEDED = "work_rate_exceeded"
 
 
 class Observed(Struct, frozen=True, gc=False):

@@ -21,6 +21,19 @@ class Inbound:
     """
     other_rate_limit_burst: int = 100
     """So many frames at once before the rate counts."""
+    work_rate_limit_per_second: float = 200
+    """Every frame of one connection, also before it has authenticated: refused and invalid ones, pings, pongs,
+    fragments and each 4 KiB of a long frame. Above: its socket is not read until it is within the rate again. At least
+    the two rates above together.
+    """
+    work_rate_limit_burst: int = 400
+    """So many frames at once before the rate counts."""
+    work_pause_seconds_max: float = 10
+    """Not read for so long within the window: close rate_limited (4009), reconnect after the window; before
+    authentication close unauthorized (4502).
+    """
+    work_pause_window_seconds: float = 30
+    """How far back these pauses count."""
     max_queue_depth: int = 100
     """Requests of one connection without an answer. The next: SERVER_BUSY."""
     max_queue_age_seconds: float = 2
@@ -38,6 +51,18 @@ class Inbound:
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
+        if self.work_rate_limit_per_second < self.rate_limit_per_second + self.other_rate_limit_per_second:
+            raise ValueError(
+                "work_rate_limit_per_second counts every frame: it must be at least rate_limit_per_second and "
+                "other_rate_limit_per_second together"
+            )
+        if self.work_rate_limit_burst < self.rate_limit_burst + self.other_rate_limit_burst:
+            raise ValueError(
+                "work_rate_limit_burst counts every frame: it must be at least rate_limit_burst and "
+                "other_rate_limit_burst together"
+            )
+        if self.work_pause_seconds_max > self.work_pause_window_seconds:
+            raise ValueError("work_pause_seconds_max must not exceed work_pause_window_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +175,8 @@ class SessionLimits:
             "rate_limit_burst": inbound.rate_limit_burst,
             "other_rate_limit_per_second": inbound.other_rate_limit_per_second,
             "other_rate_limit_burst": inbound.other_rate_limit_burst,
+            "work_rate_limit_per_second": inbound.work_rate_limit_per_second,
+            "work_rate_limit_burst": inbound.work_rate_limit_burst,
             "page_messages_max": pages.max_messages,
             "resume_chats_per_frame": pages.resume_chats_per_frame,
         }

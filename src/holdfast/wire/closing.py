@@ -22,6 +22,7 @@ class Closing(Enum):
     STATE_DIVERGED = (4006, False, "acknowledgements stay behind what was sent")
     UPSTREAM_FAILURE = (4007, True, "messages cannot be stored now")
     TOKEN_EXPIRED = (4008, False, "the token has expired; reconnect with a new one")
+    RATE_LIMITED = (4009, False, "too many frames for too long; come back later")
     DUPLICATE_CONNECTION = (4500, False, "replaced by a newer connection")
     PROTOCOL_ERROR = (4501, False, "the client does not follow the protocol")
     UNAUTHORIZED = (4502, False, "not authorized")

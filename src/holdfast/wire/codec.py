@@ -84,6 +84,11 @@ def text_header(size: int) -> bytes:
     return b"\x81\x7f" + size.to_bytes(8, "big")
 
 
+def pong_frame(body: bytes) -> bytes:
+    """The answer to a ping: an unmasked control frame, which carries at most 125 bytes."""
+    return bytes((0x8A, len(body))) + body
+
+
 def error_payload(error: HoldfastError, *, of_send: bool = False, client_message_id: str | None = None) -> Error:
     """What a client is told of an error; of a send, also which and whether it might have happened."""
     error = error.told

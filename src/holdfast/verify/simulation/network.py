@@ -170,6 +170,7 @@ class Wire:
             return
         if self._server_reads:
             self._connection.frame_received(data)
+            self._connection.work_done(1)
         else:
             self._held_up.append(data)
 

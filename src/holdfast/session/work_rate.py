@@ -1,0 +1,67 @@
+"""How much work one connection may cause, before and after it has authenticated. (Pure.)
+
+The rates of ``Requests`` bound what is done for a client; a refusal costs work too. So every frame is counted here,
+whatever became of it. Above the rate the socket is not read until what was read is paid for: the client's kernel fills
+up, and TCP slows it down. A client that stays above the rate is closed.
+"""
+
+from __future__ import annotations
+
+from holdfast.session.limits import Inbound
+
+
+class WorkRate:
+    """A token bucket that may fall below zero, because what was read at once is handled at once."""
+
+    __slots__ = ("_at", "_inbound", "_paused_at", "_pauses", "_tokens")
+
+    def __init__(self, inbound: Inbound, now: float) -> None:
+        self._inbound = inbound
+        self._tokens = float(inbound.work_rate_limit_burst)
+        self._at = now
+        self._paused_at: float | None = None
+        self._pauses: list[tuple[float, float]] | None = None
+        """When reading was paused before, as far back as the window goes."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the socket must not be read."""
+        return self._paused_at is not None
+
+    def spend(self, work: int, now: float) -> bool:
+        """Count ``work`` frames that were read; whether reading must pause from now on."""
+        self._refill(now)
+        self._tokens -= work
+        if self._tokens >= 0 or self._paused_at is not None:
+            return False
+        self._paused_at = now
+        return True
+
+    def resume(self, now: float) -> bool:
+        """Whether a paused socket may be read again."""
+        if self._paused_at is None:
+            return False
+        self._refill(now)
+        if self._tokens < 0:
+            return False
+        self._pauses = [*self._recent(now), (self._paused_at, now)]
+        self._paused_at = None
+        return True
+
+    def is_exceeded(self, now: float) -> bool:
+        """Whether reading was paused for most of what a window allows: the connection is to be closed."""
+        since = now - self._inbound.work_pause_window_seconds
+        paused = sum(end - max(start, since) for start, end in self._recent(now))
+        if self._paused_at is not None:
+            paused += now - max(self._paused_at, since)
+        return paused >= self._inbound.work_pause_seconds_max
+
+    def _recent(self, now: float) -> list[tuple[float, float]]:
+        since = now - self._inbound.work_pause_window_seconds
+        return [pause for pause in self._pauses or () if pause[1] > since]
+
+    def _refill(self, now: float) -> None:
+        if now > self._at:
+            gained = (now - self._at) * self._inbound.work_rate_limit_per_second
+            self._tokens = min(float(self._inbound.work_rate_limit_burst), self._tokens + gained)
+            self._at = now

@@ -1,0 +1,213 @@
+"""Real sockets that send more than they may: little is read of them at a time, nothing piles up for them, and every
+closing reaches who goes on sending."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import struct
+from asyncio import Transport
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flooder import PING, TEXT, frame, said
+from picows import WSUpgradeRequest
+from program import Program
+from sockets import serve, token
+
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.entrance import Entrance
+from holdfast.gateway.port import READ_BYTES_MAX
+from holdfast.node.node import Node
+
+UPGRADE = (
+    "GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+PINGS = 20_000
+UNBOUNDED = {
+    "gateway__backpressure__inbound__other_rate_limit_per_second": 1e9,
+    "gateway__backpressure__inbound__other_rate_limit_burst": 10**9,
+    "gateway__backpressure__inbound__work_rate_limit_per_second": 2e9,
+    "gateway__backpressure__inbound__work_rate_limit_burst": 2 * 10**9,
+}
+"""No rate keeps a flood from being read."""
+QUEUED_BYTES_MAX = 1024
+"""What may wait in the transport of a socket that takes nothing: the rest of one frame."""
+
+
+class Sender:
+    """A WebSocket client on a raw socket."""
+
+    def __init__(self, port: int, credential: str = "", receive_buffer: int = 0) -> None:
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.setblocking(False)
+        self._port = port
+        self._head = UPGRADE + (f"Authorization: Bearer {credential}\r\n" if credential else "") + "\r\n"
+        self._loop = asyncio.get_running_loop()
+        self.got = b""
+
+    async def connect(self, until: bytes = b"\r\n\r\n") -> Sender:
+        await self._loop.sock_connect(self.socket, ("127.0.0.1", self._port))
+        await self._loop.sock_sendall(self.socket, self._head.encode())
+        while until not in self.got:
+            more = await self._loop.sock_recv(self.socket, 4096)
+            assert more, self.got
+            self.got += more
+        return self
+
+    async def send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self.socket, data)
+
+    async def read_to_end(self) -> bytes:
+        """What comes until the server ends; a reset raises."""
+        got = b""
+        while more := await self._loop.sock_recv(self.socket, 65_536):
+            got += more
+        return got
+
+
+def closing_of(data: bytes) -> tuple[str, int]:
+    """The reason of the ``connection_closing`` and the code of the close frame at the end of what a client got."""
+    at = data.rindex(b'{"type":"connection_closing"')
+    text, _, close = data[at:].rpartition(b"\x88")
+    (code,) = struct.unpack("!H", close[1:3])
+    return json.loads(text)["payload"]["reason"], code
+
+
+@pytest.mark.parametrize("authenticated", [True, False])
+def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(tmp_path: Path, authenticated: bool) -> None:
+    async def story(node: Node) -> None:
+        credential = token(node, "alice") if authenticated else ""
+        sender = Sender(node.settings.server.port, credential, receive_buffer=4096)
+        await sender.connect(b"connection_established" if authenticated else b"\r\n\r\n")
+        (connection,) = node.gateway.open_connections
+        most = 0
+        with suppress(TimeoutError):  # it is not read: its writes block
+            async with asyncio.timeout(2):
+                for _ in range(200):
+                    await sender.send(frame(PING, b"x" * 125) * 500)
+                    most = max(most, connection._socket.unsent)
+        assert most <= QUEUED_BYTES_MAX
+        sender.socket.close()
+
+    serve(tmp_path, story, **UNBOUNDED)
+
+
+def test_little_of_a_socket_is_handled_in_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[tuple[int, int]] = []
+    all_read = asyncio.Event()
+    turn = 0
+    work_done = Connection.work_done
+
+    def count(connection: Connection, work: int) -> None:
+        reads.append((turn, work))
+        work_done(connection, work)
+        if sum(work for _, work in reads) >= PINGS:
+            all_read.set()
+
+    monkeypatch.setattr(Connection, "work_done", count)
+
+    async def story(node: Node) -> None:
+        async def turns() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(turns())
+        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(b"connection_established")
+        await sender.send(frame(PING) * PINGS)
+        await all_read.wait()
+        counting.cancel()
+        sender.socket.close()
+
+    serve(tmp_path, story, **UNBOUNDED)
+    assert max(work for _, work in reads) <= READ_BYTES_MAX // 6 + 1
+    assert len({turn for turn, _ in reads}) == len(reads), "one read a turn, though more was there to be read"
+
+
+def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(b"connection_established")
+
+        async def send() -> None:
+            with suppress(ConnectionError):
+                while True:
+                    await sender.send(frame(TEXT, b'{"type":"heartbeat_ack"}') * 1_000)
+
+        sending = asyncio.create_task(send())
+        assert closing_of(await sender.read_to_end()) == ("rate_limited", 4009)
+        sending.cancel()
+        sender.socket.close()
+
+    serve(
+        tmp_path,
+        story,
+        gateway__backpressure__inbound__work_pause_seconds_max=0.5,
+        gateway__backpressure__inbound__work_pause_window_seconds=1.5,
+    )
+
+
+def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders: list[Sender] = []
+    decide = Entrance._decide
+
+    def decide_late(entrance: Entrance, request: WSUpgradeRequest, transport: Transport) -> Any:
+        senders[-1].socket.send(frame(PING))  # comes behind what was read, and before the answer
+        return decide(entrance, request, transport)
+
+    monkeypatch.setattr(Entrance, "_decide", decide_late)
+
+    async def story(node: Node) -> None:
+        senders.append(Sender(node.settings.server.port, "none"))
+        await senders[0].connect(b"HTTP/1.1 401")
+        assert b"UNAUTHORIZED" in senders[0].got + await senders[0].read_to_end()
+        senders[0].socket.close()
+
+    serve(tmp_path, story)
+
+
+def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
+    program = Program(tmp_path / "state")
+    server = program.serve()
+
+    async def send(sender: Sender) -> None:
+        data = frame(TEXT, said("send_message", chat_id="none", client_message_id="k", content="x" * 500))
+        with suppress(ConnectionError):
+            while True:
+                await sender.send(data)
+                await asyncio.sleep(1 / 150)
+
+    async def story() -> None:
+        senders = []
+        for n in range(10):
+            credential = program.ok("token", "--user", f"user{n}").strip()
+            senders.append(await Sender(program.port, credential).connect(b"connection_established"))
+        sending = [asyncio.create_task(send(sender)) for sender in senders]
+        await asyncio.sleep(0.3)
+        server.send_signal(signal.SIGSTOP)  # a busy moment: there is more to be read than one turn of the loop takes
+        await asyncio.sleep(0.3)
+        server.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGCONT)
+        ends = await asyncio.gather(*(sender.read_to_end() for sender in senders), return_exceptions=True)
+        for task in sending:
+            task.cancel()
+        for sender in senders:
+            sender.socket.close()
+        lost = [end for end in ends if isinstance(end, BaseException)]
+        assert lost == []
+        assert {closing_of(end) for end in ends if isinstance(end, bytes)} == {("server_shutdown", 4000)}
+
+    try:
+        asyncio.run(story())
+    finally:
+        program.stop()
