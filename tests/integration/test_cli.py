@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import apsw
 import jwt
@@ -333,6 +334,31 @@ def test_keys_are_made_used_listed_and_revoked(program: Program) -> None:
     assert "belongs to no tenant" in failed(program.run("key", "create", "admin", "--label", "x", "--tenant", "t"))
     tenant = program.run("key", "create", "tenant", "--label", "shop")
     assert tenant.stdout.startswith("hf_tenant_") and "cannot be shown again" in tenant.stderr
+
+
+def test_who_locked_themselves_out_comes_back_and_nothing_is_void(tmp_path: Path) -> None:
+    program = Program(tmp_path / "state")
+    program.serve()
+    try:
+        token = program.ok("token", "-u", "alice").strip()
+        backend = program.ok("key", "create", "tenant", "--label", "shop").split()[0]
+        (own,) = [key for key in json.loads(program.ok("--json", "key", "list")) if key["kind"] == "admin"]
+        assert "last key that can make keys" in failed(program.run("key", "revoke", own["key_id"]))
+        program.ok("key", "revoke", own["key_id"], "--force")
+        assert "stop the server, then `holdfast key create admin" in failed(program.run("key", "list"))
+        assert failed(program.run("key", "create", "admin", "--label", "back"))
+        program.stop()
+        back = program.run("key", "create", "admin", "--label", "back", "--reason", "locked out")
+        assert back.returncode == 0 and "is stopped" in back.stderr and back.stdout.startswith("hf_admin_")
+        program.serve()
+        assert program.ok("key", "list", "--token", back.stdout.strip())
+        assert "back" in program.ok("key", "list"), "the state directory's own key works again"
+        assert program.ok("--json", "chat", "list", "--token", token), "tokens go on"
+        asked = {"Authorization": f"Bearer {backend}", "X-Act-As": "bob"}
+        with urlopen(Request(f"{program.url}/v1/chats", headers=asked), timeout=10) as answer:
+            assert answer.status == 200, "other keys go on"
+    finally:
+        program.stop()
 
 
 def test_a_backup_is_taken_while_serving_and_restored_elsewhere(program: Program, tmp_path: Path) -> None:

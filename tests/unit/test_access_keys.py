@@ -13,7 +13,7 @@ from msgspec import structs
 
 from holdfast.access.keys import ApiKey, KeyRing, is_api_key, load_keys, save_keys
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
-from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, Unauthorized
+from holdfast.errors import Forbidden, InvalidMessage, NotFound, StateCorrupted, Unauthorized
 
 AT = "2026-01-01T00:00:00.000Z"
 
@@ -117,6 +117,22 @@ def test_no_tenant_scope_reaches_across_tenants() -> None:
     assert "tokens:write" not in ADMIN_SCOPES, "an operator cannot become a user"
 
 
+def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
+    ring = KeyRing()
+    first, secret = ring.issue("admin", "first", AT)
+    ring.issue("admin", "monitoring", AT, scopes=["status:read"])
+    ring.issue("tenant", "backend", AT, tenant="acme")
+    with pytest.raises(Forbidden, match=r"last key that can make keys.*key create admin.*--force"):
+        ring.revoke(first.key_id)
+    assert ring.find(secret) == first, "nothing changed"
+    second, _ = ring.issue("admin", "second", AT, scopes=["keys:write"])
+    ring.revoke(first.key_id)
+    with pytest.raises(Forbidden):
+        ring.revoke(second.key_id)
+    ring.revoke(second.key_id, force=True)
+    assert not any(key.makes_keys for key in ring.list())
+
+
 def test_there_is_a_bound_on_keys() -> None:
     key, _ = KeyRing().issue("tenant", "backend", AT, tenant="acme")
     many = [ApiKey(f"key_{n}", "tenant", "acme", "x", key.scopes, AT, f"{n:064x}", "abcd") for n in range(1000)]
@@ -129,7 +145,7 @@ def test_keys_survive_a_restart_in_a_file_only_the_owner_can_read(tmp_path: Path
     ring = load_keys(path)
     key, secret = ring.issue("tenant", "backend", AT, tenant="acme")
     gone, gone_secret = ring.issue("admin", "laptop", AT)
-    ring.revoke(gone.key_id)
+    ring.revoke(gone.key_id, force=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert secret not in path.read_text() and gone_secret not in path.read_text()
     again = load_keys(path)

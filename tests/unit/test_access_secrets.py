@@ -45,7 +45,7 @@ def test_the_key_of_the_state_directory_carries_the_scopes_that_were_added_since
 
 def test_a_revoked_key_of_the_state_directory_stays_revoked(tmp_path: Path) -> None:
     made, ring = open_secrets(tmp_path, AT)
-    ring.revoke(ring.find(made.admin_key).key_id)
+    ring.revoke(ring.find(made.admin_key).key_id, force=True)
     _, ring = open_secrets(tmp_path, AT)
     with pytest.raises(Unauthorized):
         ring.find(made.admin_key)

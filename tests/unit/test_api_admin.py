@@ -260,6 +260,21 @@ def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
     with_rest(scenario)
 
 
+def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
+    async def scenario(rest: Rest) -> None:
+        admin = rest.admin_key()
+        path = f"/admin/keys/{rest.deps.keys.list()[0].key_id}?reason=x"
+        for unforced in ("", "&force=false"):
+            answer = await rest.ask("DELETE", path + unforced, admin)
+            assert error_of(answer) == (403, "FORBIDDEN") and "last key" in answer.json()["error"]["message"]
+        assert error_of(await rest.ask("DELETE", path + "&force=perhaps", admin)) == (400, "INVALID_MESSAGE")
+        assert await rest.store.audit(0, 10) == [], "what is refused is not recorded as done"
+        assert (await rest.ask("DELETE", path + "&force=true", admin)).status_code == 200
+        assert error_of(await rest.ask("GET", "/admin/keys", admin)) == (401, "UNAUTHORIZED")
+
+    with_rest(scenario)
+
+
 class Unrecording(MemoryStore):
     """A store whose audit log is away, or says nothing of what became of a record."""
 
@@ -284,7 +299,7 @@ def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(error: Hol
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
         for method, path, sent in (
             ("POST", "/admin/keys", body),
-            ("DELETE", f"/admin/keys/{rest.deps.keys.list()[0].key_id}?reason=x", None),
+            ("DELETE", f"/admin/keys/{rest.deps.keys.list()[0].key_id}?reason=x&force=true", None),
             ("POST", "/admin/backup", {"reason": "nightly"}),
         ):
             answer = await rest.ask(method, path, admin, sent)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.access.principal import ADMIN_SCOPES, CHATS_WRITE, TENANT_SCOPES, KeyScope, Principal, Scope
-from holdfast.errors import InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
+from holdfast.errors import Forbidden, InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
 from holdfast.files import replace_file
 from holdfast.message import check_tenant
 
@@ -42,6 +42,10 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
     created_at: str
     digest: str
     last_four: str
+
+    @property
+    def makes_keys(self) -> bool:
+        return self.kind == "admin" and "keys:write" in self.scopes
 
     def principal(self, act_as: str | None = None) -> Principal:
         """Who the key speaks for: the user a tenant key acts for, or an operator named by the key's id."""
@@ -74,12 +78,22 @@ class KeyRing:
         return sorted(self._keys.values(), key=lambda key: (key.created_at, key.key_id))
 
     def issue(
-        self, kind: KeyKind, label: str, at: str, *, tenant: str = "", scopes: Iterable[KeyScope] | None = None
+        self,
+        kind: KeyKind,
+        label: str,
+        at: str,
+        *,
+        tenant: str = "",
+        scopes: Iterable[KeyScope] | None = None,
+        bounded: bool = True,
     ) -> tuple[ApiKey, str]:
-        """A new key and its secret, which nobody can see again. InvalidMessage names what is wrong."""
+        """A new key and its secret, which nobody can see again. InvalidMessage names what is wrong.
+
+        ``bounded`` False: also beyond ``KEYS_MAX``, or a ring that somebody filled would keep its operator out.
+        """
         granted = tuple(sorted(_ALLOWED[kind] if scopes is None else frozenset(scopes)))
         _check(kind, label, tenant, granted)
-        if len(self._keys) >= KEYS_MAX:
+        if bounded and len(self._keys) >= KEYS_MAX:
             raise InvalidMessage(f"there are {KEYS_MAX} keys already; revoke one first", limit=KEYS_MAX)
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)
         key = ApiKey(
@@ -101,11 +115,25 @@ class KeyRing:
         if key is not None and _ALLOWED[key.kind] > set(key.scopes):
             self._replace({**self._keys, key.digest: replace(key, scopes=tuple(sorted(_ALLOWED[key.kind])))})
 
-    def revoke(self, key_id: str) -> ApiKey:
-        """The key is dead from now on; NotFound if there is none of that id."""
+    def revocable(self, key_id: str, *, force: bool = False) -> ApiKey:
+        """The key of that id; NotFound if there is none, Forbidden if without it nobody could make keys any more.
+
+        ``force``: also then.
+        """
         key = next((k for k in self._keys.values() if k.key_id == key_id), None)
         if key is None:
             raise NotFound(f"there is no key {key_id}")
+        if not force and key.makes_keys and not any(k.makes_keys and k is not key for k in self._keys.values()):
+            raise Forbidden(
+                f"{key_id} is the last key that can make keys: make another one first (`holdfast key create admin "
+                "--label LABEL`), or revoke it by force (--force, `force=true`); then only a key that is made on the "
+                "server's machine while it is stopped leads back"
+            )
+        return key
+
+    def revoke(self, key_id: str, *, force: bool = False) -> ApiKey:
+        """The key is dead from now on, if it is ``revocable``."""
+        key = self.revocable(key_id, force=force)
         self._replace({digest: k for digest, k in self._keys.items() if digest != key.digest})
         return key
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.access.keys import KeyRing, load_keys, write_private
-from holdfast.errors import StateCorrupted, StateDirectory
+from holdfast.errors import StateCorrupted, StateDirectory, Unauthorized
 
 SECRETS_FILE = "secrets.json"
 KEYS_FILE = "keys.json"
@@ -69,8 +70,21 @@ def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
         return kept, ring
     for key in ring.list():
         if key.kind == "admin" and key.label == FIRST_KEY_LABEL:
-            ring.revoke(key.key_id)  # whoever removes a file that others have seen means the key in it
+            ring.revoke(key.key_id, force=True)  # whoever removes a file that others have seen means the key in it
     _, admin_key = ring.issue("admin", FIRST_KEY_LABEL, at)
     made = Secrets(secrets.token_urlsafe(48), admin_key)
-    write_private(path, msgspec.json.format(msgspec.json.encode(made)))
+    _write(path, made)
     return made, ring
+
+
+def keep_admin_key(state_dir: Path, ring: KeyRing, admin_key: str) -> None:
+    """Make this key the state directory's own, unless the one it has is still in force. The token secret stays."""
+    kept = read_secrets(state_dir)
+    try:
+        ring.find(kept.admin_key)
+    except Unauthorized:
+        _write(state_dir / SECRETS_FILE, replace(kept, admin_key=admin_key))
+
+
+def _write(path: Path, made: Secrets) -> None:
+    write_private(path, msgspec.json.format(msgspec.json.encode(made)))

@@ -24,13 +24,14 @@ from holdfast.api.bodies import (
     RedactOne,
     RestrictOne,
     RetainFrom,
+    RevokeKey,
     Why,
 )
 from holdfast.api.call import Answer, Call
 from holdfast.api.chats import commit
 from holdfast.api.deps import BackupRun, Deps
 from holdfast.clock import timestamp
-from holdfast.errors import Forbidden, HoldfastError, NotFound, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
 from holdfast.store.changes import Act, ChangeBan, ChangeMute, HaltChat, RecoverChat, Redact, Retain
 
@@ -157,12 +158,13 @@ async def get_backup_run(deps: Deps, call: Call) -> Answer:
     return Answer(BackupRun(deps.backup_step()))
 
 
-def _view(key: ApiKey) -> KeyView:
+def key_view(key: ApiKey) -> KeyView:
+    """A key as it may be shown."""
     return KeyView(key.key_id, key.kind, key.tenant, key.label, key.scopes, key.created_at, key.last_four)
 
 
 async def list_keys(deps: Deps, call: Call) -> Answer:
-    return Answer(KeyList([_view(key) for key in deps.keys.list()]))
+    return Answer(KeyList([key_view(key) for key in deps.keys.list()]))
 
 
 async def issue_key(deps: Deps, call: Call) -> Answer:
@@ -186,17 +188,16 @@ async def issue_key(deps: Deps, call: Call) -> Answer:
         try:
             await record(deps, call, "key_issued", key.key_id, body.reason, details=details)
         except HoldfastError:
-            await asyncio.to_thread(deps.keys.revoke, key.key_id)
+            await asyncio.to_thread(deps.keys.revoke, key.key_id, force=True)
             raise
-    return Answer(IssuedKey(_view(key), secret))
+    return Answer(IssuedKey(key_view(key), secret))
 
 
 async def revoke_key(deps: Deps, call: Call) -> Answer:
     """Recorded before it happens; a repetition after a crash in between does both again."""
-    query: Why = call.query
+    query: RevokeKey = call.query
     key_id = call.path["key_id"]
     async with deps.key_change:
-        if not any(key.key_id == key_id for key in deps.keys.list()):
-            raise NotFound(f"there is no key {key_id}")
+        deps.keys.revocable(key_id, force=query.force)
         await record(deps, call, "key_revoked", key_id, query.reason)
-        return Answer(_view(await asyncio.to_thread(deps.keys.revoke, key_id)))
+        return Answer(key_view(await asyncio.to_thread(deps.keys.revoke, key_id, force=query.force)))

@@ -91,6 +91,12 @@ class Why(Body, frozen=True):
     reason: Reason
 
 
+class RevokeKey(Why, frozen=True):
+    """``force``: also the last key that can make keys."""
+
+    force: bool = False
+
+
 class RedactOne(Body, frozen=True):
     sequence: SequenceNumber
     reason: Reason

@@ -34,6 +34,7 @@ from holdfast.api.bodies import (
     Renamed,
     RestrictOne,
     RetainFrom,
+    RevokeKey,
     TokenAnswer,
     Why,
 )
@@ -210,7 +211,8 @@ ADMIN: Sequence[Endpoint] = (
     ),
     Endpoint(
         "DELETE", "/admin/keys/{key_id}", admin.revoke_key, "Revoke an API key", "operator", "keys:write",
-        query=Why, answer=KeyView,
+        query=RevokeKey, answer=KeyView,
+        note="403 for the last key that can make keys, unless `force` is true.",
     ),
     Endpoint(
         "POST", "/admin/backup", admin.take_backup, "Take a backup on the server", "operator", "backup",

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from holdfast.cli import show
@@ -187,6 +188,9 @@ def create_key(
 ) -> None:
     """Make an API key. It is shown once.
 
+    Without --url and --token, an admin key is made in the state directory itself if its server is stopped: the way back
+    when no admin key works any more. Tokens and other keys go on.
+
     Examples:
 
     \b
@@ -200,8 +204,26 @@ def create_key(
         body["tenant"] = tenant or "default"
     if scopes:
         body["scopes"] = scopes
-    made = reach.as_operator().post("/admin/keys", body=body)
+    stopped = reach.stopped_state if kind is Kind.admin else None
+    made = (
+        reach.as_operator().post("/admin/keys", body=body)
+        if stopped is None
+        else _made_offline(stopped, label, scopes, reason)
+    )
     show.secret(reach, made, made["key"]["key_id"])
+
+
+def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str) -> dict[str, Any]:
+    """As the server would answer."""
+    from holdfast.api.admin import key_view
+    from holdfast.api.bodies import IssuedKey
+    from holdfast.node.key_recovery import create_admin_key
+
+    made, secret = create_admin_key(state, label, scopes or None, reason)
+    typer.echo(
+        f"The server of {state} is stopped: the key was made there, and is good from the next start on.", err=True
+    )
+    return dict(msgspec.to_builtins(IssuedKey(key_view(made), secret)))
 
 
 @key.command("list")
@@ -240,15 +262,19 @@ def revoke_key(
     reach: Reach,
     key_id: Annotated[str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key list` shows it.")],
     reason: ReasonOption = ASKED,
+    force: Annotated[bool, typer.Option("--force", help="Also the last key that can make keys.")] = False,
 ) -> None:
     """Make an API key worthless from now on.
+
+    The last key that can make keys is refused unless you say --force.
 
     Example:
 
     \b
       holdfast key revoke key_3f2a90 --reason "left the company"
     """
-    revoked = reach.as_operator().delete("/admin/keys", key_id, reason=reason)
+    asked = {"reason": reason, **({"force": "true"} if force else {})}
+    revoked = reach.as_operator().delete("/admin/keys", key_id, **asked)
     show.told(reach, revoked, f"{key_id} ({revoked['label']}) is revoked")
 
 

@@ -61,6 +61,10 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into t
 TOKEN_HOURS = 24
 """How long a token that a command makes is valid, unless another time is asked for."""
 ASKED = "asked for on the command line"
+_CREDENTIAL_HINTS = {
+    "token": " (make a token with `holdfast token --user NAME`)",
+    "key": " (if no admin key works any more: stop the server, then `holdfast key create admin --label LABEL` there)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,16 @@ class Reach:
         if self.state_dir is not None:
             return self.state_dir.expanduser()
         return settings_of(self.config).server.state_path if self._configures("SERVER") else default_state_dir()
+
+    @property
+    def stopped_state(self) -> Path | None:
+        """The state directory of a server that is stopped; None where one runs, or where a server was named."""
+        from holdfast.access.secrets import SECRETS_FILE
+        from holdfast.store.state import holder
+
+        if self.url or self.token or not (self.state_path / SECRETS_FILE).exists() or holder(self.state_path):
+            return None
+        return self.state_path
 
     def mint(
         self, user: str, tenant: str, hours: float, scopes: Collection[str] = (), chats: Collection[str] = ()
@@ -197,7 +211,7 @@ def told(as_json: bool) -> Iterator[None]:
     try:
         yield
     except Unauthorized as error:
-        fail(as_json, error, " (make a token with `holdfast token --user NAME`)" if "token" in error.message else "")
+        fail(as_json, error, _CREDENTIAL_HINTS["token" if "token" in error.message else "key"])
     except HoldfastError as error:
         fail(as_json, error)
     except UnicodeError:

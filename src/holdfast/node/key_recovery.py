@@ -1,0 +1,54 @@
+"""The way back in when no admin key works any more: one is made in the state directory of a stopped server.
+
+It takes the directory's lock, so it never runs beside a server. Nothing else changes: every token and every other key
+goes on. Whoever can do this could read ``secrets.json`` anyway, so it gives nobody more than they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from holdfast.access.keys import ApiKey, load_keys
+from holdfast.access.principal import KeyScope
+from holdfast.access.secrets import KEYS_FILE, keep_admin_key, read_secrets
+from holdfast.clock import SystemClock, timestamp
+from holdfast.message import User
+from holdfast.store.changes import Act
+from holdfast.store.sqlite import SqliteStore
+from holdfast.store.state import CHATS_NAME, held
+
+
+def create_admin_key(
+    state: Path, label: str, scopes: Sequence[str] | None = None, reason: str = ""
+) -> tuple[ApiKey, str]:
+    """A new admin key and its secret; in the audit log before it is handed out. One with every scope becomes the state
+    directory's own if that was revoked.
+
+    StateDirectory if a server runs on the directory, or never did; InvalidMessage for a bad label or scope.
+    """
+    at = timestamp(SystemClock().now())
+    read_secrets(state)
+    with held(state) as directory:
+        ring = load_keys(directory / KEYS_FILE)
+        key, secret = ring.issue("admin", label, at, scopes=cast(Sequence[KeyScope] | None, scopes), bounded=False)
+        try:
+            asyncio.run(_record(directory / CHATS_NAME, key, reason))
+        except BaseException:
+            ring.revoke(key.key_id, force=True)
+            raise
+        if scopes is None:
+            keep_admin_key(directory, ring, secret)
+    return key, secret
+
+
+async def _record(file: Path, key: ApiKey, reason: str) -> None:
+    act = Act(User("", getpass.getuser()), key.created_at, "", operator=True, reason=reason)
+    details = msgspec.json.encode({"kind": key.kind, "scopes": key.scopes, "server": "stopped"}).decode()
+    async with SqliteStore(file) as store:
+        await store.record(act, "key_issued", key.key_id, details)

@@ -1,0 +1,92 @@
+"""An admin key that is made in the state directory of a stopped server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast.access.keys import KEYS_MAX, ApiKey, load_keys, save_keys
+from holdfast.access.principal import ADMIN_SCOPES
+from holdfast.access.secrets import open_secrets, read_secrets
+from holdfast.errors import InvalidMessage, StateDirectory
+from holdfast.node import key_recovery
+from holdfast.node.key_recovery import create_admin_key
+from holdfast.store.contract import AuditRecord
+from holdfast.store.sqlite import SqliteStore
+from holdfast.store.state import held
+
+AT = "2026-01-01T00:00:00.000Z"
+
+
+def audited(state: Path) -> list[AuditRecord]:
+    async def read() -> list[AuditRecord]:
+        async with SqliteStore(state / "chats.db") as store:
+            return list(await store.audit(0, 10))
+
+    return asyncio.run(read())
+
+
+def test_it_opens_what_was_locked_and_voids_nothing(tmp_path: Path) -> None:
+    before, ring = open_secrets(tmp_path, AT)
+    backend, _ = ring.issue("tenant", "backend", AT, tenant="acme")
+    ring.revoke(ring.find(before.admin_key).key_id, force=True)
+    key, secret = create_admin_key(tmp_path, "back in", reason="ticket 7")
+    after, ring = open_secrets(tmp_path, AT)
+    assert ring.find(secret) == key and set(key.scopes) == ADMIN_SCOPES and backend in ring.list()
+    assert after.jwt_secret == before.jwt_secret, "every token goes on"
+    assert after.admin_key == secret, "commands on this machine work again without --token"
+    assert (tmp_path / "secrets.json").stat().st_mode & 0o777 == 0o600
+    (record,) = audited(tmp_path)
+    assert (record.action, record.target, record.reason) == ("key_issued", key.key_id, "ticket 7")
+
+
+def test_the_state_directorys_own_key_stays_while_it_is_good(tmp_path: Path) -> None:
+    before, _ = open_secrets(tmp_path, AT)
+    create_admin_key(tmp_path, "another")
+    assert read_secrets(tmp_path) == before
+
+
+def test_a_narrow_key_does_not_become_the_state_directorys_own(tmp_path: Path) -> None:
+    before, ring = open_secrets(tmp_path, AT)
+    ring.revoke(ring.find(before.admin_key).key_id, force=True)
+    key, _ = create_admin_key(tmp_path, "looks", ["status:read"])
+    assert key.scopes == ("status:read",) and read_secrets(tmp_path) == before
+
+
+def test_a_ring_that_somebody_filled_keeps_nobody_out(tmp_path: Path) -> None:
+    open_secrets(tmp_path, AT)
+    full = [
+        ApiKey(f"key_{n}", "tenant", "acme", "x", ("chats:read",), AT, f"{n:064x}", "abcd") for n in range(KEYS_MAX)
+    ]
+    save_keys(tmp_path / "keys.json", full)
+    key, _ = create_admin_key(tmp_path, "back in")
+    assert key in load_keys(tmp_path / "keys.json").list()
+
+
+def test_it_needs_the_lock_a_state_directory_and_a_good_label(tmp_path: Path) -> None:
+    with pytest.raises(StateDirectory, match="holdfast serve"):
+        create_admin_key(tmp_path / "nowhere", "x")
+    assert not (tmp_path / "nowhere").exists()
+    open_secrets(tmp_path, AT)
+    keys = (tmp_path / "keys.json").read_bytes()
+    with held(tmp_path), pytest.raises(StateDirectory, match="in use by process"):
+        create_admin_key(tmp_path, "x")
+    for label, scopes in (("", None), ("x", ["tokens:write"]), ("x", ["no:such"])):
+        with pytest.raises(InvalidMessage):
+            create_admin_key(tmp_path, label, scopes)
+    assert (tmp_path / "keys.json").read_bytes() == keys
+
+
+def test_without_a_record_there_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_secrets(tmp_path, AT)
+    before = load_keys(tmp_path / "keys.json").list()
+
+    async def unwell(*given: object) -> None:
+        raise StateDirectory("the disk is full")
+
+    monkeypatch.setattr(key_recovery, "_record", unwell)
+    with pytest.raises(StateDirectory, match="full"):
+        create_admin_key(tmp_path, "x")
+    assert load_keys(tmp_path / "keys.json").list() == before
