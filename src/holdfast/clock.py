@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -113,6 +116,29 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
             return await event.wait()
     except TimeoutError:
         return False
+
+
+def start_thread(work: Callable[[], None], name: str) -> asyncio.Event:
+    """Run ``work`` in a daemon thread; the event is set when it has ended.
+
+    Nothing of it waits in the loop's own executor, which others' work may fill for as long as it likes.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with suppress(RuntimeError):  # the loop is closed, and with it everybody who could wait
+                loop.call_soon_threadsafe(end)
+
+    def end() -> None:
+        thread.join()  # it has nothing left to do
+        ended.set()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return ended
 
 
 def timestamp(now: float) -> str:

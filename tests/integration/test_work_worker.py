@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import defaultdict
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run, until
 
 from engines import Server
-from holdfast.errors import BadSetting, Unavailable
+from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
 from holdfast.resilience import BreakerSettings
 from holdfast.work.contract import Claimed, Query, Report, Want
 from holdfast.work.coordinator import Worker, WorkerSettings
@@ -207,28 +210,127 @@ def test_a_completed_step_is_not_repeated(opened: Any) -> None:
     check(opened, body)
 
 
-def test_the_loss_of_the_jobs_own_database_is_no_strike_and_a_handlers_own_error_stays_what_it_is(
+def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_opens_no_breaker(
     postgres_server: Server,
 ) -> None:
     async def body(o: Opened) -> None:
-        handlers = Handlers()
+        handlers, done = Handlers(), list[int]()
 
         @handlers.handle(Order)
         async def handle(ctx: Context, order: Order) -> None:
-            async with ctx.transaction() as transaction:
-                if order.order_id == "own":
-                    await transaction.execute("SELECT 1 / 0")
-                kill = "SELECT pg_terminate_backend($1)"
-                await asyncpg_execute(postgres_server.url, kill, transaction.get_server_pid())
+            try:
+                async with ctx.transaction() as transaction:
+                    if order.order_id == "own":
+                        await transaction.execute("SELECT 1 / 0")
+                    if ctx.job.attempt == 1:
+                        kill = "SELECT pg_terminate_backend($1)"
+                        await asyncpg_execute(postgres_server.url, kill, transaction.get_server_pid())
+                        if order.order_id == "used":
+                            await transaction.execute("SELECT 1")
+            except OutcomeUnknown as error:
+                if order.order_id == "wrapped":
+                    raise RuntimeError("as many do") from error
+                if order.order_id == "grouped":
+                    raise ExceptionGroup("as a TaskGroup does", [error]) from None
+                raise
+            done.append(ctx.job.strikes)
 
-        lost, own = await o.store.enqueue([handlers.draft(Order("lost")), handlers.draft(Order("own"))])
-        async with Worker(o.store, handlers, settings=QUICK).running():
-            await until(lambda: _waiting_for_retry(o, 2))
-        entries = {entry.seq: entry for entry in await o.store.find(Query())}
-        assert (entries[lost].reason, entries[lost].strikes) == (Reason.DEPENDENCY_FAILURE, 0)
-        assert (entries[own].reason, entries[own].error_type) == (Reason.HANDLER_EXCEPTION, "DivisionByZeroError")
+        orders = ["left", "used", "wrapped", "grouped", "own"]
+        seqs = await o.store.enqueue([handlers.draft(Order(order)) for order in orders])
+        settings = replace(QUICK, breaker=BreakerSettings(failure_threshold=1, open_duration_seconds=60))
+        async with Worker(o.store, handlers, settings=settings).running():
+            await until(lambda: _waiting_for_retry(o, 5))
+            entries = {entry.seq: entry for entry in await o.store.find(Query())}
+            for seq in seqs[:4]:
+                entry = entries[seq]
+                assert (entry.reason, entry.strikes) == (Reason.DEPENDENCY_FAILURE, 0), entry.error
+                assert entry.due_at is not None and entry.due_at - time.time() < 1.2
+            assert entries[seqs[4]].error_type == "DivisionByZeroError" and entries[seqs[4]].strikes == 1
+            await until(lambda: len(done) == 4)
+            assert await o.store.open_breakers() == []
+        assert done == [0, 0, 0, 0]
 
     check(lambda: postgres_work(postgres_server.url), body)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["handler", "transaction"])
+def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
+    opened: Any, inside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That the loop ends, too, is the test's own end."""
+
+    async def body(o: Opened) -> None:
+        handlers, running = Handlers(), asyncio.Event()
+
+        @handlers.handle(Order)
+        async def handle(ctx: Context, order: Order) -> None:
+            async with ctx.transaction() if inside else nullcontext():
+                running.set()
+                while True:
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0.02)
+
+        (seq,) = await o.store.enqueue([handlers.draft(Order("a"))])
+        worker = Worker(o.store, handlers, settings=replace(QUICK, drain_seconds=0.3, cancel_seconds=0.2))
+        task = asyncio.create_task(worker.run())
+        await running.wait()
+        worker.stop()
+        await asyncio.wait_for(task, 10)
+        hand = await Hand.sit(o.store)
+        assert await hand.turn() == [seq], "it was given back"
+        assert (hand.jobs[seq].attempt, hand.jobs[seq].crashes) == (1, 0)
+        assert "work.handler_stuck" in caplog.text and "given back" in caplog.text and "in handle" in caplog.text
+
+    check(opened, body)
+
+
+def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it_back(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, release, done = Handlers(), asyncio.Event(), list[int]()
+
+        @handlers.handle(Order, deadline_seconds=0.1)
+        async def handle(ctx: Context, order: Order) -> None:
+            while order.order_id == "stuck" and not release.is_set():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.02)
+            done.append(order.number)
+
+        settings = replace(QUICK, concurrency=2, cancel_seconds=0.1, stuck_max=1)
+        seqs = await o.store.enqueue([handlers.draft(Order("stuck", n)) for n in range(3)])
+        async with Worker(o.store, handlers, settings=settings).running():
+            await until(lambda: _waiting_for_retry(o, 3))
+            await o.store.enqueue([handlers.draft(Order("good", 7))])
+            entries = await o.store.find(Query(seqs=seqs))
+            assert {entry.reason for entry in entries} == {Reason.TIMEOUT_EXCEEDED}
+            assert not done
+            release.set()
+            await until(lambda: 7 in done)
+
+    check(opened, body)
+
+
+def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(opened: Any) -> None:
+    async def body(o: Opened) -> None:
+        handlers, ready = Handlers(), asyncio.Barrier(8)
+
+        @handlers.handle(Order, stream=lambda order: order.order_id)
+        async def handle(ctx: Context, order: Order) -> None:
+            if order.number in (3, 5):
+                child = draft(None, "Nobody", b"{}")
+                object.__setattr__(child, "payload", "no bytes")
+                ctx.enqueue(child)
+            await ready.wait()
+
+        seqs = await o.store.enqueue([handlers.draft(Order(f"o{n}", n)) for n in range(8)])
+        async with Worker(o.store, handlers, settings=QUICK).running():
+            await until(lambda: _waiting_for_retry(o, 2))
+            await until(lambda: _left(o, 2))
+        entries = await o.store.find(Query())
+        assert {entry.seq for entry in entries} == {seqs[3], seqs[5]}
+        for entry in entries:
+            assert (entry.reason, entry.strikes, entry.error_type) == (Reason.HANDLER_EXCEPTION, 1, "ReportRefused")
+
+    check(opened, body)
 
 
 def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(postgres_server: Server) -> None:
@@ -547,15 +649,11 @@ def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: A
 
         await o.store.enqueue([handlers.draft(Order("a"))])
         async with Worker(o.store, handlers, settings=QUICK).running():
-            await until(lambda: _any_dead(o))
-        (dead,) = await o.store.dead(Query())
-        assert dead.reason is Reason.VALIDATION_FAILURE and "holdfast.work.inbox" in dead.error
+            await until(lambda: _failed(o))
+        (failed,) = await o.store.find(Query())
+        assert failed.reason is Reason.HANDLER_EXCEPTION and "holdfast.work.inbox" in failed.error
 
     check(opened, body)
-
-
-async def _any_dead(o: Opened) -> bool:
-    return bool(await o.store.dead(Query()))
 
 
 def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -> None:
@@ -719,7 +817,7 @@ def test_a_failure_that_cannot_be_judged_is_a_failure_of_that_job_only(opened: A
         assert sorted(starts) == [0, 6], "nobody else's run was ended"
         entries = await o.store.find(Query())
         assert all(entry.attempt == 1 and entry.due_at is not None for entry in entries)
-        assert {entry.reason for entry in entries} == {Reason.UNKNOWN, Reason.THROTTLED}
+        assert {entry.reason for entry in entries} == {Reason.HANDLER_EXCEPTION, Reason.THROTTLED}
 
     check(opened, body)
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import re
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from holdfast.errors import BadSetting
+from holdfast.errors import BadSetting, NotFound, RateLimited, Unavailable
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.work.contract import INBOX_SECONDS
 from holdfast.work.coordinator import WorkerSettings
-from holdfast.work.failures import RETRY_AFTER_MAX_SECONDS, JobFailed, classify
+from holdfast.work.failures import (
+    AWAY,
+    NETWORK_ERRORS,
+    REASONS,
+    RETRY_AFTER_MAX_SECONDS,
+    JobFailed,
+    PayloadUnreadable,
+    classify,
+)
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import (
     CRASHES_MAX,
@@ -23,6 +37,7 @@ from holdfast.work.job import (
     PARTITIONS,
     TRACE_BYTES_MAX,
     Failure,
+    InvalidArgument,
     Job,
     Policy,
     Reason,
@@ -199,3 +214,74 @@ def test_a_handler_and_a_transport_without_time_to_run_are_refused() -> None:
 def test_settings_that_contradict_each_other_are_refused(settings: type[Any], given: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must hold"):
         settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionResetError(), Reason.TRANSPORT_UNAVAILABLE),
+        (BrokenPipeError(), Reason.TRANSPORT_UNAVAILABLE),
+        (socket.gaierror(-2, "name unknown"), Reason.TRANSPORT_UNAVAILABLE),
+        (ssl.SSLCertVerificationError("expired"), Reason.TRANSPORT_UNAVAILABLE),
+        (OSError(errno.ENETUNREACH, "x"), Reason.TRANSPORT_UNAVAILABLE),
+        (OSError(errno.EHOSTUNREACH, "x"), Reason.TRANSPORT_UNAVAILABLE),
+        (OSError(errno.ENETDOWN, "x"), Reason.TRANSPORT_UNAVAILABLE),
+        (TimeoutError(), Reason.TIMEOUT_EXCEEDED),
+        (OSError(errno.ETIMEDOUT, "x"), Reason.TIMEOUT_EXCEEDED),
+        (FileNotFoundError(2, "x"), Reason.HANDLER_EXCEPTION),
+        (PermissionError(13, "x"), Reason.HANDLER_EXCEPTION),
+        (OSError(errno.ENOSPC, "x"), Reason.HANDLER_EXCEPTION),
+        (OSError("no number"), Reason.HANDLER_EXCEPTION),
+        (msgspec.DecodeError("somebody's 502 page"), Reason.HANDLER_EXCEPTION),
+        (UnicodeDecodeError("utf-8", b"", 0, 1, "x"), Reason.HANDLER_EXCEPTION),
+        (RecursionError(), Reason.HANDLER_EXCEPTION),
+        (InvalidArgument("5 is no stage"), Reason.HANDLER_EXCEPTION),
+        (KeyboardInterrupt(), Reason.HANDLER_EXCEPTION),
+        (NotFound("their answer"), Reason.VALIDATION_FAILURE),
+        (RateLimited("slower"), Reason.THROTTLED),
+        (Unavailable("x"), Reason.DEPENDENCY_FAILURE),
+        (PayloadUnreadable("ours"), Reason.SERIALIZATION_ERROR),
+    ],
+)
+def test_the_reason_of_an_exception(error: BaseException, reason: Reason) -> None:
+    assert classify(error).reason is reason
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b"[" * 100_000, b'{"n": "x"}'])
+def test_only_our_own_decoding_of_the_payload_is_a_serialization_error(data: bytes) -> None:
+    handlers = Handlers()
+    handlers.handle(dict[str, int], type="T")(nobody)
+    handling = handlers.find(Job(1, "T", b""))
+    assert handling is not None
+    with pytest.raises(PayloadUnreadable) as caught:
+        handling.decoded(data)
+    assert classify(caught.value).reason is Reason.SERIALIZATION_ERROR
+
+
+async def nobody(ctx: Context, payload: Any) -> None:
+    """A handler."""
+
+
+def test_a_handlers_own_table_comes_first_and_the_nearest_class_decides() -> None:
+    own = {LookupError: Reason.VALIDATION_FAILURE, KeyError: Reason.THROTTLED}
+    assert classify(KeyError("x"), lambda _: Reason.UNKNOWN, own).reason is Reason.THROTTLED
+    assert classify(IndexError("x"), None, own).reason is Reason.VALIDATION_FAILURE
+    assert classify(ValueError("x"), lambda _: Reason.UNKNOWN, own).reason is Reason.UNKNOWN
+    assert classify(JobFailed(Reason.POISON_MESSAGE), None, {JobFailed: Reason.UNKNOWN}).reason is Reason.POISON_MESSAGE
+    for wrong in ({"KeyError": Reason.UNKNOWN}, {KeyError: "unknown"}, {int: Reason.UNKNOWN}):
+        with pytest.raises(BadSetting, match="reasons"):
+            Handlers().handle(dict, type="T", reasons=wrong)(nobody)  # type: ignore[arg-type]
+
+
+def test_the_guides_table_of_reasons_is_the_codes() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/work.md").read_text()
+    table = guide.partition("| a handler raises | reason |")[2].partition("\n\n")[0]
+    told = {
+        name: row.rsplit("|", 2)[1].strip()
+        for row in table.splitlines()[2:]
+        for name in re.findall(r"`([\w.]+)`", row.rsplit("|", 2)[0])
+    }
+    code = {kind.__name__: reason.name.lower() for kind, reason in REASONS}
+    code |= {name: reason.name.lower() for name, reason in AWAY.items()}
+    code |= {errno.errorcode[number]: "transport_unavailable" for number in NETWORK_ERRORS}
+    assert told == code

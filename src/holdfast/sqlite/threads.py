@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from holdfast import telemetry
+from holdfast.clock import start_thread
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.sqlite.database import Handle, unavailable_while_closing
 
@@ -48,12 +49,7 @@ class Crew:
         self._refusal = refusal
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._threads = [
-            threading.Thread(target=self._run, args=(handle,), name=f"{name}-{n}", daemon=True)
-            for n, handle in enumerate(handles)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._ended = [start_thread(partial(self._run, handle), f"{name}-{n}") for n, handle in enumerate(handles)]
 
     def do(self, work: Callable[[Handle], T], then: Callable[[], None] | None = None) -> asyncio.Future[T]:
         """Have ``work`` done by one of the threads; it is on its way when this returns. Cancelling does not undo it.
@@ -74,10 +70,10 @@ class Crew:
     async def close(self) -> None:
         """Do what was taken, then end the threads and close their connections."""
         self._closing = True
-        for _ in self._threads:
+        for _ in self._ended:
             self._queue.put(None)
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        for ended in self._ended:
+            await ended.wait()
 
     def _run(self, handle: Handle) -> None:
         while (unit := self._queue.get()) is not None:

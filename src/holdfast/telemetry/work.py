@@ -10,6 +10,9 @@ from holdfast.telemetry.metrics import counter, gauge
 _jobs_completed = counter("work_jobs_completed", "Jobs done, as their worker reported them")
 _jobs_failed = counter("work_jobs_failed", "Failed runs of jobs, by reason [failure_reason]", ("reason",))
 _lease_lost = counter("work_leases_lost", "Times this process was declared dead while it lived")
+_reports_refused = counter("work_reports_refused", "Reports of jobs that held a value the job store cannot take")
+_runners_replaced = counter("work_runners_replaced", "Runners that ended by what a handler did, and were replaced")
+_stuck = gauge("work_stuck_handlers", "Handlers that did not end when they were cancelled and still run")
 _jobs = gauge("work_jobs", "Jobs that are not done, by state [jobs by status]", ("state",))
 _jobs_by_reason = gauge("work_jobs_waiting", "Failed jobs that wait, by reason [failure_reason]", ("reason",))
 _jobs_by_attempt = gauge(
@@ -36,6 +39,18 @@ def work_failed(reason: str) -> None:
 def work_lease_lost() -> None:
     _lease_lost.inc()
     sometimes("a worker lost its lease")
+
+
+def work_report_refused() -> None:
+    _reports_refused.inc()
+
+
+def work_runner_replaced() -> None:
+    _runners_replaced.inc()
+
+
+def work_stuck(count: int) -> None:
+    _stuck.set(count)
 
 
 def work_completion_refused() -> None:

@@ -83,7 +83,10 @@ class Chats:
         """Returns when the message is on stable storage; raises JobFailed otherwise. Safe to repeat."""
         if self._session is None:
             raise BadSetting("enter the transport (`async with`) before its worker runs")
-        body = _encode(_Send(ctx.job.payload.decode(), self._content_type))
+        try:
+            body = _encode(_Send(ctx.job.payload.decode(), self._content_type))
+        except UnicodeDecodeError as error:
+            raise JobFailed(Reason.SERIALIZATION_ERROR, f"the payload is no text: {error}") from error
         url = f"{self._url}/v1/chats/{quote(address, safe='')}/messages"
         key = {"idempotency-key": f"{self._source}-{ctx.key}"}
         try:

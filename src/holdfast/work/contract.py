@@ -44,6 +44,13 @@ class JobGone(HoldfastError):
         super().__init__("the job is gone: an operator acted on it, or it has ended")
 
 
+class RunEnded(HoldfastError):
+    """This run of the job is over: its handler returned, or hung and was given up. Its context is closed."""
+
+    def __init__(self) -> None:
+        super().__init__("this run of the job is over: its context cannot be used any more")
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A failed run: which attempt of which job, what was decided, what was completed before (the bits of stages)."""
@@ -301,7 +308,10 @@ class Seat(Protocol):
         ...
 
     async def process(self, report: Report, want: Want) -> Claimed:
-        """Report and claim, in one transaction; see the module's text for order and durability."""
+        """Report and claim, in one transaction; see the module's text for order and durability.
+
+        Raises Refused, and has changed nothing, if the report holds a value that the store can never take.
+        """
         ...
 
     async def rewind(self) -> Rewound:
@@ -320,6 +330,12 @@ class Seat(Protocol):
         """A transaction for the handler's effects that also completes the job: both or neither.
 
         Leaving it deletes exactly this job's row under a valid lease, or raises LeaseLost or JobGone and rolls back.
+        """
+        ...
+
+    def revoke(self, job: Job) -> None:
+        """End the transaction that a run of this job still has open, if any: it is rolled back, and its connection is
+        of no use to the run any more.
         """
         ...
 

@@ -4,8 +4,9 @@ One loop (``_Shift.run``) talks to the store; ``concurrency`` runners take jobs 
 reports of everything that ended while the one before was under way, so the batch grows with the load by itself.
 
 When the lease is lost (another worker declared this one dead), everything running is cancelled, nothing is reported,
-and the worker takes a new seat. When the store is away, jobs that run go on, nothing new starts, and the same report is
-sent again: reports are idempotent.
+and the worker takes a new seat. When the store is unavailable, jobs that run go on, nothing new starts, and the same
+report is sent again: reports are idempotent. When the store refuses a report because of a value in it, the report is
+sent in halves until the one job at fault is found: that job has failed, and all others are reported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from holdfast import telemetry
 from holdfast.bounds import positive
 from holdfast.clock import Clock, SystemClock, wait_at_most
-from holdfast.errors import HoldfastError
+from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, Refused
 from holdfast.resilience import Backoff, BreakerSettings
 from holdfast.work.balance import share_of
 from holdfast.work.breakers import Breakers
@@ -29,6 +30,8 @@ from holdfast.work.destinations import Destinations
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
 from holdfast.work.job import PARTITIONS, Block, Job, Policies
+from holdfast.work.reports import fitting, joined, split
+from holdfast.work.runners import Runners
 from holdfast.work.running import Outcome, Runner
 from holdfast.work.streams import Streams
 
@@ -48,6 +51,11 @@ class WorkerSettings:
     poll_max_seconds: float = 1.0
     balance_seconds: float = 5.0
     drain_seconds: float = 30.0
+    """How long ``run`` waits, once stopped, for what runs; then it is cancelled, and its jobs are given back."""
+    cancel_seconds: float = 5.0
+    """How long a handler may take to end when it is cancelled; then it is given up and its job gets its outcome."""
+    stuck_max: int = 100
+    """Handlers that were given up and still run, without costing a runner; each one more costs one."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
     def __post_init__(self) -> None:
@@ -82,7 +90,9 @@ class Worker:
         self._shift: _Shift | None = None
 
     def stop(self) -> None:
-        """Start nothing more; ``run`` returns when what runs has ended, or after ``drain_seconds``."""
+        """Start nothing more; ``run`` returns when what runs has ended, or after ``drain_seconds``: what runs then is
+        cancelled and has ``cancel_seconds`` to end.
+        """
         self._stopping.set()
         if self._shift is not None:
             self._shift.stop()
@@ -97,7 +107,7 @@ class Worker:
                 failures = 0
             except HoldfastError as error:
                 failures += 1
-                telemetry.log.warning("work_store_unavailable", error=str(error))
+                _log_failed_call(error)
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
             except Exception as error:
                 # A defect of ours ends this seat, not the worker: its jobs are read again by the next one.
@@ -139,38 +149,55 @@ class _Shift:
         self._report = Report()
         self._put_off = Report()  # parents whose children have to wait for somebody's open transaction
         self._put_off_until, self._put_off_seconds = 0.0, settings.poll_min_seconds
-        self._idle: deque[asyncio.Future[None]] = deque()
         self._owned: set[int] = set()
         self._closing: set[int] = set()
         self._stopping = False
+        self._stopped = asyncio.Event()
         self._window = settings.concurrency
         self._crowding_at, self._ended_since = clock.monotonic() + _CROWDED_SECONDS, 0
         self._recently_ended: deque[int] = deque(maxlen=8)
+        self._blamed_seqs: set[int] = set()
         self._poll = settings.poll_min_seconds
         self._asleep = self._resting = False
         self._balance_at = float("-inf")
-        self._ended_by: Exception | None = None
+        self._runners = Runners(
+            runner,
+            seat,
+            self._streams,
+            self._record,
+            concurrency=settings.concurrency,
+            stuck_max=settings.stuck_max,
+        )
         self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
 
     def stop(self) -> None:
-        self._stopping = True
+        self._stopping = self._runners.paused = True
+        self._stopped.set()
         self._seat.wake()
 
     async def run(self) -> None:
         """Until stopped and drained, or LeaseLost."""
-        tasks = [asyncio.create_task(self._run_jobs()) for _ in range(self._settings.concurrency)]
-        tasks.append(asyncio.create_task(self._runner.watch_deadlines()))
+        self._runners.start(self._settings.cancel_seconds)
+        talking = asyncio.create_task(self._talk(), name="holdfast-shift")
+        stopped = asyncio.create_task(self._stopped.wait())
         try:
-            await self._talk()
+            await asyncio.wait({talking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done():
+                await asyncio.wait({talking}, timeout=self._settings.drain_seconds)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            stopped.cancel()
+            await self._runners.end()
+            if self._stopping:  # a call may have waited for a handler that held the store: it goes on now, or never
+                await asyncio.wait({talking}, timeout=self._settings.cancel_seconds)
+            talking.cancel()
+            await asyncio.wait({talking})
+        if not talking.cancelled():  # else a handler cancelled it: the worker takes a new seat
+            talking.result()
 
     async def _talk(self) -> None:
         drained_by: float | None = None
         failures, backoff = 0, Backoff(0.05, 2.0)
-        while self._ended_by is None:
+        while self._runners.failed_with is None:
             if self._stopping:
                 drained_by = drained_by or self._clock.monotonic() + self._settings.drain_seconds
                 if self._drained or self._clock.monotonic() > drained_by:
@@ -181,7 +208,11 @@ class _Shift:
                     await self._balance()
                 report = self._take_report()  # not before: a new reading counts on what was to be held as ready
                 want = self._want()
-                claimed = await self._seat.process(report, want)
+                try:
+                    claimed = await self._seat.process(report, want)
+                except Refused as error:
+                    await self._isolate(report, error)
+                    continue
                 self._apply(report, want, claimed)
                 if claimed.notice:
                     await self._rewind()
@@ -192,19 +223,19 @@ class _Shift:
                 raise
             except HoldfastError as error:
                 failures += 1
-                telemetry.log.warning("work_store_unavailable", error=str(error))
+                _log_failed_call(error)
                 self._give_back(report)
                 self._unsure = True
                 self._balance_at = float("-inf")
                 await asyncio.sleep(backoff.bound(failures))
                 continue
-            self._wake_runners()
+            self._runners.wake()
             look_again = self._fell_asleep(want, claimed)
             if self._busy or look_again:
                 await asyncio.sleep(0)
             else:
                 await self._rest(claimed)
-        raise self._ended_by
+        raise self._runners.failed_with
 
     async def _rewind(self) -> None:
         rewound = await self._seat.rewind()
@@ -256,7 +287,7 @@ class _Shift:
         and as much again, so that runners never wait for an announcement. Jobs behind others of their stream are
         announced only in a window with room: they may wait for long, and would be suspects if this process died.
         """
-        report, self._report = self._report, Report()
+        report, self._report = fitting(self._report)
         if self._put_off.completed and self._clock.monotonic() >= self._put_off_until:
             report.completed.extend(self._put_off.completed)
             report.children.extend(self._put_off.children)
@@ -310,12 +341,49 @@ class _Shift:
             self._put_off_seconds = self._settings.poll_min_seconds
         self._streams.reported(seq for seq in report.completed if seq not in busy)
         self._streams.reported(failed.seq for failed in report.failed)
+        self._blamed_seqs.difference_update(failed.seq for failed in report.failed)
         self._streams.add_backlog(claimed.backlog, want, claimed.through)
         self._streams.add(claimed.jobs)
         self._streams.announced_by_store(claimed.started)
         telemetry.work_completed(len(report.completed) - len(busy))
         if claimed.jobs or claimed.backlog:
             self._poll = self._settings.poll_min_seconds
+
+    async def _isolate(self, report: Report, refusal: Refused) -> None:
+        """Send a refused report in halves, until the jobs at fault stand alone; the others' reports go through.
+
+        Whatever ends this half-way is no harm: the whole report is sent again, and what was stored is ignored then.
+        """
+        groups = [split(report)]
+        if not groups[0]:
+            raise RuntimeError("the store refuses a report that says nothing") from refusal
+        while groups:
+            pieces = groups.pop()
+            part = joined(pieces, report.running)
+            try:
+                claimed = await self._seat.process(part, Want())
+            except Refused as error:
+                if len(pieces) > 1:
+                    middle = len(pieces) // 2
+                    groups += [pieces[middle:], pieces[:middle]]
+                else:
+                    groups += self._blamed(part, error)
+            else:
+                self._apply(part, Want(), claimed)
+        self._unsure = True  # streams have gone on past jobs that have failed now
+
+    def _blamed(self, part: Report, refusal: Refused) -> list[list[Report]]:
+        """The failure to report instead of what the store refused of one job."""
+        seqs = [*part.completed, *(failed.seq for failed in part.failed)]
+        telemetry.log.error("work.report_refused", seqs=seqs[:1], error=refusal.message[:200])
+        job = self._streams.ended(seqs[0]) if seqs else None
+        if job is None:  # reported before, or what was refused concerns no job that ended
+            return []
+        if job.seq in self._blamed_seqs:
+            raise RuntimeError(f"the store refuses even the failure of job {job.seq}") from refusal
+        self._blamed_seqs.add(job.seq)
+        failed = self._runner.refused(job, refusal).failed
+        return [[Report(failed=[failed])]] if failed is not None else []
 
     def _ask_later(self, parents: set[int], children: list[Child]) -> None:
         """The transaction in their way may be open for hours: they are reported again after 20 ms, 40 and so on."""
@@ -372,30 +440,9 @@ class _Shift:
         finally:
             self._resting = False
 
-    def _wake_runners(self) -> None:
-        for _ in range(min(len(self._idle), self._streams.announcing.startable)):
-            future = self._idle.popleft()
-            if not future.done():
-                future.set_result(None)
-
-    async def _run_jobs(self) -> None:
-        """One runner: takes jobs from memory, one after another."""
-        streams, loop, task = self._streams, asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        while True:
-            job = streams.next() if not self._stopping and self._seat.may_start else None
-            if job is None:
-                self._idle.append(future := loop.create_future())
-                await future
-                continue
-            try:
-                self._record(job, await self._runner.run(job, self._seat, task))
-            except Exception as error:
-                self._ended_by = error  # the lease is lost, or a defect: either ends the shift
-            if self._resting:
-                self._seat.wake()
-
     def _record(self, job: Job, outcome: Outcome) -> None:
+        if self._resting:
+            self._seat.wake()
         failed = outcome.failed
         if failed is not None:
             self._report.failed.append(failed)
@@ -409,3 +456,11 @@ class _Shift:
             return
         self._report.completed.append(job.seq)
         self._report.children.extend(outcome.children)
+
+
+def _log_failed_call(error: HoldfastError) -> None:
+    """Only a store that may be back by itself is called unavailable."""
+    if isinstance(error, Deferred | OutcomeUnknown):
+        telemetry.log.warning("work_store_unavailable", error=error.message)
+    else:
+        telemetry.log.error("work.store_call_failed", kind=type(error).__name__, error=error.message)

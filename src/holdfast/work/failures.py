@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import socket
+import ssl
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from holdfast import telemetry
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, RateLimited, Refused
-from holdfast.work.job import ERROR_BYTES_MAX, TRACE_BYTES_MAX, Failure, Reason
+from holdfast.work.job import ERROR_BYTES_MAX, TRACE_BYTES_MAX, Failure, InvalidArgument, Reason
 
 Hook = Callable[[BaseException], Reason | None]
 """The user's say: the reason for an exception, or None to leave it to the table."""
 
 
+Reasons = Mapping[type[BaseException], Reason]
+"""A handler's own table: the nearest class of an exception that is listed gives its reason."""
 KIND_BYTES_MAX = 200
+_CAUSES_MAX = 100
 RETRY_AFTER_MAX_SECONDS = 86400.0
 """The longest wait an exception may ask for: what asks for more is tried again after a day."""
 
@@ -34,20 +38,38 @@ class UnknownType(Exception):
     """No handler here knows this job type."""
 
 
+class PayloadUnreadable(Exception):
+    """The job's payload is not what its handler was registered for: Holdfast could not decode it."""
+
+
+class ReportRefused(Exception):
+    """The run ended, but the store cannot take what it reports: a value in it is wrong."""
+
+
+_qualname = type.__dict__["__qualname__"].__get__
+"""The name that Python itself keeps, whatever the class's own class answers."""
+
 REASONS: Sequence[tuple[type[BaseException], Reason]] = (
-    (msgspec.MsgspecError, Reason.SERIALIZATION_ERROR),
-    (UnicodeError, Reason.SERIALIZATION_ERROR),
-    (RecursionError, Reason.SERIALIZATION_ERROR),
+    (PayloadUnreadable, Reason.SERIALIZATION_ERROR),
+    (UnknownType, Reason.UNKNOWN),
     (RateLimited, Reason.THROTTLED),
+    (InvalidArgument, Reason.HANDLER_EXCEPTION),
     (Refused, Reason.VALIDATION_FAILURE),
     (Deferred, Reason.DEPENDENCY_FAILURE),
     (OutcomeUnknown, Reason.DEPENDENCY_FAILURE),
     (TimeoutError, Reason.TIMEOUT_EXCEEDED),
-    (OSError, Reason.TRANSPORT_UNAVAILABLE),
-    (UnknownType, Reason.UNKNOWN),
-    (Exception, Reason.HANDLER_EXCEPTION),
+    (ConnectionError, Reason.TRANSPORT_UNAVAILABLE),
+    (socket.gaierror, Reason.TRANSPORT_UNAVAILABLE),
+    (socket.herror, Reason.TRANSPORT_UNAVAILABLE),
+    (ssl.SSLError, Reason.TRANSPORT_UNAVAILABLE),
+    (BaseException, Reason.HANDLER_EXCEPTION),
 )
-"""The first row that fits decides."""
+"""The first row that fits decides, but for an OSError with one of ``NETWORK_ERRORS``. What is left is a mistake of the
+handler, and counts as a strike: a missing file, a full disk, a recursion without an end, somebody else's broken JSON.
+"""
+
+NETWORK_ERRORS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+"""An OSError with one of these numbers is Reason.TRANSPORT_UNAVAILABLE."""
 
 AWAY: Mapping[str, Reason] = {
     "asyncpg.PostgresConnectionError": Reason.DEPENDENCY_FAILURE,
@@ -61,36 +83,68 @@ AWAY: Mapping[str, Reason] = {
     "aiohttp.ClientConnectionError": Reason.TRANSPORT_UNAVAILABLE,
     "httpx.TransportError": Reason.TRANSPORT_UNAVAILABLE,
 }
-"""How well-known libraries say that the other side is away, where they do not say it with an OSError.
+"""How well-known libraries say that the other side is unavailable, where they do not say it with a ConnectionError.
 
 By package and name, so that none of them is needed here. An outage must not turn jobs into dead letters.
 """
 
 
-def classify(error: BaseException, hook: Hook | None = None) -> Failure:
-    """The failure as it is kept: bounded texts and a fingerprint that is equal for equal failures."""
-    reason = _reason(error, hook)
+def classify(error: BaseException, hook: Hook | None = None, own: Reasons | None = None) -> Failure:
+    """The failure as it is kept: bounded texts and a fingerprint that is equal for equal failures.
+
+    ``own`` is the table of the job's handler, which comes before everybody else's but JobFailed.
+    """
+    reason = _reason(error, hook, own or {})
     kind = kind_of(error)
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{frame.filename}:{frame.name}" for frame in frames[-8:]]
-    fingerprint = hashlib.sha256("\n".join([reason.name, kind, *places]).encode()).hexdigest()[:16]
-    message = error.message if isinstance(error, HoldfastError) else str(error)
-    trace = "".join(traceback.format_exception(error))
+    fingerprint = hashlib.sha256("\n".join([reason.name, kind, *places]).encode("utf-8", "replace")).hexdigest()[:16]
+    message = _readable(lambda: error.message if isinstance(error, HoldfastError) else str(error))
+    trace = _readable(lambda: "".join(traceback.format_exception(error)))
     texts = clipped(message, ERROR_BYTES_MAX), clipped(trace, TRACE_BYTES_MAX)
     return Failure(reason, kind, *texts, fingerprint, _retry_after(error))
 
 
+def _readable(text: Callable[[], str]) -> str:
+    """The text of an exception, which is the user's own code and may raise anything or answer with anything."""
+    try:
+        found = text()
+        return found if isinstance(found, str) else f"its text is no text but {type(found).__qualname__}"
+    except BaseException as defect:
+        return f"its text could not be read: {kind_of(defect)}"
+
+
 def kind_of(error: BaseException) -> str:
     """The name of its class, which may be made up at run time: bounded like its text."""
-    return clipped(type(error).__qualname__, KIND_BYTES_MAX)
+    return clipped(_qualname(type(error)), KIND_BYTES_MAX)
 
 
-def _reason(error: BaseException, hook: Hook | None) -> Reason:
+def _reason(error: BaseException, hook: Hook | None, own: Reasons) -> Reason:
     if isinstance(error, JobFailed):
         return error.reason if isinstance(error.reason, Reason) else Reason.UNKNOWN
-    told = _asked(hook, error) if hook is not None else None
-    listed = next((reason for kind, reason in REASONS if isinstance(error, kind)), Reason.UNKNOWN)
-    return told or _away(type(error)) or listed
+    kind = type(error)
+    listed = next((own[base] for base in kind.__mro__ if base in own), None)
+    told = _asked(hook, error) if listed is None and hook is not None else listed
+    return told or _away(kind) or _by_table(error)
+
+
+def _by_table(error: BaseException) -> Reason:
+    reason = next(reason for kind, reason in REASONS if isinstance(error, kind))
+    if reason is Reason.HANDLER_EXCEPTION and isinstance(error, OSError) and error.errno in NETWORK_ERRORS:
+        return Reason.TRANSPORT_UNAVAILABLE
+    return reason
+
+
+def carries(error: BaseException, cause: BaseException) -> bool:
+    """Whether an exception is another one, was raised from it, or is a group with it."""
+    met: list[BaseException] = [error]
+    for each in met:  # grows while it is read
+        if each is cause:
+            return True
+        if len(met) < _CAUSES_MAX:
+            met += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            met += [each.__cause__] if each.__cause__ is not None else []
+    return False
 
 
 def _asked(hook: Hook, error: BaseException) -> Reason | None:
@@ -98,8 +152,8 @@ def _asked(hook: Hook, error: BaseException) -> Reason | None:
     try:
         told = hook(error)
         if told is not None and not isinstance(told, Reason):
-            raise TypeError(f"the hook must answer with a Reason or None, not {told!r}")
-    except Exception as defect:
+            raise TypeError(f"the hook must answer with a Reason or None, not {type(told).__qualname__}")
+    except BaseException as defect:
         telemetry.defect("work", defect)
         return None
     return told
@@ -107,10 +161,11 @@ def _asked(hook: Hook, error: BaseException) -> Reason | None:
 
 def _retry_after(error: BaseException) -> float:
     """Other libraries' exceptions may carry anything under this name."""
-    told = getattr(error, "retry_after_seconds", None)
-    if not isinstance(told, int | float) or not told > 0:
+    try:
+        told = getattr(error, "retry_after_seconds", None)
+        return float(min(told, RETRY_AFTER_MAX_SECONDS)) if isinstance(told, int | float) and told > 0 else 0.0
+    except BaseException:
         return 0.0
-    return float(min(told, RETRY_AFTER_MAX_SECONDS))
 
 
 def _away(kind: type[BaseException]) -> Reason | None:
@@ -120,7 +175,7 @@ def _away(kind: type[BaseException]) -> Reason | None:
 
 def clipped(text: str, bytes_max: int) -> str:
     """The end of a text that may be too long (the cause stands last), without what no database can keep."""
-    data = text.replace("\x00", "�").encode("utf-8", "replace")
-    if len(data) <= bytes_max:
+    data = text[-bytes_max:].replace("\x00", "�").encode("utf-8", "replace")
+    if len(data) <= bytes_max and len(text) <= bytes_max:
         return data.decode()
     return "…" + data[len(data) - bytes_max + 3 :].decode("utf-8", "ignore")

@@ -31,6 +31,10 @@ ERROR_BYTES_MAX = 4 << 10
 TRACE_BYTES_MAX = 16 << 10
 DELAY_MAX_SECONDS = 10 * 366 * 86400.0
 """Ten years: the longest time until a job is due, whatever was asked for; every store can tell such a time."""
+STORE_RETRY_SECONDS = 1.0
+"""How long a job waits whose run failed because the job store itself was unavailable."""
+SEQ_MAX = (1 << 63) - 1
+"""The greatest sequence a store can keep: 64 bits with a sign."""
 CRASHES_MAX = 3
 """A job that was running when its process died this often is isolated as poison."""
 
@@ -38,6 +42,12 @@ FAILED_BIT = 32768
 """The seed's `Failed`; shown in the views, never stored: it is a state, not progress."""
 LANES = 1024
 PARTITIONS = 256
+
+
+class InvalidArgument(InvalidMessage):
+    """A program gave a verb of work a value that no store can take; nothing was changed. In a handler it is a defect
+    of the handler, not of the job's data.
+    """
 
 
 class Stage(IntFlag):
@@ -52,9 +62,29 @@ class Stage(IntFlag):
 
 def known_stage(stage: int) -> int:
     """The stage as one bit; refuses what is no stage (several bits, the failed bit, out of range)."""
-    if not 0 < stage < FAILED_BIT or stage & (stage - 1):
-        raise InvalidMessage(f"{stage} is no stage: one bit between 1 and {FAILED_BIT >> 1}", field="stage")
+    if not _is_int(stage) or not 0 < stage < FAILED_BIT or stage & (stage - 1):
+        raise InvalidArgument(f"{shown(stage)} is no stage: one bit between 1 and {FAILED_BIT >> 1}", field="stage")
     return int(stage)
+
+
+def known_seq(seq: int) -> int:
+    """The sequence of a job; refuses what no store can have given to one."""
+    if not _is_int(seq) or not 0 < seq <= SEQ_MAX:
+        raise InvalidArgument(f"{shown(seq)} is no job's sequence: an integer from 1 to {SEQ_MAX}", field="seq")
+    return int(seq)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """A wrong value in an error: its type, and as much of its text as a line has room for."""
+    try:
+        text = repr(value) if isinstance(value, str | int | float | None) else "…"
+    except Exception:  # an integer of too many digits has no text
+        text = "…"
+    return f"{type(value).__name__} {text[:40]}"
 
 
 class State(IntEnum):
@@ -123,22 +153,27 @@ class Draft:
         _name("type", self.type)
         if self.stream is not None:
             _name("stream", self.stream)
-        if self.destination:
+        if self.destination != "":
             _name("destination", self.destination, 2000)
+        if not isinstance(self.payload, bytes):
+            raise InvalidArgument(f"payload must be bytes, not {shown(self.payload)}", field="payload")
         if len(self.payload) > PAYLOAD_BYTES_MAX:
             raise MessageTooLarge(f"a payload of {len(self.payload)} bytes; at most {PAYLOAD_BYTES_MAX}")
-        if not 0 <= self.delay_seconds <= DELAY_MAX_SECONDS:
-            raise InvalidMessage("delay_seconds must be between 0 and ten years", field="delay_seconds")
+        number = _is_int(self.delay_seconds) or isinstance(self.delay_seconds, float)
+        if not number or not 0 <= self.delay_seconds <= DELAY_MAX_SECONDS:
+            told = f"delay_seconds must be a number between 0 and ten years, not {shown(self.delay_seconds)}"
+            raise InvalidArgument(told, field="delay_seconds")
         if bool(self.source) != bool(self.source_id):
-            raise InvalidMessage("source and source_id go together", field="source")
-        if self.source:
+            raise InvalidArgument("source and source_id go together", field="source")
+        if (self.source, self.source_id) != ("", ""):
             _name("source", self.source)
             _name("source_id", self.source_id)
 
 
 def _name(what: str, value: str, length_max: int = NAME_LENGTH_MAX) -> None:
-    if not 0 < len(value) <= length_max or "\x00" in value or not value.isprintable():
-        raise InvalidMessage(f"{what} must be 1 to {length_max} printable characters", field=what)
+    if not isinstance(value, str) or not 0 < len(value) <= length_max or not value.isprintable():
+        told = f"{what} must be 1 to {length_max} printable characters, not {shown(value)}"
+        raise InvalidArgument(told, field=what)
 
 
 class Job(Struct, frozen=True, gc=False):
@@ -209,6 +244,11 @@ class Policy:
         except OverflowError:
             delay = self.cap_seconds
         return delay * (1 + self.jitter * (2 * rng.random() - 1)) if self.jitter else delay
+
+    def for_store_failure(self) -> Policy:
+        """The same job when the job store itself failed: tried again after about a second, for nobody is to blame."""
+        stream = OnFailure.BLOCK if self.stream is OnFailure.PARK else self.stream
+        return Policy(True, STORE_RETRY_SECONDS, 1.0, STORE_RETRY_SECONDS, strike=False, stream=stream)
 
 
 _STRIKE = Policy()

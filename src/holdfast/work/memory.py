@@ -10,6 +10,7 @@ from typing import TypeVar
 import apsw
 
 from holdfast.clock import Clock, SystemClock
+from holdfast.errors import Unavailable
 from holdfast.work.sqlite.embedded import EmbeddedWork
 from holdfast.work.sqlite.verbs import MIGRATIONS
 
@@ -23,6 +24,7 @@ class MemoryWork(EmbeddedWork):
         super().__init__(self._inline, self._borrowed, self._inline, clock or SystemClock())
         self._db = apsw.Connection(":memory:")
         self._turn = asyncio.Lock()
+        self._loan: object | None = None
         for script in MIGRATIONS:
             self._db.execute(script)
 
@@ -32,6 +34,24 @@ class MemoryWork(EmbeddedWork):
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[apsw.Connection]:
-        async with self._turn:
-            with self._db:  # a savepoint, undone by whatever the block raises
-                yield self._db
+        await self._turn.acquire()
+        loan = self._loan = object()
+        self._db.execute("SAVEPOINT loan")
+        try:
+            yield self._db
+            if self._loan is not loan:
+                raise Unavailable("the transaction was ended: its run is over")
+        except BaseException:
+            self._end(loan, "ROLLBACK TO loan; RELEASE loan")
+            raise
+        self._end(loan, "RELEASE loan")
+
+    def recall(self) -> None:
+        self._end(self._loan, "ROLLBACK TO loan; RELEASE loan")
+
+    def _end(self, loan: object | None, how: str) -> None:
+        """Once for each loan: whoever comes second finds it ended."""
+        if loan is not None and self._loan is loan:
+            self._loan = None
+            self._db.execute(how)
+            self._turn.release()

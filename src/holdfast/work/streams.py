@@ -74,6 +74,10 @@ class Streams:
     def started(self) -> dict[int, Job]:
         return self._started
 
+    def ended(self, seq: int) -> Job | None:
+        """A job that has ended and is not reported yet."""
+        return self._ended.get(seq)
+
     def room(self) -> tuple[int, int]:
         """How many jobs and bytes may still be claimed."""
         held = len(self._waiting) + len(self._started) + len(self._ended)

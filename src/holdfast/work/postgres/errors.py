@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import asyncpg
 
 from holdfast.errors import BadSetting, HoldfastError, InternalError, OutcomeUnknown, Unavailable
+from holdfast.work.job import InvalidArgument
 
 GIVEN_UP = (
     asyncpg.DeadlockDetectedError,
@@ -32,12 +33,27 @@ CUT_OFF = (
 )
 """Nobody knows whether it happened."""
 
+REFUSED = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
+"""The server says that a value is wrong: nothing happened, and nothing will the next time."""
+
 FOREIGN = (*GIVEN_UP, *CUT_OFF, asyncpg.PostgresError)
+
+
+def refused(error: BaseException) -> bool:
+    """Whether a value is at fault, by the server's word or by that of asyncpg, which could not encode it."""
+    return isinstance(error, REFUSED) or (isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError))
+
+
+def cut_off(error: BaseException) -> bool:
+    """Whether the connection is at fault: it is not used again."""
+    return isinstance(error, CUT_OFF) and not refused(error)
 
 
 def translate(error: BaseException) -> HoldfastError:
     """The error of ours that says what is known."""
     text = str(error) or type(error).__name__
+    if refused(error):
+        return InvalidArgument(f"PostgreSQL cannot store a value: {text}")
     if isinstance(error, GIVEN_UP):
         return Unavailable(f"PostgreSQL gave up the transaction: {text}")
     if isinstance(error, CUT_OFF):

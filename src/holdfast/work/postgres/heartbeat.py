@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from holdfast import telemetry
-from holdfast.clock import Clock
+from holdfast.clock import Clock, start_thread, wait_at_most
 
 Beat = Callable[[], Awaitable[bool]]
 """Tell the store that we live; False when it says that we do not."""
@@ -46,15 +46,14 @@ class Heartbeat:
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
         """Beat until the block is left."""
-        thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="holdfast-heartbeat", daemon=True)
+        ended = start_thread(lambda: asyncio.run(self._run()), "holdfast-heartbeat")
         ticking = asyncio.create_task(self._tick())
-        thread.start()
         try:
             yield
         finally:
             ticking.cancel()
             self._stopping.set()
-            await asyncio.to_thread(thread.join, 2 * self._interval + 5)
+            await wait_at_most(ended, 2 * self._interval + 5)
 
     async def _tick(self) -> None:
         while True:

@@ -22,9 +22,9 @@ from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.statements import statements
 from holdfast.work.contract import INBOX_SECONDS, Claimed, JobGone, LeaseLost, Owners, Report, Rewound, Want
-from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, Job, OnFailure
+from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure
 from holdfast.work.outbox import arguments
-from holdfast.work.postgres.errors import CUT_OFF, FOREIGN, translate, translated
+from holdfast.work.postgres.errors import FOREIGN, cut_off, translate, translated
 from holdfast.work.postgres.heartbeat import Beat, Heartbeat
 from holdfast.work.postgres.sweep import Doze, Sweep
 
@@ -79,6 +79,7 @@ class PostgresSeat:
         self._url, self._pools, self._settings, self._clock, self._rng = url, pools, settings, clock, rng
         self._sweep, self._doze = Sweep(), Doze()
         self._partitions: dict[int, int] = {}
+        self._lent: dict[int, Any] = {}
         self._stack = AsyncExitStack()
         self._connection: Any = None
         self._listener: Any = None
@@ -112,7 +113,7 @@ class PostgresSeat:
         sent_at = self._clock.monotonic()
         sweep = self._sweep
         async with self._call() as connection:
-            values = (*_reported(self.instance, report, self._rng), *self._wanted(report, want))
+            values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, want))
             row = await connection.fetchrow(SQL["process"], *values, timeout=self._settings.call_timeout_seconds)
         if row["lost"]:
             raise LeaseLost(_LOST)
@@ -151,16 +152,25 @@ class PostgresSeat:
         own: BaseException | None = None  # what the handler itself raises is its own matter
         try:
             async with self._pools.transactions.acquire() as connection, connection.transaction():
+                self._lent[job.seq] = connection
                 try:
                     yield connection
                 except BaseException as error:
                     own = error
                     raise
+                finally:
+                    if self._lent.get(job.seq) is connection:
+                        del self._lent[job.seq]
                 _check(await connection.fetchrow(SQL["finish"], job.seq, job.partition, self.instance))
         except FOREIGN as error:
             if error is own:
                 raise
             raise translate(error) from error
+
+    def revoke(self, job: Job) -> None:
+        connection = self._lent.pop(job.seq, None)
+        if connection is not None:
+            connection.terminate()  # its place in the pool is free at once
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         async with self._call() as connection:
@@ -254,10 +264,9 @@ class PostgresSeat:
             raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
         try:
             yield self._connection
-        except CUT_OFF as error:
-            self._connection.terminate()
-            raise translate(error) from error
         except FOREIGN as error:
+            if cut_off(error):
+                self._connection.terminate()
             raise translate(error) from error
         except asyncio.CancelledError:
             self._connection.terminate()
@@ -307,6 +316,13 @@ def _check(row: Any) -> None:
         raise LeaseLost(_LOST)
     if not row["found"]:
         raise JobGone
+
+
+def _encodable(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
+    try:
+        return _reported(instance, report, rng)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"the report cannot be encoded: {type(error).__name__}: {error}") from error
 
 
 def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:

@@ -71,11 +71,12 @@ class _Borrowing:
     async def lend(self) -> AsyncIterator[apsw.Connection]:
         self._refuse_borrower()
         async with self._lend() as db:
-            self._borrower = asyncio.current_task()
+            task = self._borrower = asyncio.current_task()
             try:
                 yield db
             finally:
-                self._borrower = None
+                if self._borrower is task:
+                    self._borrower = None
 
     def _refuse_borrower(self) -> None:
         if self._borrower is not None and self._borrower is asyncio.current_task():
@@ -117,7 +118,7 @@ class EmbeddedWork:
 
     async def join(self, name: str) -> EmbeddedSeat:
         number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
-        return EmbeddedSeat((number, name), self._transact, self._lend, self._clock, self._woken)
+        return EmbeddedSeat((number, name), self._transact, (self._lend, self.recall), self._clock, self._woken)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit}
@@ -176,6 +177,10 @@ class EmbeddedWork:
     async def close(self) -> None:
         """Nothing of its own to close; see the adapters."""
 
+    def recall(self) -> None:
+        """End the transaction for which the connection is lent now: rolled back, and of no use to the borrower."""
+        raise NotImplementedError
+
     async def _act(self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str) -> int:
         now = self._clock.now()
         count = await self._transact(lambda db: verbs.record(db, act, change(db), nothing, now))
@@ -189,10 +194,17 @@ class EmbeddedSeat:
     may_start = True
 
     def __init__(
-        self, who: tuple[int, str], transact: Transact, lend: Lend, clock: Clock, woken: asyncio.Event
+        self,
+        who: tuple[int, str],
+        transact: Transact,
+        lending: tuple[Lend, Callable[[], None]],
+        clock: Clock,
+        woken: asyncio.Event,
     ) -> None:
         self.instance, self._name = who
-        self._transact, self._lend, self._clock, self._woken = transact, lend, clock, woken
+        self._transact, self._clock, self._woken = transact, clock, woken
+        self._lend, self._recall = lending
+        self._borrower: Job | None = None
         self._cursor = 0
         self._rewinds = 0
 
@@ -217,8 +229,18 @@ class EmbeddedSeat:
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
         async with self._lend() as db:
-            yield db
+            self._borrower = job
+            try:
+                yield db
+            finally:
+                if self._borrower is job:
+                    self._borrower = None
             verbs.finish(db, self.instance, job.seq)
+
+    def revoke(self, job: Job) -> None:
+        if self._borrower is job:
+            self._borrower = None
+            self._recall()
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         now = self._clock.now()

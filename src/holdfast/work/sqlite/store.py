@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import apsw
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import ServerBusy
+from holdfast.errors import ServerBusy, Unavailable
 from holdfast.sqlite.copies import Part
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.sqlite.threads import Crew
@@ -33,7 +33,15 @@ WORK = Part(
 
 
 class _Withdrawn(Exception):
-    """Whoever borrowed the connection failed: roll back."""
+    """Whoever borrowed the connection failed, or has to give it back: roll back."""
+
+
+class _Loan:
+    """The writer's connection in somebody's hands; the writer waits until it is ``returned``."""
+
+    def __init__(self) -> None:
+        self.returned = threading.Event()
+        self.failed = self.recalled = False
 
 
 class SqliteWork(EmbeddedWork):
@@ -44,6 +52,7 @@ class SqliteWork(EmbeddedWork):
     def __init__(self, crew: Crew, reader: Crew, clock: Clock) -> None:
         super().__init__(self._write, self._borrowed, self._read, clock)
         self._crew, self._reader = crew, reader
+        self._loan: _Loan | None = None
 
     @classmethod
     async def open(
@@ -82,28 +91,40 @@ class SqliteWork(EmbeddedWork):
         """The writer's own connection in a transaction. The writer waits meanwhile: it is the only one of its file."""
         loop = asyncio.get_running_loop()
         lent: asyncio.Future[Any] = loop.create_future()
-        returned, failed = threading.Event(), False
+        loan = _Loan()
 
         def lend(handle: Handle) -> None:
             try:
                 with handle.transaction() as db:
                     loop.call_soon_threadsafe(lent.set_result, db)
-                    returned.wait()
-                    if failed:
+                    loan.returned.wait()
+                    if loan.failed:
                         raise _Withdrawn
             except _Withdrawn:
-                pass
+                if loan.recalled:
+                    handle.close()  # the borrower still has it in hand; the next transaction opens another
 
         done: asyncio.Future[Any] = self._crew.do(lend)
         try:
             await asyncio.wait({done, lent}, return_when=asyncio.FIRST_COMPLETED)
-            yield await (done if done.done() else lent)
+            db = await (done if done.done() else lent)
+            self._loan = loan
+            yield db
+            if loan.recalled:
+                raise Unavailable("the transaction was ended: its run is over")
         except BaseException:
-            failed = True
+            loan.failed = True
             raise
         finally:
-            returned.set()
+            if self._loan is loan:
+                self._loan = None
+            loan.returned.set()
             await asyncio.shield(done)
+
+    def recall(self) -> None:
+        if (loan := self._loan) is not None:
+            loan.failed = loan.recalled = True
+            loan.returned.set()
 
 
 def _busy() -> ServerBusy:

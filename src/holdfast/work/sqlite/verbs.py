@@ -30,10 +30,15 @@ from holdfast.work.contract import (
     Rewound,
     Want,
 )
-from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Job, OnFailure, State
+from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, InvalidArgument, Job, OnFailure, State
 
 SQL = statements("holdfast.work.sqlite")
 MIGRATIONS = migrations("holdfast.work.sqlite")
+UNFIT = (
+    apsw.ConstraintError, apsw.MismatchError, apsw.RangeError, apsw.TooBigError,
+    AttributeError, TypeError, ValueError, OverflowError,
+)  # fmt: skip
+"""A value is at fault: the statement, or its binding, will fail in the same way the next time."""
 _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 
 
@@ -99,6 +104,22 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
     """See ``contract.Seat.process``; ``cursor`` is how far was read before."""
     notice, running = fenced(db, seat)
     claimed = Claimed(through=cursor, notice=notice)
+    try:
+        _apply(db, report, now, claimed)
+    except UNFIT as error:
+        raise InvalidArgument(f"SQLite cannot store a value: {type(error).__name__}: {error}") from error
+    if want.jobs > 0:
+        _read(db, want, now, claimed)
+    due = _next_due(db, want)
+    claimed.next_due_seconds = max(0.0, due - now) if due is not None else None
+    in_flight = json.dumps([*report.running, *sorted(claimed.started)])
+    if in_flight != running or notice:
+        db.execute(SQL["record_running"], (in_flight,))
+    return claimed
+
+
+def _apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) -> None:
+    """What became of jobs, in the order that the contract tells."""
     _store_children(db, report, now)
     if report.completed:
         done = json.dumps(report.completed)
@@ -115,14 +136,6 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
         if stream is not None:
             release(db, stream, [seq], [], 0, ("worker", "released by its worker"))
             claimed.notice = True
-    if want.jobs > 0:
-        _read(db, want, now, claimed)
-    due = _next_due(db, want)
-    claimed.next_due_seconds = max(0.0, due - now) if due is not None else None
-    in_flight = json.dumps([*report.running, *sorted(claimed.started)])
-    if in_flight != running or notice:
-        db.execute(SQL["record_running"], (in_flight,))
-    return claimed
 
 
 def _store_children(db: apsw.Connection, report: Report, now: float) -> None:

@@ -1,0 +1,134 @@
+"""The runners of a worker: tasks that take jobs from memory, one after another, and are replaced when they end.
+
+A handler runs in its runner's own task, because a task for each job would cost a fifth of the speed. So what a handler
+does to its task it does to its runner: one that was cancelled from inside, or whose handler hangs after it was
+cancelled, is left to itself, and another takes its place. Handlers that hang are bounded by ``stuck_max``: beyond it
+each costs the worker a runner, so that tasks that never end cannot fill the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any
+
+from holdfast import telemetry
+from holdfast.work.contract import Seat
+from holdfast.work.job import Job
+from holdfast.work.running import Outcome, Runner
+from holdfast.work.streams import Streams
+
+Record = Callable[[Job, Outcome], None]
+"""Takes the outcome of a run."""
+
+
+class Runners:
+    """``concurrency`` runners on one seat."""
+
+    def __init__(
+        self, runner: Runner, seat: Seat, streams: Streams, record: Record, *, concurrency: int, stuck_max: int
+    ) -> None:
+        self._runner, self._seat, self._streams, self._record = runner, seat, streams, record
+        self._concurrency, self._stuck_max = concurrency, stuck_max
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = count(1)
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._watching: asyncio.Task[None] | None = None
+        self._ending = False
+        self.paused = False
+        """Start no more jobs."""
+        self.failed_with: Exception | None = None
+        """The lease is lost, or a defect of ours: it ends the shift."""
+
+    def start(self, cancel_seconds: float) -> None:
+        self._cancel_seconds = cancel_seconds
+        self._watch()
+        self._fill()
+
+    def wake(self) -> None:
+        """Jobs may start: as many idle runners as there are such jobs look for one."""
+        if len(self._tasks) < self._concurrency:
+            self._fill()
+        startable = self._streams.announcing.startable
+        while self._idle and startable:
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(None)
+                startable -= 1
+
+    async def end(self) -> None:
+        """Cancel what runs; what does not end within ``cancel_seconds`` is given up, and its job is given back."""
+        self._ending = True
+        self._runner.dismiss()
+        tasks = list(self._tasks)
+        if self._watching is not None:
+            tasks.append(self._watching)
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            return
+        _, hanging = await asyncio.wait(tasks, timeout=self._cancel_seconds)
+        for task in hanging:
+            self._runner.give_up(task, "given back")
+            asyncio._unregister_task(task)  # nobody who ends the loop shall wait for it
+
+    def _fill(self) -> None:
+        """As many runners as there shall be; each stuck handler beyond ``stuck_max`` costs one."""
+        wanted = self._concurrency - max(0, len(self._runner.stuck) - self._stuck_max)
+        while len(self._tasks) < wanted:
+            task = self._start(self._run_jobs(), f"holdfast-runner-{next(self._numbers)}")
+            self._tasks.add(task)
+            task.add_done_callback(self._on_ended)
+
+    @staticmethod
+    def _start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(work, name=name)
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        given_up = task not in self._tasks
+        self._tasks.discard(task)
+        if self._ending:
+            return
+        if not given_up:
+            error = None if task.cancelled() else task.exception()
+            telemetry.work_runner_replaced()
+            told = "cancelled from inside" if error is None else type(error).__qualname__
+            telemetry.log.warning("work.runner_replaced", task=task.get_name(), error=told)
+        self._fill()
+
+    def _watch(self, ended: asyncio.Task[None] | None = None) -> None:
+        """The deadlines are watched for as long as there are runners, whoever cancels the watcher."""
+        if ended is not None and not ended.cancelled() and (error := ended.exception()) is not None:
+            telemetry.defect("work", error)
+        if not self._ending:
+            watching = self._runner.watch_deadlines(self._cancel_seconds, self._on_stuck)
+            self._watching = self._start(watching, "holdfast-deadlines")
+            self._watching.add_done_callback(self._watch)
+
+    def _on_stuck(self, task: asyncio.Task[None], job: Job, outcome: Outcome) -> None:
+        self._tasks.discard(task)
+        self._record(job, outcome)
+        self._fill()
+
+    async def _run_jobs(self) -> None:
+        """One runner: until it is cancelled, from outside or by its handler."""
+        streams, loop, task = self._streams, asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        while True:
+            job = streams.next() if not self.paused and self._seat.may_start else None
+            if job is None:
+                self._idle.append(future := loop.create_future())
+                await future
+                continue
+            try:
+                outcome = await self._runner.run(job, self._seat, task)
+                if outcome is None:
+                    return
+                self._record(job, outcome)
+            except Exception as error:
+                self.failed_with = error
+                self._seat.wake()
+            if task.cancelling():
+                return
