@@ -27,7 +27,7 @@ LAYERS = [
     {"ingest", "fanout"},
     {"session"},
     {"store", "eventlog", "work", "limits"},
-    {"sqlite"},
+    {"sqlite", "drivers"},
     {"wire"},
     {"access"},
     {"resilience", "message", "errors", "clock", "telemetry", "bounds", "places", "extras", "statements", "files"},

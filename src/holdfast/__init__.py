@@ -22,7 +22,8 @@ Beside the path:
 - ``node``      ``settings`` in, a running server out; the only part that chooses adapters
 
 Everything speaks the values of ``message``, fails with the errors of ``errors``, gets its time, randomness and ids
-from ``clock``, tells what it does through ``telemetry``, and keeps its files through ``sqlite``.
+from ``clock``, tells what it does through ``telemetry``, and keeps its files through ``sqlite``; ``drivers`` is what
+adapters of one technology share.
 """
 
 __version__ = "0.1.0"

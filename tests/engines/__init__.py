@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +32,7 @@ from engines import warden
 T = TypeVar("T")
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 20.0
+POLICY = Path("/usr/sbin/policy-rc.d")
 INSTALL_LOCK = Path(tempfile.gettempdir()) / "holdfast-install-engines.lock"
 PORTS = range(20_000, 32_768)
 """Below those that Linux gives to outgoing connections: one of them could take a port before its server does."""
@@ -121,10 +122,25 @@ def _install(package: str, reason: str) -> None:
         raise Missing(f"{reason}, and {package} can only be installed by root with apt")
     print(f"{reason}: installing {package} with apt-get", file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", package]):
-        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise Missing(f"{reason}, and apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
+    with _no_services():
+        for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", package]):
+            done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise Missing(f"{reason}, and apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
+
+
+@contextlib.contextmanager
+def _no_services() -> Iterator[None]:
+    """Debian starts what it installs unless this program says no (101)."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink()
 
 
 def free_port() -> int:

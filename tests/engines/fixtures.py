@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from engines import Impossible, Missing, Server, postgres, redis
+from engines import Impossible, Missing, Server, pgbouncer, postgres, redis
 from engines.faketime import WallClock
 from engines.strace import Strace
 
@@ -49,6 +49,20 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A Redis of this test session; who needs it empty flushes it."""
     yield from served("redis", redis.start, request.session)
+
+
+@pytest.fixture
+def pooler(postgres_server: Server) -> Iterator[Callable[..., Server]]:
+    """Start PgBouncer before the session's PostgreSQL, with a ``pool_mode`` and other settings of its own."""
+    started = list[Server]()
+
+    def start(pool_mode: str, **settings: str) -> Server:
+        started.append(had("pgbouncer", lambda: pgbouncer.start(postgres_server, pool_mode, **settings)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
 
 
 @pytest.fixture

@@ -78,11 +78,11 @@ def _serve(folder: Path, port: int, settings: dict[str, str]) -> Server:
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
     # At once, without a last checkpoint: its data goes with it.
     server = Server("postgres", url, port, folder, process, stop_signal=signal.SIGQUIT)
-    wait_until(lambda: _accepts(port), process, server.log)
+    wait_until(lambda: accepts(port), process, server.log)
     return server
 
 
-def _accepts(port: int) -> bool:
+def accepts(port: int) -> bool:
     """Whether it lets us in: while it starts up it answers with an error instead."""
     hello = b"\x00\x03\x00\x00user\x00postgres\x00database\x00postgres\x00\x00"
     try:

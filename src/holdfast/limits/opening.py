@@ -121,8 +121,9 @@ async def _rules_of(
     bells: list[Doorbell] = [bell] if bell else []
     reader: RuleReader = store
     if chosen.replica_url:
-        replica = postgres.PostgresSettings(chosen.replica_url)
-        reader = await stack.enter_async_context(postgres.PostgresRuleReader(replica))
+        replica = postgres.PostgresRuleReader(postgres.PostgresSettings(chosen.replica_url))
+        reader = await stack.enter_async_context(replica)
+        await replica.check()
     else:
         bells.append(postgres.PostgresBell(primary))
     follower = partial(postgres.LogFollower, primary, bell.publish if bell else None)

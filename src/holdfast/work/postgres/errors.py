@@ -56,6 +56,8 @@ def translate(error: BaseException) -> HoldfastError:
         return InvalidArgument(f"PostgreSQL cannot store a value: {text}")
     if isinstance(error, GIVEN_UP):
         return Unavailable(f"PostgreSQL gave up the transaction: {text}")
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return BadSetting(f"PostgreSQL: {text}: see the roles in docs/guides/work.md")
     if isinstance(error, CUT_OFF):
         # Its text may name hosts and ports; who may see this error need not know them. The log has the cause.
         return OutcomeUnknown(f"the connection to PostgreSQL was lost: {type(error).__name__}")

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import asyncpg
-
 from holdfast import telemetry
 from holdfast.clock import SystemClock
+from holdfast.drivers.postgres import pool, refuse_shared_sessions
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
 from holdfast.statements import functions, migrations
 from holdfast.work.contract import (
@@ -72,9 +71,8 @@ class PostgresWork:
         chosen = seat_settings or SeatSettings()
         # A stopped process must not hold the locks of a half-done transaction longer than its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
-        options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "server_settings": idle}
-        options["timeout"] = CONNECT_SECONDS_MAX
-        pools = Pools(await asyncpg.create_pool(url, **options), await asyncpg.create_pool(url, **options))
+        options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "timeout": CONNECT_SECONDS_MAX}
+        pools = Pools(*[await pool(url, settings=idle, **options) for _ in range(2)])
         store = cls(url, pools, chosen, server)
         if not at_once:
             return store
@@ -201,6 +199,8 @@ class PostgresWork:
             with reaching():
                 connection = await self._pools.calls.acquire()
             try:
+                with translated():
+                    await refuse_shared_sessions(connection, self._url, timeout=CONNECT_SECONDS_MAX)
                 await migrate(connection)
                 await _claim(connection, self._server)
             finally:

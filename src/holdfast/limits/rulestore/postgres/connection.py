@@ -16,6 +16,7 @@ from typing import Any
 import asyncpg
 
 from holdfast import telemetry
+from holdfast.drivers.postgres import connect, pool, refuse_shared_sessions
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 from holdfast.statements import statements
 
@@ -51,11 +52,11 @@ def _end(connection: Any) -> None:
 
 async def connected(settings: PostgresSettings) -> Any:
     """A connection of one's own, outside the pool. Raises what asyncpg raises."""
-    return await asyncpg.connect(
+    return await connect(
         settings.url,
+        settings=_looked_after(settings),
         timeout=settings.connect_timeout_seconds,
         command_timeout=settings.timeout_seconds,
-        server_settings=_looked_after(settings),
     )
 
 
@@ -87,13 +88,15 @@ class Database:
     def __init__(self, settings: PostgresSettings) -> None:
         self.settings = settings
         self._pool: asyncpg.Pool | None = None
+        self._is_checked = False
 
     @asynccontextmanager
     async def connection(self, what: str) -> AsyncIterator[Any]:
         """A connection; whatever asyncpg raises inside becomes Unavailable. Cancelled: it ends at once."""
         try:
-            pool = await self._pooled()
-            async with pool.acquire(timeout=self.settings.timeout_seconds) as connection:
+            opened = await self._pooled()
+            async with opened.acquire(timeout=self.settings.timeout_seconds) as connection:
+                await self._checked(connection)
                 try:
                     yield connection
                 except (OSError, asyncpg.InterfaceError, TimeoutError, asyncio.CancelledError):
@@ -130,19 +133,26 @@ class Database:
                 raise OutcomeUnknown("the commit was not confirmed; the same call with the same key tells") from error
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.terminate()
+        opened, self._pool = self._pool, None
+        if opened is not None:
+            opened.terminate()
+
+    async def _checked(self, connection: Any) -> None:
+        """The first connection shows what all of them are."""
+        if not self._is_checked:
+            timeout = self.settings.connect_timeout_seconds
+            await refuse_shared_sessions(connection, self.settings.url, timeout=timeout)
+            self._is_checked = True
 
     async def _pooled(self) -> asyncpg.Pool:
         if self._pool is None:
-            self._pool = asyncpg.create_pool(
+            self._pool = pool(
                 self.settings.url,
+                settings=_looked_after(self.settings),
                 min_size=0,  # so nothing waits here: a second caller never meets a pool that is half made
                 max_size=self.settings.connections_max,
                 timeout=self.settings.connect_timeout_seconds,
                 command_timeout=self.settings.timeout_seconds,
-                server_settings=_looked_after(self.settings),
             )
             await self._pool
         return self._pool

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
+from holdfast.errors import Unavailable
 from holdfast.limits.changes import RuleChange
 from holdfast.limits.rules import Snapshot
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
@@ -23,6 +25,12 @@ class PostgresRuleReader:
 
     async def __aexit__(self, *_: object) -> None:
         await self.database.close()
+
+    async def check(self) -> None:
+        """BadSetting if it can be reached and is no database for rules; if it cannot, that is found out later."""
+        with suppress(Unavailable):
+            async with self.database.connection("be reached"):
+                pass
 
     async def head(self) -> Head:
         async with self.database.connection("be read") as db:

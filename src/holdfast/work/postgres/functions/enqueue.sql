@@ -4,6 +4,8 @@
 -- lanes: where a stream's lane is, NULL for a job without a stream. Streams are locked to the commit, see lock_streams.
 -- sources, source_ids: NULL for an outbox; else each pair is stored once.
 --
+-- With its owner's rights, so that a role that may only enqueue needs none of its own but to call it.
+--
 -- Waits at most 5 s for other producers of its streams, and as long for a transaction that has stored one of its inbox
 -- ids and is still open; then 55P03, and nothing is stored.
 CREATE OR REPLACE FUNCTION holdfast_work.enqueue(
@@ -11,6 +13,8 @@ CREATE OR REPLACE FUNCTION holdfast_work.enqueue(
     delays float8[], sources text[] DEFAULT NULL, source_ids text[] DEFAULT NULL
 ) RETURNS bigint[]
 LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '5s'
 AS $$
 DECLARE
@@ -22,6 +26,8 @@ BEGIN
     END IF;
     RETURN holdfast_work.insert_jobs(partitions, streams, types, destinations, payloads, delays, sources, source_ids);
 END $$;
+
+REVOKE EXECUTE ON FUNCTION holdfast_work.enqueue FROM PUBLIC;
 
 -- insert_jobs: enqueue, for streams that are locked.
 CREATE OR REPLACE FUNCTION holdfast_work.insert_jobs(

@@ -1,0 +1,4 @@
+"""What adapters of one technology share.
+
+``postgres``  connections that are sessions, and poolers that are none
+"""

@@ -1,0 +1,85 @@
+"""Connections to PostgreSQL that are sessions.
+
+Advisory locks, LISTEN, prepared statements and settings belong to a session. Behind a pooler in transaction mode
+(PgBouncer's ``pool_mode = transaction`` or ``statement``) a connection gets another session with every transaction:
+most of it seems to work, and locks and notifications are lost now and then. Such a pooler is refused. One that keeps a
+session for each connection (``pool_mode = session``) is fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import asyncpg
+
+from holdfast.errors import BadSetting
+
+_NOT_OURS = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError)
+"""A statement of somebody else in our session, or ours in somebody else's."""
+
+
+class SessionConnection(asyncpg.Connection):  # type: ignore[misc]  # it has no types
+    """Has its settings from SET, also after its pool has reset it: poolers refuse most settings at startup."""
+
+    __slots__ = ("set_again",)
+
+    def get_reset_query(self) -> str:
+        return f"{super().get_reset_query()}\n{self.set_again}"
+
+
+async def connect(url: str | None = None, *, settings: Mapping[str, str] | None = None, **options: Any) -> Any:
+    """A connection with these settings. Raises what asyncpg raises."""
+    connection = await asyncpg.connect(url, **{**options, "connection_class": SessionConnection})
+    connection.set_again = "\n".join(f"SET {name} = '{value}';" for name, value in (settings or {}).items())
+    if connection.set_again:
+        try:
+            await connection.execute(connection.set_again)
+        except BaseException:
+            connection.terminate()
+            raise
+    return connection
+
+
+def pool(url: str, *, settings: Mapping[str, str], **options: Any) -> asyncpg.Pool:
+    """A pool of such connections; not open yet."""
+
+    async def connected(*where: Any, **how: Any) -> Any:
+        return await connect(*where, settings=settings, **how)
+
+    return asyncpg.create_pool(url, connect=connected, connection_class=SessionConnection, **options)
+
+
+async def refuse_shared_sessions(connection: Any, url: str, **options: Any) -> None:
+    """BadSetting if the connection has no session of its own. Raises what asyncpg raises.
+
+    A pooler cannot tell its client the server process that will serve it, so it makes one up. If the process is not
+    the one that was named, a second connection shows whether both keep processes of their own.
+    """
+    try:
+        first = await _process(connection)
+        if first == connection.get_server_pid():
+            return
+        second = await asyncpg.connect(url, **options)
+        try:
+            # Each is asked twice in a row: in turn, a pooler that hands out two processes in turn would not be noticed.
+            its = {await _process(second), await _process(second)}
+            ours = {first, await _process(connection), await _process(connection)}
+        finally:
+            second.terminate()
+    except _NOT_OURS as error:
+        raise _refusal() from error
+    if len(ours) > 1 or len(its) > 1 or ours == its:
+        raise _refusal()
+
+
+async def _process(connection: Any) -> int:
+    return int(await connection.fetchval("SELECT pg_backend_pid()"))
+
+
+def _refusal() -> BadSetting:
+    return BadSetting(
+        "a connection pooler in transaction mode stands before PostgreSQL: locks, notifications and prepared "
+        "statements need a session for each connection; connect to PostgreSQL itself, or set pool_mode = session for "
+        "this database"
+    )

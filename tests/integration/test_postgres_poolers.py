@@ -1,0 +1,134 @@
+"""PostgreSQL behind a real PgBouncer: in session mode everything works, in transaction mode it is refused at open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from work_stores import postgres_work, run, until
+
+from engines import Server
+from holdfast.errors import BadSetting
+from holdfast.limits.opening import LimitsSettings, opened
+from holdfast.limits.rules import Rule
+from holdfast.work.contract import Query
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import Draft
+from holdfast.work.outbox import enqueue
+from holdfast.work.postgres import PostgresWork
+
+Pooler = Callable[..., Server]
+REFUSED = "pooler in transaction mode.* connect to PostgreSQL itself, or set pool_mode = session"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pool_mode": "transaction"},
+        {"pool_mode": "statement"},
+        {"pool_mode": "transaction", "server_round_robin": "1"},
+        {"pool_mode": "transaction", "default_pool_size": "1"},
+    ],
+    ids=["transaction", "statement", "round robin", "one server connection"],
+)
+def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
+    pooler: Pooler, tmp_path: Path, settings: dict[str, str]
+) -> None:
+    async def main() -> None:
+        url = pooler(**settings).url
+        await _several_server_connections(url)
+        with pytest.raises(BadSetting, match=REFUSED):
+            await PostgresWork.open(url)
+        lazily = await PostgresWork.open(url, at_once=False)
+        with pytest.raises(BadSetting, match=REFUSED):
+            await lazily.find(Query())
+        await lazily.close()
+        with pytest.raises(BadSetting, match=REFUSED):
+            async with opened(LimitsSettings(rules_url=url), tmp_path):
+                pass
+
+    run(main())
+
+
+def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
+    postgres_server: Server, pooler: Pooler, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        settings = LimitsSettings(rules_url=postgres_server.url, replica_url=pooler("transaction").url)
+        with pytest.raises(BadSetting, match=REFUSED):
+            async with opened(settings, tmp_path):
+                pass
+
+    run(main())
+
+
+def test_jobs_run_behind_a_pooler_in_session_mode(postgres_server: Server, pooler: Pooler) -> None:
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as direct:
+            store = await PostgresWork.open(pooler("session").url)
+            handlers, seen, woken = Handlers(), list[int](), asyncio.Event()
+
+            @handlers.handle(dict, type="order", stream=lambda _: "s")
+            async def handle(ctx: Context, payload: dict[str, Any]) -> None:
+                async with ctx.transaction() as connection:
+                    idle = await connection.fetchval("SHOW idle_in_transaction_session_timeout")
+                    assert idle == "20s", "settings that the pooler refuses at startup are set after it"
+                seen.append(ctx.job.seq)
+                woken.set()
+
+            # It looks by itself only after a minute: whatever comes sooner was told by NOTIFY.
+            settings = WorkerSettings(poll_min_seconds=60, poll_max_seconds=60)
+            async with Worker(store, handlers, settings=settings).running():
+                for _ in range(3):
+                    woken.clear()
+                    await until(lambda: _is_asleep(direct.store))
+                    await direct.store.enqueue([Draft("order", b"{}", "s")])
+                    async with asyncio.timeout(20):
+                        await woken.wait()
+            assert len(seen) == 3
+            await store.close()
+
+    run(main())
+
+
+def test_rules_are_followed_behind_a_pooler_in_session_mode(pooler: Pooler, tmp_path: Path) -> None:
+    async def main() -> None:
+        settings, rule = LimitsSettings(rules_url=pooler("session").url), Rule("acme", "/x", "fixed_window", 2, 60.0)
+        async with opened(settings, tmp_path / "a") as one, opened(settings, tmp_path / "b", starts_with=[rule]):
+            await until(lambda: rule.name in {live.name for live in one.feed.rules.live()})
+
+    run(main())
+
+
+def test_a_producer_may_use_a_pooler_in_transaction_mode(postgres_server: Server, pooler: Pooler) -> None:
+    """Its locks end with its transaction."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url) as o:
+            connection = await asyncpg.connect(pooler("transaction").url, statement_cache_size=0)
+            async with connection.transaction():
+                await enqueue(connection, Draft("order", b"{}", "s"))
+            assert len(await o.store.find(Query())) == 1
+            await connection.close()
+
+    run(main())
+
+
+async def _several_server_connections(url: str) -> None:
+    """So that a pooler has some to choose from."""
+    async with AsyncExitStack() as stack:
+        connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(3)]
+        for connection in connections:
+            stack.callback(connection.terminate)
+        await asyncio.gather(*(connection.execute("SELECT pg_sleep(0.05)") for connection in connections))
+
+
+async def _is_asleep(store: Any) -> bool:
+    async with store._pools.calls.acquire() as connection:
+        return bool(await connection.fetchval("SELECT bool_and(sleeping) FROM holdfast_work.instance"))

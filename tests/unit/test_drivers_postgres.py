@@ -1,0 +1,69 @@
+"""Which connections are sessions, by the server processes that they are told and that they meet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.drivers.postgres import refuse_shared_sessions
+from holdfast.errors import BadSetting
+
+
+class Connection:
+    def __init__(self, told: int, *met: int | Exception) -> None:
+        self._told, self._met, self.is_ended = told, list(met), False
+
+    def get_server_pid(self) -> int:
+        return self._told
+
+    async def fetchval(self, _: str) -> int:
+        met = self._met.pop(0) if len(self._met) > 1 else self._met[0]
+        if isinstance(met, Exception):
+            raise met
+        return met
+
+    def terminate(self) -> None:
+        self.is_ended = True
+
+
+def check(first: Connection, second: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(url: str, **options: Any) -> Connection:
+        assert (url, options) == ("postgresql://x", {"timeout": 3})
+        return second
+
+    monkeypatch.setattr(asyncpg, "connect", connect)
+    asyncio.run(refuse_shared_sessions(first, "postgresql://x", timeout=3))
+
+
+def test_postgresql_itself_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Connection(9, 9)
+    check(Connection(7, 7), second, monkeypatch)
+    assert not second.is_ended, "there was no second connection"
+
+
+def test_two_connections_with_processes_of_their_own_are_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Connection(2, 72)
+    check(Connection(1, 71), second, monkeypatch)
+    assert second.is_ended
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((71,), (71,)),
+        ((71, 72), (73,)),
+        ((71, 71, 72), (73,)),
+        ((71,), (72, 73)),
+        ((71, asyncpg.InvalidSQLStatementNameError()), (72,)),
+        ((71,), (asyncpg.DuplicatePreparedStatementError(),)),
+    ],
+    ids=["one for both", "changes", "changes later", "the other one changes", "statement gone", "statement of another"],
+)
+def test_connections_that_share_processes_are_refused(
+    first: tuple[Any, ...], second: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadSetting, match="transaction mode"):
+        check(Connection(1, *first), Connection(2, *second), monkeypatch)
