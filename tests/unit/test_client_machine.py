@@ -12,9 +12,20 @@ from msgspec.structs import replace as with_proof
 from talk import Talk, run
 from talk import page as talk_page
 
-from holdfast.client import ChatGone, ChatJoined, ChatReset, ClientSettings, Event, SendRefused, Sent, Warned
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
+from holdfast.client import (
+    ChatGone,
+    ChatJoined,
+    ChatReset,
+    ClientSettings,
+    ConnectionChanged,
+    Event,
+    SendRefused,
+    Sent,
+    Warned,
+)
+from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.chats import PASSED_OVER_SECONDS
+from holdfast.client.inbox import Inbox
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.errors import InternalError, NotAMember
@@ -605,6 +616,62 @@ def test_a_pull_that_failed_for_now_is_repeated_later() -> None:
     assert bench.get(Error("SERVER_BUSY", "", True, retry_after_seconds=2), sync.request_id) == []
     assert written(bench.pass_time(1.9)) == []
     assert [type(frame) for frame in written(bench.pass_time(0.2))] == [SyncRequest]
+
+
+# Syncing and ready
+
+
+def synced(bench: Bench) -> int:
+    return sum(isinstance(action, Synced) for action in bench.actions)
+
+
+def test_client_is_synced_when_the_resume_and_every_pull_it_asks_for_are_answered() -> None:
+    bench = Bench(at(0))
+    resume = bench.open()[-1]
+    assert synced(bench) == 0
+    first = ResumedChat("c", 1, 6, messages(1, 2), 2, True, False)
+    [sync] = bench.get(Resumed([first], [], []), resume.request_id)
+    assert synced(bench) == 0, "there is more"
+    [sync] = bench.get(page(3, 4, 6), sync.request_id)
+    assert synced(bench) == 0
+    bench.get(page(5, 6, 6), sync.request_id)
+    assert synced(bench) == 1
+    bench.get(Resync([ChatHead("c", 9)]))
+    assert synced(bench) == 1, "said once per connection"
+    bench.drop()
+    bench.resume()
+    assert synced(bench) == 2
+
+
+def test_client_that_follows_one_chat_is_synced_without_the_others() -> None:
+    bench = Bench({"c": CursorClaim(1, 0), "d": CursorClaim(1, 0)}, follow={"c"})
+    resume = bench.open()[-1]
+    other = ResumedChat("d", 1, 50, messages(1, 2, "d"), 2, True, False)
+    bench.get(Resumed([other], [], []), resume.request_id)
+    assert synced(bench) == 1
+
+
+def test_ready_is_told_behind_what_was_missed_and_any_other_state_before_it() -> None:
+    inbox = Inbox(10)
+    for sequence in (1, 2):
+        inbox.put(message(sequence))
+    inbox.tell(ConnectionChanged("ready"))
+    inbox.put(message(3))
+    inbox.tell(Warned("SLOW_CONSUMER", ""))
+
+    def take() -> object:
+        taken = inbox.take()
+        assert taken is not None
+        return taken[0]
+
+    assert [take() for _ in range(5)] == [
+        Warned("SLOW_CONSUMER", ""), message(1), message(2), ConnectionChanged("ready"), message(3),
+    ]  # fmt: skip
+    inbox.put(message(4))
+    inbox.tell(ConnectionChanged("ready"))
+    inbox.tell(ConnectionChanged("backoff", "gone", 1.0))
+    assert [take(), take()] == [ConnectionChanged("backoff", "gone", 1.0), message(4)]
+    assert inbox.take() is None, "what is over is not told"
 
 
 # Acks and cursors

@@ -78,6 +78,10 @@ class Room:
         return self.token()
 
 
+ACCEPTED = ("syncing", "ready")
+"""The states of a connection that the server has accepted: what is written now leaves at once."""
+
+
 class Talk:
     """A conversation in progress."""
 
@@ -111,7 +115,7 @@ class Talk:
     async def hear(self) -> None:
         """Show what comes."""
         async for event in self._client.events():
-            if not self._has_history and isinstance(event, ConnectionChanged) and event.state == "online":
+            if not self._has_history and isinstance(event, ConnectionChanged) and event.state in ACCEPTED:
                 await self._catch_up()
             self._heard(event)
 
@@ -131,10 +135,10 @@ class Talk:
                 if event.sequence > self._shown:
                     self._shown = event.sequence
                     self.show(msgspec.to_builtins(event))
-            case ConnectionChanged(state="online"):
+            case ConnectionChanged(state=state) if state in ACCEPTED:
                 self._state = "online"
                 self._tell_status()
-            case ConnectionChanged(state="offline", reason=reason) if not self._state.startswith("offline"):
+            case ConnectionChanged(state="backoff", reason=reason) if not self._state.startswith("offline"):
                 self._state = f"offline: {reason}"  # the first reason; each try after it fails with its own
                 self._tell_status()
             case ChatReset():

@@ -51,6 +51,11 @@ class Online:
 
 
 @dataclass(frozen=True, slots=True)
+class Synced:
+    """Everything that was missed has been received; said once per connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class Announced:
     """The server says that it will close, and why."""
 
@@ -64,4 +69,4 @@ class Drop:
     reason: str
 
 
-Action = Write | Settled | Keep | RenewToken | Online | Announced | Drop
+Action = Write | Settled | Keep | RenewToken | Online | Synced | Announced | Drop

@@ -163,6 +163,10 @@ class Chats:
         """How many chats are to be pulled."""
         return sum(at <= now for at in self._behind.values())
 
+    def caught_up(self, pulled: str | None) -> bool:
+        """Whether no chat that the application follows is being ``pulled``, or is to be, now or later."""
+        return not any(chat_id is not None and self._follows(chat_id) for chat_id in (pulled, *self._behind))
+
     def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
         """The next chat to pull, and what we had heard of it when we asked."""
         due = [chat_id for chat_id, at in self._behind.items() if at <= now]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, assert_never
 
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
+from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.connection import HandshakeRefused, Socket, Unreachable, connect, socket_url
 from holdfast.client.cursors import Copy
 from holdfast.client.events import ConnectionChanged, Event, Sent, State
@@ -151,7 +151,10 @@ class Client:
     # Receiving
 
     async def connected(self) -> None:
-        """Return when online; raise if the client has stopped for good."""
+        """Return when the server has accepted the connection; raise if the client has stopped for good.
+
+        What was missed may still be on its way: ``ConnectionChanged`` says when the client is ``ready``.
+        """
         await self._online.wait()
         if self._error is not None:
             raise self._error
@@ -249,13 +252,13 @@ class Client:
                     case Retry(delay_seconds, reason, new_token):
                         if new_token:
                             self._token = None
-                        self._tell("offline", reason, delay_seconds)
+                        self._tell("backoff", reason, delay_seconds)
                         await asyncio.sleep(delay_seconds)
         except Exception as error:  # whatever it is, the application must hear of it, not the event loop
             self._stop(error)
 
     async def _one_connection(self) -> Verdict:
-        self._tell("connecting")
+        self._tell("reconnecting")
         try:
             token = await self._get_token()
             headers = {"Authorization": f"Bearer {token}", "X-Device-ID": self.device_id}
@@ -273,12 +276,14 @@ class Client:
             self._socket = None
             self._machine.disconnected()
             socket.close()
+            self._tell("disconnected")
         if self._now() - began >= self._settings.reconnect_cap_seconds:
             self._reconnect.lasted()
         return Stop(self._misfit) if self._misfit is not None else self._reconnect.closed(code)
 
     def _opened(self, socket: Socket) -> None:
         self._socket = socket
+        self._tell("connected")
         self._do(self._machine.opened(self._expires_at(), self._now()))
 
     def _received(self, data: bytes) -> None:
@@ -326,7 +331,7 @@ class Client:
             self._state.identify("user_id", established.user_id)
         self._content_bytes_max = int(established.limits.get("max_message_size_bytes", self._content_bytes_max))
         self._reconnect.established()
-        self._tell("online")
+        self._tell("syncing")
         self._online.set()
         return True
 
@@ -353,8 +358,11 @@ class Client:
                 case RenewToken():
                     if self._renewing is None or self._renewing.done():
                         self._renewing = self._tasks.create_task(self._renew())
+                case Synced():
+                    self._tell("ready")
                 case Announced(closing):
                     self._reconnect.announced(closing)
+                    self._tell("closing", closing.reason)
                 case Online(established):
                     if not self._established(established):
                         self._cut()

@@ -13,7 +13,13 @@ from holdfast.errors import HoldfastError
 from holdfast.message import Message
 from holdfast.wire.frames import Presence, Receipt, Typing
 
-State = Literal["connecting", "online", "offline", "stopped"]
+State = Literal[
+    "reconnecting", "connected", "syncing", "ready", "closing", "disconnected", "backoff", "stopped"
+]  # fmt: skip
+"""In the order of a connection's life. ``reconnecting``: one is being opened, the first too. ``connected``: the
+handshake is answered. ``syncing``: the server has accepted us, and what was missed is being read. ``ready``: all of
+that has come. ``closing``: the server says that it will close. ``disconnected``: the connection is gone. ``backoff``:
+the next attempt waits for its time. ``stopped``: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionChanged:
-    """The connection is now ``state``; offline, the next try is in ``retry_in_seconds``."""
+    """The connection is now ``state``; in backoff, the next try is in ``retry_in_seconds``.
+
+    ``ready`` comes behind the messages that were missed; every other state overtakes whatever waits.
+    """
 
     state: State
     reason: str = ""

@@ -2,7 +2,8 @@
 
 Two parts. Messages and chat events keep their order; messages are bounded by ``room``, chat events by the
 protocol (each is told once per chat). Ephemeral events are kept by key, the newest replaces the one before,
-and when their part is full the oldest goes: they need no healing.
+and when their part is full the oldest goes: they need no healing. That the connection is ``ready`` is ephemeral too,
+but waits until the application has taken what came before it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from holdfast.message import Message
 from holdfast.wire.frames import Presence, Receipt, Typing
 
 EPHEMERAL_MAX = 256
+_CONNECTION = ("connection",)
 
 Numbered = Message | ChatJoined | ChatGone | ChatReset | SendRefused
 Ephemeral = Typing | Presence | Receipt | ConnectionChanged | Warned
@@ -36,6 +38,8 @@ class Inbox:
         self._messages = 0
         self._numbered: deque[tuple[Numbered, Copy | None]] = deque()
         self._ephemeral: dict[tuple[str, ...], Ephemeral] = {}
+        self._before_ready = 0
+        """How much the application takes before it is told that the connection is ready."""
 
     def __len__(self) -> int:
         return len(self._numbered) + len(self._ephemeral)
@@ -53,6 +57,8 @@ class Inbox:
 
     def tell(self, event: Ephemeral) -> None:
         key = _key(event)
+        if isinstance(event, ConnectionChanged):
+            self._before_ready = len(self._numbered) if event.state == "ready" else 0
         self._ephemeral.pop(key, None)
         if len(self._ephemeral) >= EPHEMERAL_MAX:
             del self._ephemeral[next(iter(self._ephemeral))]
@@ -60,11 +66,13 @@ class Inbox:
 
     def take(self) -> tuple[Event, Copy | None] | None:
         """The next event and what it was taken into; ephemeral ones first, for they age."""
-        if self._ephemeral:
-            return self._ephemeral.pop(next(iter(self._ephemeral))), None
+        for key in self._ephemeral:
+            if key != _CONNECTION or not self._before_ready:
+                return self._ephemeral.pop(key), None
         if not self._numbered:
             return None
         event, copy = self._numbered.popleft()
+        self._before_ready = max(self._before_ready - 1, 0)
         if isinstance(event, Message):
             self._messages -= 1
         return event, copy
@@ -81,4 +89,4 @@ def _key(event: Ephemeral) -> tuple[str, ...]:
         case Warned(code=code):
             return ("warned", code)
         case ConnectionChanged():
-            return ("connection",)
+            return _CONNECTION

@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
+from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.chats import Chats
 from holdfast.client.cursors import Copy
 from holdfast.client.events import ChatReset, Event, SendRefused, Sent, Warned
@@ -341,8 +341,16 @@ class Machine:
             self._send_acks(session, now)
             self._send_reads(session, now)
             self._start_sync(session, now)
+            self._look_if_synced(session)
         actions, self._actions = self._actions, []
         return actions
+
+    def _look_if_synced(self, session: Session) -> None:
+        if session.synced or session.resuming is not None:
+            return
+        if self._chats.caught_up(session.sync.chat_id if session.sync is not None else None):
+            session.synced = True
+            self._actions.append(Synced())
 
     def _start_sends(self, now: float) -> None:
         while (entry := self.outbox.start(now, f"{self._requests + 1}")) is not None:

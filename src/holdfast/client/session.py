@@ -91,7 +91,8 @@ class Resuming:
 class Session:
     """On one connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished.
 
-    ``resumed_many``: the last resume brought many chats, so that another one may too.
+    ``resumed_many``: the last resume brought many chats, so that another one may too. ``synced``: nothing that was
+    missed before it is missing any more.
     """
 
     __slots__ = (
@@ -108,10 +109,11 @@ class Session:
         "silence_seconds",
         "still_here_seconds",
         "sync",
+        "synced",
     )
 
     def __init__(self, now: float) -> None:
-        self.accepted = False
+        self.accepted = self.synced = False
         self.opened_at = self.heard_at = self.said_at = now
         self.coming_at = -NEVER
         self.silence_seconds = self.still_here_seconds = NEVER

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, assert_never
 
 from holdfast import telemetry
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Write
+from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.events import ChatGone, ChatReset
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Entry, Outbox
@@ -195,7 +195,7 @@ class Device:
                     self._reconnect.announced(closing)
                 case Drop():
                     self._hang_up("client")
-                case RenewToken():
+                case RenewToken() | Synced():
                     pass
                 case _:
                     assert_never(action)
