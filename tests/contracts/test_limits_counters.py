@@ -29,6 +29,7 @@ from holdfast.limits.algorithms import (
     Counter,
     Reading,
     Terms,
+    carried_over,
     hold,
     peek,
     reading,
@@ -108,7 +109,7 @@ class Judge:
         return answers
 
     def _decide(self, entry: list[Ask], now: float) -> tuple[Reading, ...]:
-        opened = [(ask, self.counter(ask.key, ask.terms)) for ask in entry]
+        opened = [(ask, self.counter(ask.key, ask.terms, now)) for ask in entry]
         if len(entry) == 1:
             return tuple(self.take(ask, counter, now) for ask, counter in opened)
         fits = [peek(c, ask.terms, now, ask.cost) or self.held(ask, c) for ask, c in opened]
@@ -116,25 +117,26 @@ class Judge:
             return tuple(self.take(ask, counter, now) for ask, counter in opened)
         return tuple(reading(c, now, 0, 0 if fit else ask.cost) for (ask, c), fit in zip(opened, fits, strict=True))
 
-    def counter(self, key: Key, rule: Terms) -> Counter:
-        if key not in self.counters:
-            self.counters[key] = COUNTERS[rule.algorithm](rule)
+    def counter(self, key: Key, rule: Terms, now: float) -> Counter:
+        there = self.counters.get(key)
+        self.counters[key] = COUNTERS[rule.algorithm](rule) if there is None else carried_over(there, rule, now)
         return self.counters[key]
 
     def held(self, ask: Ask, counter: Counter) -> bool:
         return isinstance(counter, Concurrency) and ask.hold in counter.holders
 
     def take(self, ask: Ask, counter: Counter, now: float) -> Reading:
-        if isinstance(counter, Concurrency):
+        if isinstance(counter, Concurrency) and ask.hold:
             return hold(counter, ask.terms, now, ask.hold, ask.spent)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
 
 def random_ask(rng: random.Random, key: int) -> Ask:
-    algorithm: Algorithm = [*AMOUNTS, "concurrency"][key % 4]  # type: ignore[assignment]
+    """Of half of the keys a new version has another algorithm."""
     version = rng.choice([1, 1, 1, 2, 3])
+    algorithm: Algorithm = [*AMOUNTS, "concurrency"][(key + (key % 2) * version) % 4]  # type: ignore[assignment]
     window = (40.0, 30.0, 70.0)[version - 1]
-    rule = terms(algorithm, limit=5 * version, version=version, window_ms=window)
+    rule = terms(algorithm, (2 if algorithm == "concurrency" else 5) * version, version, window_ms=window)
     rule = structs.replace(rule, store=rng.choice([0, 7, 7, 7, 4_000_000_000]))
     if algorithm == "concurrency":
         return Ask(at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1]))
@@ -256,6 +258,65 @@ def test_used_carries_over_and_the_newer_rule_decides(
         assert raised.remaining == 419
         behind = await one(counters, Ask(at("k"), terms(algorithm, 100, version=1), cost=50))
         assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, Stamp(1, 2))
+
+    counting(scenario)
+
+
+@pytest.mark.parametrize("before", AMOUNTS)
+@pytest.mark.parametrize("after", AMOUNTS)
+def test_what_is_used_carries_over_to_another_algorithm_and_back(
+    counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
+) -> None:
+    """Changing the algorithm back and forth granted the limit each time. Who is behind decides by the stored one."""
+
+    async def scenario(counters: Counters) -> None:
+        admitted = 0
+        for version in range(1, 5):
+            rule = terms((before, after)[version % 2], 100, version)
+            admitted += (await one(counters, Ask(at("k"), rule, times=99))).admitted
+        assert admitted == 100
+        behind = await one(counters, Ask(at("k"), terms("concurrency", 5, version=1), hold="h"))
+        assert (behind.admitted, behind.limit, behind.stamp) == (0, 100, Stamp(1, 4))
+
+    counting(scenario)
+
+
+@pytest.mark.parametrize("before", AMOUNTS)
+@pytest.mark.parametrize("after", AMOUNTS)
+def test_what_is_used_is_capped_at_a_lower_capacity_and_stays_so(
+    counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
+) -> None:
+    """Lowering a limit locked subjects out for as long as all they had used took to drain at the new rate."""
+
+    async def scenario(counters: Counters) -> None:
+        day = 86_400_000.0
+        await one(counters, Ask(at("k"), terms(before, 10_000, window_ms=day), cost=9_900))
+        lowered = await one(counters, Ask(at("k"), terms(after, 10, version=2, window_ms=day)))
+        assert (lowered.admitted, lowered.remaining) == (0, 0)
+        assert lowered.reset_ms <= 2 * day and lowered.wait_ms <= 2 * day
+        raised = await one(counters, Ask(at("k"), terms(after, 10_000, version=3, window_ms=day), cost=9_980))
+        assert raised.admitted == 1, "ten are used, no more"
+
+    counting(scenario)
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_holds_and_amounts_are_no_measure_of_each_other(
+    counting: Callable[[Scenario], None], algorithm: Algorithm
+) -> None:
+    async def scenario(counters: Counters) -> None:
+        amounts, slots = terms(algorithm, 3, 1), terms("concurrency", 1, 2)
+        await one(counters, Ask(at("k"), amounts, cost=3))
+        assert (await one(counters, Ask(at("k"), slots, hold="a"))).admitted == 1, "holders begin with nobody"
+        behind = await one(counters, Ask(at("k"), amounts, times=2))
+        assert (behind.admitted, behind.wait_ms > 0, behind.limit) == (0, True, 1), "who is behind decides by holders"
+        newer = terms(algorithm, 3, 3)
+        assert await counters.adjust([Adjustment(at("k"), newer, released="a")]) == 1, "by whatever rule it is asked"
+        assert (await one(counters, Ask(at("k"), amounts, times=2))).admitted == 1, "a place is free, and he takes none"
+        assert (await one(counters, Ask(at("k"), newer, times=9))).admitted == 3
+        debts = [Adjustment(at("k"), slots, held="b", held_ms=1e6), Adjustment(at("k"), slots, released="b")]
+        assert await counters.adjust(debts) == 0
+        assert (await one(counters, Ask(at("k"), newer))).admitted == 0
 
     counting(scenario)
 
@@ -385,7 +446,7 @@ def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(redis_serv
     asyncio.run(main())
 
 
-def test_a_counter_in_redis_is_named_by_tenant_algorithm_and_rule_and_tells_no_subject(
+def test_a_counter_in_redis_is_named_by_tenant_and_rule_and_tells_no_subject(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_counters, "NAMES_MAX", 3)
@@ -401,7 +462,7 @@ def test_a_counter_in_redis_is_named_by_tenant_algorithm_and_rule_and_tells_no_s
             assert len(counters._names) <= 3
         names = [name.decode() for name in await client.keys("*")]
         assert len(names) == 10, "one for each subject, also for one whose name was forgotten"
-        pattern = r"rl:\{acme\}:sliding_window:\*//api/\*:[0-9a-f]{24}"
+        pattern = r"rl:\{acme\}:\*//api/\*:[0-9a-f]{24}"
         assert all(re.fullmatch(pattern, name) for name in names), names
         await counters.aclose()
         await client.aclose()

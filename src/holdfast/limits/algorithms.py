@@ -1,16 +1,20 @@
 """The four ways to count, as pure oracles; the Lua files under ``counters/lua`` say the same. (Pure.)
 
 A counter stores what is *used*, never what is left, so a changed limit carries over: 80 used of 100 leaves 420
-when the limit is raised to 500, and 0 until drained when it is lowered to 50. A counter also stores the rule it
-was last counted by: who asks with an older rule is judged by the newer one and told so.
+when the limit is raised to 500. Under a lower limit no more than the new capacity is used: who was above it waits for
+one full counter to drain, not for all he once used, and raising the limit again does not bring it back. A counter also
+stores the rule it was last counted by, its algorithm included: who asks with an older rule is judged by the newer one
+and told so. What is used carries over from one algorithm to the next, except to and from ``concurrency``, which counts
+something else and starts empty.
 
 Times are milliseconds of one clock. If it steps back, what is used stays used and drains from there on as it would
 have: nobody waits for the clock to come back to where it was. A changed window does not wait for the old one to end
-either. Each algorithm has three steps, and only ``take`` and ``give`` change what is used:
+either. Each algorithm has these steps, and only ``take``, ``give`` and ``cap`` change what is used:
 
 - ``settle``  bring the counter to ``now``: drain, or turn the window over
 - ``room``    how much can be used now
 - ``wait``    milliseconds until ``cost`` fits, if nobody else uses anything
+- ``cap``     no more than the capacity is used: after a change of the rule
 """
 
 from __future__ import annotations
@@ -25,6 +29,9 @@ from holdfast.limits.rules import Algorithm, Rule, Stamp
 
 EPSILON: Final = 1e-6
 """Drained amounts are fractions; a token that is whole but for rounding is whole."""
+
+WAIT_MS_MIN: Final = 1.0
+"""Who is refused waits, however little: a wait of 0 would say that nothing refused."""
 
 CODES: Final[dict[Algorithm, int]] = {"token_bucket": 1, "fixed_window": 2, "sliding_window": 3, "concurrency": 4}
 
@@ -81,10 +88,22 @@ class Counter(Struct, gc=False):
 
     terms: Terms
 
-    def agree(self, terms: Terms) -> None:
-        """Count by these terms from now on, unless ours are newer."""
-        if not self.terms.overrule(terms):
-            self.terms = terms
+    def agree(self, terms: Terms, now: float) -> None:
+        """Count by these terms, of our algorithm, from now on, unless ours are newer."""
+        ours = self.terms
+        if terms is ours or ours.overrule(terms):
+            return
+        self.terms = terms
+        if terms.stamp != ours.stamp or terms.store != ours.store:
+            self.settle(now)
+            self.cap(now)
+
+    def total(self, now: float) -> float:
+        """What a settled counter has used."""
+        raise NotImplementedError
+
+    def cap(self, now: float) -> None:
+        raise NotImplementedError
 
     def settle(self, now: float) -> None:
         raise NotImplementedError
@@ -99,9 +118,13 @@ class Counter(Struct, gc=False):
         """Milliseconds until nothing is used any more."""
         raise NotImplementedError
 
-    def take(self, now: float, cost: int) -> None:
+    def take(self, now: float, cost: float) -> None:
         """Use ``cost``, also beyond the room: that is how what slipped through is charged."""
         raise NotImplementedError
+
+    def take_ahead(self, now: float, cost: int) -> None:
+        """``take`` for who only looks ahead, in a copy."""
+        self.take(now, cost)
 
     def admit(self, terms: Terms, now: float, cost: int) -> Reading:
         """``take`` for one cost, where there is a shorter way to say it."""
@@ -123,6 +146,12 @@ class TokenBucket(Counter, gc=False):
             self.used = max(0.0, self.used - (now - self.at) * self.terms.limit / self.terms.window_ms)
         self.at = now
 
+    def total(self, now: float) -> float:
+        return self.used
+
+    def cap(self, now: float) -> None:
+        self.used = min(self.used, self.terms.capacity)
+
     def room(self, now: float) -> float:
         return self.terms.capacity - self.used
 
@@ -132,13 +161,13 @@ class TokenBucket(Counter, gc=False):
     def reset(self, now: float) -> float:
         return self.used * self.terms.window_ms / self.terms.limit
 
-    def take(self, now: float, cost: int) -> None:
+    def take(self, now: float, cost: float) -> None:
         self.used += cost
 
     def admit(self, terms: Terms, now: float, cost: int) -> Reading:
         """The steps above in one: embedded servers ask this for every frame."""
         if terms is not self.terms:
-            self.agree(terms)
+            self.agree(terms, now)
             terms = self.terms
         limit, window_ms, capacity = terms.limit, terms.window_ms, terms.capacity
         used = self.used
@@ -163,7 +192,7 @@ class TokenBucket(Counter, gc=False):
 class FixedWindow(Counter, gc=False):
     """``limit`` in each window. Under a new length, all that counts now was used in the new current window."""
 
-    used: int = 0
+    used: float = 0
     begins: float = 0.0
     ends: float = 0.0
 
@@ -174,6 +203,12 @@ class FixedWindow(Counter, gc=False):
             self.begins = begin(now, self.terms.window_ms)
             self.ends = self.begins + self.terms.window_ms
 
+    def total(self, now: float) -> float:
+        return self.used
+
+    def cap(self, now: float) -> None:
+        self.used = min(self.used, self.terms.limit)
+
     def room(self, now: float) -> float:
         return self.terms.limit - self.used
 
@@ -183,7 +218,7 @@ class FixedWindow(Counter, gc=False):
     def reset(self, now: float) -> float:
         return self.ends - now if self.used else 0.0
 
-    def take(self, now: float, cost: int) -> None:
+    def take(self, now: float, cost: float) -> None:
         self.used += cost
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
@@ -221,6 +256,16 @@ class SlidingWindow(Counter, gc=False):
     def _faded(self, now: float) -> float:
         return self.previous * (1 - max(0.0, now - self.start) / self.length)
 
+    def total(self, now: float) -> float:
+        return self.used + self._faded(now)
+
+    def cap(self, now: float) -> None:
+        """What is above the limit goes from the last window first."""
+        self.used = min(self.used, self.terms.limit)
+        self.previous = min(
+            self.previous, (self.terms.limit - self.used) / (1 - max(0.0, now - self.start) / self.length)
+        )
+
     def room(self, now: float) -> float:
         return self.terms.limit - self.used - self._faded(now)
 
@@ -235,7 +280,7 @@ class SlidingWindow(Counter, gc=False):
         windows = 2 if self.used else 1
         return self.start + windows * self.length - now if self.used or self.previous else 0.0
 
-    def take(self, now: float, cost: int) -> None:
+    def take(self, now: float, cost: float) -> None:
         self.used += cost
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
@@ -257,19 +302,26 @@ class Concurrency(Counter, gc=False):
         if self.holders:
             self.holders = {hold: until for hold, until in self.holders.items() if until > now}
 
+    def cap(self, now: float) -> None:
+        """Who holds goes on holding, also above a lower limit."""
+
     def room(self, now: float) -> float:
         return self.terms.limit - len(self.holders)
 
     def wait(self, now: float, cost: int) -> float:
         """Until the earliest holders must be gone; they may leave before."""
         over = len(self.holders) + cost - self.terms.limit
-        return sorted(self.holders.values())[over - 1] - now
+        return sorted(self.holders.values())[over - 1] - now if over > 0 else 0.0
 
     def reset(self, now: float) -> float:
         return max(self.holders.values(), default=now) - now
 
-    def take(self, now: float, cost: int) -> None:
-        """So many holders without a name: for who only looks ahead, in a copy."""
+    def take(self, now: float, cost: float) -> None:
+        """Who asks by an older rule, of another algorithm, has no hold to give back: he is let in where there is room,
+        and takes no place."""
+
+    def take_ahead(self, now: float, cost: int) -> None:
+        """So many holders without a name."""
         until = now + self.terms.window_ms
         self.holders = {**self.holders, **{f"new {place}": until for place in range(cost)}}
 
@@ -290,9 +342,23 @@ COUNTERS: Final[dict[Algorithm, type[Counter]]] = {
 }
 
 
+def carried_over(counter: Counter, terms: Terms, now: float) -> Counter:
+    """The counter to go on with when asked by these terms: itself, or one of their algorithm with what it has used."""
+    ours = counter.terms
+    if terms.algorithm == ours.algorithm or ours.overrule(terms):
+        return counter
+    after = COUNTERS[terms.algorithm](terms)
+    if terms.algorithm != "concurrency" and ours.algorithm != "concurrency":
+        counter.settle(now)
+        after.settle(now)
+        after.take(now, counter.total(now))
+        after.cap(now)
+    return after
+
+
 def peek(counter: Counter, terms: Terms, now: float, cost: int) -> bool:
     """Whether ``cost`` would be admitted; the counter is brought to ``now`` and nothing is used."""
-    counter.agree(terms)
+    counter.agree(terms, now)
     counter.settle(now)
     return cost <= counter.room(now) + EPSILON
 
@@ -305,7 +371,7 @@ def take(
     Far means that a tenth of the capacity stays free after the lease: near the limit every check is exact. ``spent``
     of the costs are used whether they fit or not.
     """
-    counter.agree(terms)
+    counter.agree(terms, now)
     counter.settle(now)
     room = counter.room(now) + EPSILON
     admitted = times if cost * times <= room else max(0, math.floor(room / cost))
@@ -323,7 +389,7 @@ def hold(counter: Concurrency, terms: Terms, now: float, name: str, spent: int =
 
     One that was let through before (``spent``) holds, room or not.
     """
-    counter.agree(terms)
+    counter.agree(terms, now)
     counter.settle(now)
     fits = name in counter.holders or counter.room(now) >= 1
     if fits or spent:
@@ -337,6 +403,7 @@ def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leas
     wait = 0.0
     if refused_cost:
         wait = counter.wait(now, refused_cost) if refused_cost <= terms.capacity else terms.window_ms
+        wait = max(WAIT_MS_MIN, wait)
     remaining = max(0, math.floor(counter.room(now) + EPSILON))
-    reset, wait = counter.reset(now), max(0.0, wait)
+    reset = counter.reset(now)
     return Reading(admitted, remaining, reset, wait, leased, terms.limit, terms.stamp, terms.capacity)

@@ -312,7 +312,7 @@ class Limiter:
         Asked for by itself, so that a release that is called later comes later.
         """
         place, plan = self._place(check, hold), self._plan(check.tenant, check.resource)
-        if place is None or plan is None or plan.prefix != place[0][0]:
+        if place is None or plan is None or not plan.holds or plan.prefix != place[0][0]:
             return self._decisions.free  # another rule limits now, or none; what is held is given back where it is
         ask = Ask(place[0], plan.terms, hold=hold)
         try:
@@ -338,10 +338,10 @@ class Limiter:
         return await self._accounts.release(Adjustment(key, terms, released=hold)) or ours
 
     def _place(self, check: Check, hold: str) -> tuple[Key, Terms] | None:
-        """The counter of a hold; of one that was asked for elsewhere, that of today's rule."""
+        """The counter of a hold; of one that was asked for elsewhere, that of today's rule, whatever that counts."""
         place = self._holds.place(check, hold)
         plan = self._plan(check.tenant, check.resource)
-        if place is None and plan is not None and plan.holds:
+        if place is None and plan is not None:
             return (plan.prefix, check.subject), plan.terms
         return place
 

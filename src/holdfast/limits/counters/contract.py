@@ -22,12 +22,15 @@ from holdfast.limits.rules import Rule
 KEYS_PER_CALL_MAX = 256
 
 Key = tuple[str, str]
-"""A counter: (tenant, algorithm and rule, as ``key_prefix`` writes them; subject)."""
+"""A counter: (tenant and rule, as ``key_prefix`` writes them; subject)."""
 
 
 def key_prefix(tenant: str, rule: Rule) -> str:
-    """What the names of a rule's counters begin with; a rule for all tenants counts each apart."""
-    return f"{{{tenant}}}:{rule.algorithm}:{rule.label}:"
+    """What the names of a rule's counters begin with; a rule for all tenants counts each apart.
+
+    The algorithm is not in it: a counter outlives a change of the algorithm, and its value tells by which it counts.
+    """
+    return f"{{{tenant}}}:{rule.label}:"
 
 
 class Ask(Struct, gc=False):

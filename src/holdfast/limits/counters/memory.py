@@ -25,7 +25,7 @@ class MemoryCounters:
         if hold or times != 1:
             return self.table.take(Ask(key, terms, cost, times, hold=hold), now)
         counter = self._get(key)
-        if counter is None:
+        if counter is None or counter.terms is not terms:
             counter = self.table.counter(key, terms, now)
         return counter.admit(terms, now, cost)
 

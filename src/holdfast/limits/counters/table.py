@@ -6,7 +6,18 @@ from collections import deque
 from collections.abc import Sequence
 from copy import copy
 
-from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Reading, Terms, hold, peek, reading, take
+from holdfast.limits.algorithms import (
+    COUNTERS,
+    Concurrency,
+    Counter,
+    Reading,
+    Terms,
+    carried_over,
+    hold,
+    peek,
+    reading,
+    take,
+)
 from holdfast.limits.counters.contract import Adjustment, Ask, Key
 
 SUBJECTS_MAX = 1_000_000
@@ -50,8 +61,7 @@ class CounterTable:
 
     def take(self, ask: Ask, now: float) -> Reading:
         counter = self.counter(ask.key, ask.terms, now)
-        if ask.hold:
-            assert isinstance(counter, Concurrency)
+        if ask.hold and isinstance(counter, Concurrency):
             return hold(counter, ask.terms, now, ask.hold, ask.spent)
         if ask.times == 1 and not ask.want and not ask.spent:
             return counter.admit(ask.terms, now, ask.cost)
@@ -59,25 +69,26 @@ class CounterTable:
 
     def look(self, key: Key, terms: Terms, count: int, now: float) -> Reading | None:
         """None if ``count`` costs of 1 fit now, else how many do; nothing is taken."""
-        counter = self._counters.get(key) or self.counter(key, terms, now)
+        counter = self.counter(key, terms, now)
         if peek(counter, terms, now, count):
             return None
         admitted = reading(counter, now, 0, 0).remaining
         after = copy(counter)  # as it is when those who fit have gone ahead: the wait is of who comes next
-        after.take(now, admitted)
+        after.take_ahead(now, admitted)
         return reading(after, now, admitted, 1)
 
     def adjust(self, adjustment: Adjustment, now: float) -> bool:
         """Whether it found what it puts right: what was taken by other terms stays charged."""
-        counter = self._find(adjustment.key)
-        if counter is None and (adjustment.charged or adjustment.held):
-            counter = self.counter(adjustment.key, adjustment.terms, now)
+        key, theirs = adjustment.key, adjustment.terms
+        counter = self._find(key)
+        if adjustment.charged or adjustment.held:
+            counter = self.counter(key if counter is None or key in self else (key[0], OVERFLOW), theirs, now)
         if counter is None:
             return False
-        theirs, ours = adjustment.terms, counter.terms
-        if adjustment.given and (theirs.stamp, theirs.store) != (ours.stamp, ours.store):
+        if adjustment.given and (theirs.stamp, theirs.store) != (counter.terms.stamp, counter.terms.store):
             return False
-        counter.agree(theirs)
+        if not adjustment.released:  # a hold ends by whatever rule it is asked to
+            counter.agree(theirs, now)
         counter.settle(now)
         return _apply(adjustment, counter, now)
 
@@ -120,8 +131,11 @@ class CounterTable:
         return reading(self.counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
 
     def counter(self, key: Key, terms: Terms, now: float) -> Counter:
-        """The key's counter; a new one, for which an idle one may be forgotten, if there is none."""
+        """The key's counter, by the algorithm of the newer terms; a new one, for which an idle one may be forgotten, if
+        there is none."""
         counter = self._counters.get(key)
+        if counter is not None and counter.terms is not terms:
+            counter = self._counters[key] = carried_over(counter, terms, now)
         if counter is None:
             if len(self._counters) >= self._kept_anyway:
                 self._make_room(now)
@@ -150,7 +164,7 @@ class CounterTable:
 
 
 def _apply(adjustment: Adjustment, counter: Counter, now: float) -> bool:
-    """Put one settled counter right; a charge ends at the capacity."""
+    """Put one settled counter right; a charge ends at the capacity. What another algorithm counts is not found."""
     if isinstance(counter, Concurrency):
         if not adjustment.held:
             return counter.release(adjustment.released)
@@ -159,4 +173,6 @@ def _apply(adjustment: Adjustment, counter: Counter, now: float) -> bool:
         counter.give(now, adjustment.given, adjustment.taken_at)
     elif adjustment.charged:
         counter.take(now, min(adjustment.charged, reading(counter, now, 0, 0).remaining))
+    else:
+        return False
     return True

@@ -20,8 +20,13 @@ function concurrency.peek(state, terms, now)
   return terms.limit - holders, last - now
 end
 
+function concurrency.cap() -- who holds goes on holding, also above a lower limit
+end
+
 function concurrency.take(state, terms, now, amount, hold)
-  state[hold] = now + terms.window
+  if hold and hold ~= '' then -- who asks by an older rule, of another algorithm, takes no place
+    state[hold] = now + terms.window
+  end
 end
 
 function concurrency.wait(state, terms, now, cost)
@@ -32,7 +37,8 @@ function concurrency.wait(state, terms, now, cost)
     end
   end
   table.sort(untils)
-  return untils[#untils + cost - terms.limit] - now
+  local over = #untils + cost - terms.limit
+  return over > 0 and untils[over] - now or 0
 end
 
 algorithms[4] = concurrency

@@ -14,6 +14,14 @@ function fixed_window.peek(state, terms, now)
   return terms.limit - state[1], state[1] > 0 and state[3] - now or 0
 end
 
+function fixed_window.used(state)
+  return state[1]
+end
+
+function fixed_window.cap(state, terms)
+  state[1] = min(state[1], terms.limit)
+end
+
 function fixed_window.take(state, terms, now, amount)
   state[1] = state[1] + amount
 end

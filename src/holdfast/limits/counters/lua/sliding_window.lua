@@ -32,6 +32,15 @@ function sliding_window.peek(state, terms, now)
   return terms.limit - state[1] - faded(state, now), reset
 end
 
+function sliding_window.used(state, now)
+  return state[1] + faded(state, now)
+end
+
+function sliding_window.cap(state, terms, now) -- what is above the limit goes from the last window first
+  state[1] = min(state[1], terms.limit)
+  state[2] = min(state[2], (terms.limit - state[1]) / (1 - max(0, now - state[3]) / state[4]))
+end
+
 function sliding_window.take(state, terms, now, amount)
   state[1] = state[1] + amount
 end

@@ -5,31 +5,57 @@ local entries = request[2]
 local newer = {}
 local answers = { now, newer }
 
+-- The state to go on with under newer terms: what is used carries over, up to their capacity. Holds are something else.
+local function carried_over(before, old, state, asked)
+  local new = algorithms[asked[1]]
+  if old == new then
+    new.peek(state, asked, now)
+  elseif old == concurrency or new == concurrency then
+    return new, new.fresh()
+  else
+    old.peek(state, before, now)
+    local used = old.used(state, now)
+    state = new.fresh()
+    new.peek(state, asked, now)
+    new.take(state, asked, now, used)
+  end
+  new.cap(state, asked, now)
+  return new, state
+end
+
 -- The counter's algorithm, state, the terms that decide (its own if they are newer and of the asker's store, else the
--- asker's), and whether it was counted by the asker's; nil if `only_known` and there is none.
-local function open(key, asked, only_known)
-  local algorithm = algorithms[asked[1]]
+-- asker's), and whether it was counted by the asker's; nil if `only_known` and there is none. With `as_it_is` its own
+-- terms decide whichever is newer.
+local function open(key, asked, only_known, as_it_is)
   local raw = call('GET', key)
   if not raw then
     if only_known then
       return nil
     end
+    local algorithm = algorithms[asked[1]]
     return algorithm, algorithm.fresh(), asked
   end
-  local epoch, version, limit, window, capacity, state, store = unpack_message(raw)
+  local epoch, version, limit, window, capacity, state, store, code = unpack_message(raw)
+  if epoch == asked.epoch and version == asked.version and store == asked.store then
+    return algorithms[code], state, asked, true
+  end
+  local own = { code, epoch = epoch, version = version, limit = limit, window = window, capacity = capacity, store = store }
+  if as_it_is then
+    return algorithms[code], state, own
+  end
   local newer_stamp = epoch > asked.epoch or (epoch == asked.epoch and version > asked.version)
   if newer_stamp and (store == asked.store or store == 0 or asked.store == 0) then
     newer[#newer + 1] = { limit, epoch, version, capacity }
-    return algorithm, state,
-      { epoch = epoch, version = version, limit = limit, window = window, capacity = capacity, store = store,
-        newer = #newer }
+    own.newer = #newer
+    return algorithms[code], state, own
   end
-  return algorithm, state, asked, epoch == asked.epoch and version == asked.version and store == asked.store
+  local algorithm, carried = carried_over(own, algorithms[code], state, asked)
+  return algorithm, carried, asked
 end
 
 local function save(key, state, terms, reset)
-  call('SET', key, pack(terms.epoch, terms.version, terms.limit, terms.window, terms.capacity, state, terms.store),
-    'PX', min(ceil(reset), KEPT_MS_MAX) + 1000)
+  call('SET', key, pack(terms.epoch, terms.version, terms.limit, terms.window, terms.capacity, state, terms.store,
+    terms[1]), 'PX', min(ceil(reset), KEPT_MS_MAX) + 1000)
 end
 
 -- Keep a counter and say how it stands; `refused_cost` is 0 if nothing was refused.
@@ -39,12 +65,13 @@ local function close(key, algorithm, state, terms, admitted, refused_cost, lease
   local wait = 0
   if refused_cost > 0 then
     wait = refused_cost <= terms.capacity and algorithm.wait(state, terms, now, refused_cost) or terms.window
+    wait = max(WAIT_MS_MIN, wait)
   end
   local n = #answers
   answers[n + 1] = admitted
   answers[n + 2] = max(0, floor(room + EPSILON))
   answers[n + 3] = reset
-  answers[n + 4] = max(0, wait)
+  answers[n + 4] = wait
   answers[n + 5] = leased
   answers[n + 6] = terms.newer
 end
@@ -99,12 +126,14 @@ end
 local function adjust(change)
   local key, asked = KEYS[change[1]], request[1][change[2]]
   local given, taken_at, charged, released, held, held_ms = unpack(change, 3)
-  local algorithm, state, terms, counted_by = open(key, asked, charged == 0 and held == '')
+  local algorithm, state, terms, counted_by = open(key, asked, charged == 0 and held == '', released ~= '')
   if not algorithm or (given > 0 and not counted_by) then
     return 0
   end
   local room, found = algorithm.peek(state, terms, now), 1
-  if released ~= '' then
+  if (algorithm == concurrency) == (given + charged > 0) then -- what another algorithm counts is not found
+    found = 0
+  elseif released ~= '' then
     found = state[released] and 1 or 0
     state[released] = nil
   elseif held ~= '' then

@@ -12,6 +12,14 @@ function token_bucket.peek(state, terms, now)
   return terms.capacity - state[1], state[1] * terms.window / terms.limit
 end
 
+function token_bucket.used(state)
+  return state[1]
+end
+
+function token_bucket.cap(state, terms)
+  state[1] = min(state[1], terms.capacity)
+end
+
 function token_bucket.take(state, terms, now, amount)
   state[1] = state[1] + amount
 end
