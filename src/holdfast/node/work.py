@@ -56,7 +56,11 @@ async def working(
             handlers,
             name=node_id,
             policies=with_webhooks(Policies()),
-            settings=WorkerSettings(concurrency=settings.concurrency, jobs_max=max(4096, settings.concurrency)),
+            settings=WorkerSettings(
+                concurrency=settings.concurrency,
+                jobs_max=max(4096, settings.concurrency),
+                stuck_loop_seconds=settings.stuck_loop_seconds,
+            ),
         )
         reader, gauges = Reader(log, endpoints, store, clock), _Gauges(store, clock)
         await _begun(reader)

@@ -18,6 +18,9 @@ class WorkSettings:
     """``sqlite:`` (work.db in the state directory) or the URL of a PostgreSQL database."""
     concurrency: int = 100
     """Jobs at work at once, at most 4,096; further ones wait in the store."""
+    stuck_loop_seconds: float = 30.0
+    """A server whose event loop has not run for so long writes its stacks to stderr, gives up its jobs and ends with
+    exit code 70, for its supervisor to start it again. 0: never."""
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
 
     def __post_init__(self) -> None:
@@ -25,6 +28,8 @@ class WorkSettings:
             raise ValueError("url must be sqlite: or begin with postgresql://")
         if not 1 <= self.concurrency <= 4096:
             raise ValueError("concurrency must be between 1 and 4096")
+        if self.stuck_loop_seconds != 0 and not 1 <= self.stuck_loop_seconds <= 3600:
+            raise ValueError("stuck_loop_seconds must be 0 (never) or between 1 and 3600")
 
 
 @dataclass(frozen=True, slots=True)

@@ -373,6 +373,14 @@ class Seat(Protocol):
         """Give up the seat; what it held is free at once."""
         ...
 
+    def give_up(self, report: Report, culprit: int | None) -> None:
+        """The last word of a process whose event loop is stuck, from another thread: store the report, count a crash
+        for the job that is to blame, and give up the seat. Blocks.
+
+        Without a culprit everything that ``report.running`` names gets a crash, as if the process had died.
+        """
+        ...
+
 
 class WorkStore(Protocol):
     """The jobs, the dead letters, the blocks and the acts upon them."""

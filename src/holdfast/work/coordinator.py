@@ -15,17 +15,15 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, nullcontext
 
 from holdfast import telemetry
-from holdfast.bounds import positive
 from holdfast.clock import Clock, SystemClock, wait_at_most
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, Refused
-from holdfast.resilience import Backoff, BreakerSettings
+from holdfast.resilience import Backoff
 from holdfast.work.balance import share_of
 from holdfast.work.breakers import Breakers
-from holdfast.work.contract import PER_BACKLOG, Child, Claimed, LeaseLost, Report, Seat, Want, WorkStore
+from holdfast.work.contract import PER_BACKLOG, Child, Claimed, Failed, LeaseLost, Report, Seat, Want, WorkStore
 from holdfast.work.destinations import Destinations
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
@@ -33,35 +31,14 @@ from holdfast.work.job import PARTITIONS, Block, Job, Policies
 from holdfast.work.reports import fitting, joined, split
 from holdfast.work.runners import Runners
 from holdfast.work.running import Outcome, Runner
+from holdfast.work.settings import WorkerSettings
 from holdfast.work.streams import Streams
+from holdfast.work.watchdog import Watchdog
+
+__all__ = ["Worker", "WorkerSettings"]
 
 _CROWDED_SECONDS = 1.0
 """So often a worker looks whether its memory is full of jobs that wait for each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """``jobs_max``, ``bytes_max`` and ``per_stream_max`` bound the memory; ``poll`` is the fallback when idle."""
-
-    concurrency: int = 100
-    jobs_max: int = 4096
-    bytes_max: int = 32 << 20
-    per_stream_max: int = 256
-    poll_min_seconds: float = 0.02
-    poll_max_seconds: float = 1.0
-    balance_seconds: float = 5.0
-    drain_seconds: float = 30.0
-    """How long ``run`` waits, once stopped, for what runs; then it is cancelled, and its jobs are given back."""
-    cancel_seconds: float = 5.0
-    """How long a handler may take to end when it is cancelled; then it is given up and its job gets its outcome."""
-    stuck_max: int = 100
-    """Handlers that were given up and still run, without costing a runner; each one more costs one."""
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-
-    def __post_init__(self) -> None:
-        positive(self, *(name for name in self.__slots__ if name != "breaker"))
-        if self.jobs_max < self.concurrency or self.poll_max_seconds < self.poll_min_seconds:
-            raise ValueError("concurrency <= jobs_max and poll_min_seconds <= poll_max_seconds must hold")
 
 
 class Worker:
@@ -99,6 +76,16 @@ class Worker:
 
     async def run(self) -> None:
         """Work until ``stop``. Survives the loss of the lease and of the store."""
+        seconds, loop = self._settings.stuck_loop_seconds, asyncio.get_running_loop()
+        watchdog = Watchdog(seconds, lambda stack: self._last_words(loop, stack)) if seconds else None
+        async with watchdog.watching() if watchdog is not None else nullcontext():
+            await self._run()
+
+    def _last_words(self, loop: asyncio.AbstractEventLoop, stack: str) -> None:
+        if self._shift is not None:
+            self._shift.give_up(self._runner.culprit(loop, self._settings.stuck_loop_seconds, stack))
+
+    async def _run(self) -> None:
         backoff, failures = Backoff(0.1, 5.0), 0
         while not self._stopping.is_set():
             try:
@@ -147,6 +134,7 @@ class _Shift:
         destinations = Destinations(runner.caps(), settings.concurrency)
         self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max, destinations)
         self._report = Report()
+        self._sending = Report()  # what the call that is under way carries
         self._put_off = Report()  # parents whose children have to wait for somebody's open transaction
         self._put_off_until, self._put_off_seconds = 0.0, settings.poll_min_seconds
         self._owned: set[int] = set()
@@ -194,6 +182,17 @@ class _Shift:
         if not talking.cancelled():  # else a handler cancelled it: the worker takes a new seat
             talking.result()
 
+    def give_up(self, culprit: Failed | None) -> None:
+        """From another thread, while the loop is stuck: report what ended, blame the culprit, give up the seat."""
+        blamed = [culprit] if culprit is not None else []
+        seq = culprit.seq if culprit is not None else None
+        running = [each for each in self._streams.announcing.announced if each != seq]
+        report = joined([self._sending, self._report, Report(failed=blamed)], running)
+        try:
+            self._seat.give_up(report, seq)
+        except Refused:
+            self._seat.give_up(Report(failed=blamed, running=running), seq)
+
     async def _talk(self) -> None:
         drained_by: float | None = None
         failures, backoff = 0, Backoff(0.05, 2.0)
@@ -207,12 +206,13 @@ class _Shift:
                 if not self._stopping:  # who leaves reports, and needs neither leases nor a fresh view for that
                     await self._balance()
                 report = self._take_report()  # not before: a new reading counts on what was to be held as ready
-                want = self._want()
+                want, self._sending = self._want(), report
                 try:
                     claimed = await self._seat.process(report, want)
                 except Refused as error:
                     await self._isolate(report, error)
                     continue
+                self._sending = Report()
                 self._apply(report, want, claimed)
                 if claimed.notice:
                     await self._rewind()

@@ -42,6 +42,10 @@ class PayloadUnreadable(Exception):
     """The job's payload is not what its handler was registered for: Holdfast could not decode it."""
 
 
+class LoopStuck(TimeoutError):
+    """The handler ran synchronous code for so long that nothing else could run, and its process was ended."""
+
+
 class ReportRefused(Exception):
     """The run ended, but the store cannot take what it reports: a value in it is wrong."""
 

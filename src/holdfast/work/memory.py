@@ -49,6 +49,9 @@ class MemoryWork(EmbeddedWork):
     def recall(self) -> None:
         self._end(self._loan, "ROLLBACK TO loan; RELEASE loan")
 
+    def aside(self, work: Callable[[apsw.Connection], None]) -> None:
+        """There is nothing to record: everything ends with the process."""
+
     def _end(self, loan: object | None, how: str) -> None:
         """Once for each loan: whoever comes second finds it ended."""
         if loan is not None and self._loan is loan:

@@ -13,9 +13,9 @@ from holdfast.clock import Clock
 from holdfast.errors import Deferred, OutcomeUnknown, Refused
 from holdfast.work.breakers import Breakers
 from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, Seat
-from holdfast.work.failures import Hook, ReportRefused, UnknownType, carries, classify, kind_of
+from holdfast.work.failures import Hook, LoopStuck, ReportRefused, UnknownType, carries, classify, kind_of
 from holdfast.work.handling import Context, Handlers, Handling
-from holdfast.work.job import DEFAULTS, Action, Failure, Job, Policies, Policy, Reason, Verdict, decide
+from holdfast.work.job import CRASHES_MAX, DEFAULTS, Action, Failure, Job, Policies, Policy, Reason, Verdict, decide
 
 _DEADLINE_TICK_SECONDS = 0.1
 _AWAITS_MAX = 100
@@ -158,6 +158,21 @@ class Runner:
         """The store cannot take what this run reports: a failure of its own."""
         telemetry.work_report_refused()
         return self._failed(job, ReportRefused(f"the store refused the report of this run: {error.message}"), 0)
+
+    def culprit(self, loop: asyncio.AbstractEventLoop, seconds: float, stack: str) -> Failed | None:
+        """The failure of the job whose handler keeps the loop from running, from another thread; None if it is none of
+        ours, or a task that a handler started.
+        """
+        task = asyncio.current_task(loop)
+        context = self._running.get(task) if task is not None else None
+        if context is None:
+            return None
+        error = LoopStuck(f"the handler kept the event loop from running for {seconds} s; its process was ended")
+        error.add_note(stack)
+        failed = self._failed(context.job, error, context.stages).failed
+        if failed is not None and context.job.crashes + 1 >= CRASHES_MAX:
+            return replace(failed, verdict=Verdict(Action.DEAD, Reason.POISON_MESSAGE, strike=True))
+        return failed
 
     def shut(self) -> tuple[list[str], list[str]]:
         """Job types not to be claimed now, and those of them that one may be claimed of; see ``Breakers.shut``."""

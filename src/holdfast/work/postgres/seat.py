@@ -230,6 +230,22 @@ class PostgresSeat:
             pass  # the others find out by themselves: this seat beats no more
         self._hang_up()
 
+    def give_up(self, report: Report, culprit: int | None) -> None:
+        asyncio.run(self._give_up(report, culprit))
+
+    async def _give_up(self, report: Report, culprit: int | None) -> None:
+        with translated():
+            async with asyncio.timeout(self._settings.call_timeout_seconds):
+                connection = await asyncpg.connect(self._url)
+                async with connection.transaction():
+                    if culprit is not None:
+                        await connection.execute(SQL["count_crash"], culprit)
+                    values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, Want()))
+                    await connection.fetchrow(SQL["process"], *values)
+                    if culprit is not None:
+                        await connection.execute(SQL["leave"], self.instance)
+                    await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
+
     def _hang_up(self) -> None:
         for connection in (self._connection, self._listener):
             if connection is not None:

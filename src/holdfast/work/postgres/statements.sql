@@ -74,6 +74,10 @@ SELECT EXISTS (SELECT FROM owned) AS owned, EXISTS (SELECT FROM done) AS found
 -- What a leaving worker had not finished is no crash. $1 instance
 UPDATE holdfast_work.instance SET running = '{}' WHERE id = $1
 
+-- name: count_crash
+-- $1 seq
+UPDATE holdfast_work.job SET crashes = crashes + 1 WHERE seq = $1
+
 -- name: bury_left
 -- $1 crashes at which a job is poison, $2 the instance that has left
 SELECT holdfast_work.bury_dead(0, $1, $2)

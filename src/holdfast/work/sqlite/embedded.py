@@ -118,7 +118,7 @@ class EmbeddedWork:
 
     async def join(self, name: str) -> EmbeddedSeat:
         number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
-        return EmbeddedSeat((number, name), self._transact, (self._lend, self.recall), self._clock, self._woken)
+        return EmbeddedSeat(number, name, self)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit}
@@ -178,7 +178,14 @@ class EmbeddedWork:
         """Nothing of its own to close; see the adapters."""
 
     def recall(self) -> None:
-        """End the transaction for which the connection is lent now: rolled back, and of no use to the borrower."""
+        """End the transaction for which the connection is lent now: rolled back, and of no use to the borrower.
+
+        Thread-safe where ``aside`` is.
+        """
+        raise NotImplementedError
+
+    def aside(self, work: Callable[[apsw.Connection], None]) -> None:
+        """Run ``work`` in a transaction of its own, in the calling thread: the event loop is stuck. Blocks."""
         raise NotImplementedError
 
     async def _act(self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str) -> int:
@@ -193,17 +200,10 @@ class EmbeddedSeat:
 
     may_start = True
 
-    def __init__(
-        self,
-        who: tuple[int, str],
-        transact: Transact,
-        lending: tuple[Lend, Callable[[], None]],
-        clock: Clock,
-        woken: asyncio.Event,
-    ) -> None:
-        self.instance, self._name = who
-        self._transact, self._clock, self._woken = transact, clock, woken
-        self._lend, self._recall = lending
+    def __init__(self, instance: int, name: str, store: EmbeddedWork) -> None:
+        self.instance, self._name, self._store = instance, name, store
+        self._transact, self._lend = store._transact, store._lend
+        self._clock, self._woken = store._clock, store._woken
         self._borrower: Job | None = None
         self._cursor = 0
         self._rewinds = 0
@@ -240,7 +240,7 @@ class EmbeddedSeat:
     def revoke(self, job: Job) -> None:
         if self._borrower is job:
             self._borrower = None
-            self._recall()
+            self._store.recall()
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         now = self._clock.now()
@@ -276,6 +276,10 @@ class EmbeddedSeat:
 
     def wake(self) -> None:
         self._woken.set()
+
+    def give_up(self, report: Report, culprit: int | None) -> None:
+        self._store.recall()
+        self._store.aside(lambda db: verbs.give_up(db, self.instance, report, culprit, self._clock.now()))
 
     async def leave(self) -> None:
         await self._transact(lambda db: db.execute(SQL["leave"], (self.instance,)).fetchall())

@@ -117,6 +117,9 @@ UPDATE job SET crashes = crashes + 1, attempt = attempt + 1, strikes = strikes +
        error_type = 'ProcessDied', error = 'its worker died while it was running'
  WHERE seq IN (SELECT value FROM json_each(?1))
 
+-- name: count_crash
+UPDATE job SET crashes = crashes + 1 WHERE seq = ?1
+
 -- name: fatal
 SELECT seq FROM job WHERE crashes >= ?2 AND seq IN (SELECT value FROM json_each(?1))
 

@@ -14,7 +14,7 @@ import apsw
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ServerBusy, Unavailable
 from holdfast.sqlite.copies import Part
-from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.sqlite.database import Handle, SqliteSettings, give_up, open_and_migrate
 from holdfast.sqlite.threads import Crew
 from holdfast.work.sqlite.embedded import EmbeddedWork
 from holdfast.work.sqlite.verbs import MIGRATIONS
@@ -30,6 +30,9 @@ WORK = Part(
     },
 )
 """As a state directory and its backups have it."""
+
+
+_ASIDE_BUSY_MILLISECONDS = 2000
 
 
 class _Withdrawn(Exception):
@@ -49,9 +52,9 @@ class SqliteWork(EmbeddedWork):
     when it returns. What people look at is read by a thread of its own: counting a million jobs stops no worker.
     """
 
-    def __init__(self, crew: Crew, reader: Crew, clock: Clock) -> None:
+    def __init__(self, path: Path, crew: Crew, reader: Crew, clock: Clock) -> None:
         super().__init__(self._write, self._borrowed, self._read, clock)
-        self._crew, self._reader = crew, reader
+        self._path, self._crew, self._reader = path, crew, reader
         self._loan: _Loan | None = None
 
     @classmethod
@@ -66,7 +69,7 @@ class SqliteWork(EmbeddedWork):
         crew = Crew("work-writer", [handle], chosen.writes_waiting_max, _busy)
         looking = Handle(path, chosen, vfs, write=False)
         reader = Crew("work-reader", [looking], chosen.reads_waiting_max, _busy)
-        return cls(crew, reader, clock or SystemClock())
+        return cls(path, crew, reader, clock or SystemClock())
 
     async def close(self) -> None:
         await self._reader.close()
@@ -125,6 +128,17 @@ class SqliteWork(EmbeddedWork):
         if (loan := self._loan) is not None:
             loan.failed = loan.recalled = True
             loan.returned.set()
+
+    def aside(self, work: Callable[[apsw.Connection], None]) -> None:
+        """By a connection of its own: the writer's answers would have to come by the loop."""
+        connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.set_busy_timeout(_ASIDE_BUSY_MILLISECONDS)
+            connection.execute("BEGIN IMMEDIATE")
+            work(connection)
+            connection.execute("COMMIT")
+        finally:
+            give_up(connection)
 
 
 def _busy() -> ServerBusy:

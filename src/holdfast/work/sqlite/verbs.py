@@ -75,6 +75,17 @@ def take_seat(db: apsw.Connection, name: str, now: float) -> int:
     return int(db.execute(SQL["take_seat"], (name,)).get)
 
 
+def give_up(db: apsw.Connection, seat: int, report: Report, culprit: int | None, now: float) -> None:
+    """See ``contract.Seat.give_up``. Without a culprit the seat stays, and the next one blames what is in flight."""
+    fenced(db, seat)
+    if culprit is not None:
+        db.execute(SQL["count_crash"], (culprit,))
+    apply(db, report, now, Claimed())
+    db.execute(SQL["record_running"], (json.dumps(report.running),))
+    if culprit is not None:
+        db.execute(SQL["leave"], (seat,))
+
+
 def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
     """Whether an operator left a notice, and what was running; LeaseLost if the seat is another's now."""
     for number, _, notice, running in db.execute(SQL["seat"]):
@@ -104,10 +115,7 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
     """See ``contract.Seat.process``; ``cursor`` is how far was read before."""
     notice, running = fenced(db, seat)
     claimed = Claimed(through=cursor, notice=notice)
-    try:
-        _apply(db, report, now, claimed)
-    except UNFIT as error:
-        raise InvalidArgument(f"SQLite cannot store a value: {type(error).__name__}: {error}") from error
+    apply(db, report, now, claimed)
     if want.jobs > 0:
         _read(db, want, now, claimed)
     due = _next_due(db, want)
@@ -118,8 +126,15 @@ def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: 
     return claimed
 
 
+def apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) -> None:
+    """What became of jobs; InvalidArgument if a value in the report is at fault."""
+    try:
+        _apply(db, report, now, claimed)
+    except UNFIT as error:
+        raise InvalidArgument(f"SQLite cannot store a value: {type(error).__name__}: {error}") from error
+
+
 def _apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) -> None:
-    """What became of jobs, in the order that the contract tells."""
     _store_children(db, report, now)
     if report.completed:
         done = json.dumps(report.completed)

@@ -1,0 +1,91 @@
+"""Ends a process whose event loop is stuck: synchronous code in a handler keeps everything else from running.
+
+A thread looks whether the loop ticks. When it has not for ``seconds``, it writes the stacks of all threads to stderr,
+has the worker record what it knows and give up its lease, and ends the process with ``EXIT_CODE``, so that whoever
+supervises it starts it again. Time is counted by the thread's own turns, not by a clock: a process that was stopped
+(SIGSTOP, a paused container) has ticked as often as it could. Code that holds the interpreter itself stops this thread
+too; then the heartbeat's thread stands as well, and other workers take over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from holdfast import telemetry
+from holdfast.clock import start_thread, wait_at_most
+
+EXIT_CODE = 70
+"""An internal error, as sysexits.h has it."""
+LAST_WORDS_SECONDS_MAX = 5.0
+"""How long a process that is about to end may take to record why."""
+_STEPS = 10
+
+
+class Watchdog:
+    """``last_words`` is called in another thread with the stack of the loop's own; it may block, and is not waited for
+    beyond LAST_WORDS_SECONDS_MAX.
+    """
+
+    def __init__(
+        self, seconds: float, last_words: Callable[[str], None], end: Callable[[int], object] = os._exit
+    ) -> None:
+        self._seconds, self._last_words, self._end = seconds, last_words, end
+        self._step = min(1.0, seconds / _STEPS)
+        self._ticked = True
+        self._stopping = threading.Event()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Watch the running loop until the block is left."""
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._tick()
+        ended = start_thread(self._watch, "holdfast-watchdog")
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            await wait_at_most(ended, LAST_WORDS_SECONDS_MAX)
+
+    def _tick(self) -> None:
+        """A timer, not a task: a handler that cancels every task must not look like a stuck loop."""
+        self._ticked = True
+        if not self._stopping.is_set():
+            self._loop.call_later(self._step / 2, self._tick)
+
+    def _watch(self) -> None:
+        silent = 0
+        while not self._stopping.wait(self._step):
+            silent = 0 if self._ticked else silent + 1
+            self._ticked = False
+            if silent * self._step >= self._seconds:
+                self._give_up()
+                return
+
+    def _give_up(self) -> None:
+        frame = sys._current_frames().get(self._thread_id)
+        stack = "".join(traceback.format_stack(frame))
+        speaking = threading.Thread(target=self._speak, args=(stack,), name="holdfast-last-words", daemon=True)
+        speaking.start()
+        speaking.join(LAST_WORDS_SECONDS_MAX)
+        with suppress(Exception):
+            sys.stderr.flush()
+        self._end(EXIT_CODE)
+
+    def _speak(self, stack: str) -> None:
+        """In a thread of its own: what hangs may hold a lock that is needed here."""
+        with suppress(Exception):  # stderr may be no file
+            faulthandler.dump_traceback(all_threads=True)
+        telemetry.log.critical(
+            "work.loop_stuck", seconds=self._seconds, exit_code=EXIT_CODE, where=stack.rstrip().rpartition("  File ")[2]
+        )
+        try:
+            self._last_words(stack)
+        except Exception as error:
+            telemetry.log.error("work.last_words_failed", error=f"{type(error).__name__}: {error}")

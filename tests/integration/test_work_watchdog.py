@@ -1,0 +1,136 @@
+"""A handler that is stuck in synchronous code ends its process; its job is blamed, and all others are free at once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from work_stores import embedded_work, postgres_work, until
+
+from holdfast.work import watchdog
+from holdfast.work.contract import Query
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import Draft, Reason, State
+from holdfast.work.memory import MemoryWork
+from holdfast.work.watchdog import EXIT_CODE, Watchdog
+
+SECONDS = 0.5
+CHILD = f"""
+import asyncio, sys, time
+from pathlib import Path
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Handlers
+from holdfast.work.postgres import PostgresWork
+from holdfast.work.sqlite import SqliteWork
+
+async def main(where):
+    store = await (PostgresWork.open(where) if "://" in where else SqliteWork.open(Path(where)))
+    handlers, waiting = Handlers(), asyncio.Event()
+
+    @handlers.handle(dict, type="Wait")
+    async def wait(ctx, _):
+        waiting.set()
+        await asyncio.sleep(60)
+
+    @handlers.handle(dict, type="Stuck")
+    async def stuck_handler(ctx, payload):
+        await waiting.wait()
+        if payload["inside"]:
+            async with ctx.transaction():
+                time.sleep(60)
+        time.sleep(60)
+
+    await Worker(store, handlers, settings=WorkerSettings(stuck_loop_seconds={SECONDS})).run()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("inside", ["false", "true"], ids=["handler", "transaction"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_a_stuck_loop_ends_its_process_with_70_and_the_reason_is_recorded(
+    engine: str, inside: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    where = str(tmp_path / "work.db") if engine == "sqlite" else request.getfixturevalue("postgres_server").url
+
+    async def body() -> None:
+        async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
+            payload = b'{"inside":%s}' % inside.encode()
+            innocent, stuck = await o.store.enqueue([Draft("Wait", b"{}"), Draft("Stuck", payload)])
+            pipe = asyncio.subprocess.PIPE
+            child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, where, stderr=pipe)
+            _, told = await asyncio.wait_for(child.communicate(), 60)
+            assert child.returncode == EXIT_CODE == 70, told
+            assert b"work.loop_stuck" in told and b"in stuck_handler" in told
+            (entry,) = await o.store.find(Query(seqs=[stuck]))
+            assert (entry.state, entry.reason, entry.error_type) == (State.RETRY, Reason.TIMEOUT_EXCEEDED, "LoopStuck")
+            assert (entry.attempt, entry.strikes, entry.crashes) == (1, 1, 1)
+            assert "in stuck_handler" in entry.trace
+            (other,) = await o.store.find(Query(seqs=[innocent]))
+            assert (other.state, other.attempt, other.crashes) == (State.READY, 0, 0), "nobody else is to blame"
+            await _taken_at_once(o.store, innocent)
+
+    asyncio.run(body())
+
+
+async def _taken_at_once(store: Any, seq: int) -> None:
+    """Without waiting for the lease of the dead one, which is 20 s."""
+    handlers, ran = Handlers(), asyncio.Event()
+
+    @handlers.handle(dict, type="Wait")
+    async def wait(ctx: Context, _: dict[str, Any]) -> None:
+        assert (ctx.job.seq, ctx.job.suspect) == (seq, False)
+        ran.set()
+
+    async with Worker(store, handlers, settings=WorkerSettings(poll_max_seconds=0.05)).running():
+        await asyncio.wait_for(ran.wait(), 10)
+
+
+def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:
+    async def main() -> None:
+        store, handlers, failures = MemoryWork(), Handlers(), list[Any]()
+        worker = Worker(store, handlers)
+
+        @handlers.handle(dict, type="Stuck")
+        async def handle(ctx: Context, _: dict[str, Any]) -> None:
+            loop = asyncio.get_running_loop()
+            failures.append(worker._runner.culprit(loop, 30, "the stack"))
+
+        await store.enqueue([Draft("Stuck", b"{}"), Draft("Stuck", b"{}")])
+        store._db.execute("UPDATE job SET crashes = 2 WHERE seq = 2")
+        async with worker.running():
+            await until(lambda: len(failures) == 2)
+        reasons = {failed.seq: failed.verdict.reason for failed in failures}
+        assert reasons == {1: Reason.TIMEOUT_EXCEEDED, 2: Reason.POISON_MESSAGE}
+
+    asyncio.run(main())
+
+
+def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_the_last_words_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "LAST_WORDS_SECONDS_MAX", 0.2)
+    ended, said, blocked = list[int](), list[str](), threading.Event()
+
+    def last_words(stack: str) -> None:
+        said.append(stack)
+        blocked.wait()
+
+    async def main() -> None:
+        async with Watchdog(0.3, last_words, ended.append).watching():
+            for _ in range(40):
+                time.sleep(0.02)  # noqa: ASYNC251 - busy, not stuck
+                await asyncio.sleep(0)
+            assert not ended
+            time.sleep(0.8)  # noqa: ASYNC251 - stuck
+            await until(lambda: ended)
+
+    asyncio.run(main())
+    blocked.set()
+    assert ended == [EXIT_CODE] and "in main" in said[0]
