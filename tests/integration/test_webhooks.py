@@ -424,7 +424,7 @@ def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: P
         with pytest.raises(NotFound):
             await endpoints.get("ep_1")
         with pytest.raises(NotFound):
-            await endpoints.disable("ep_1", "?")
+            await endpoints.disable("ep_1", "?", "2026-01-01")
         await endpoints.close()
 
     asyncio.run(main())

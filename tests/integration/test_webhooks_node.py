@@ -21,6 +21,7 @@ from engines.fixtures import had
 from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
 from holdfast.cli.jobs import jobs
+from holdfast.cli.operate import alarms
 from holdfast.cli.webhooks import webhooks
 from holdfast.errors import BadSetting
 from holdfast.message import User
@@ -281,8 +282,26 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             assert said_again == {"count": 1, "missing": [int(seqs[0])]}
             await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "second of two")
             await command("jobs", "release", "nowhere", "--through", "9", code=1)
-            assert (await command("webhooks", "ls"))[0]["endpoint_id"] == made["endpoint_id"]
+            await until(nothing_left)
+            calls.clear()
+            off = await command("webhooks", "disable", made["endpoint_id"], "--reason", "maintenance")
+            assert off["disabled"] == "by an operator: maintenance" and off["disabled_at"]
+            await say("parked one")
+            await say("parked two")
+
+            async def two_wait() -> bool:
+                (shown,) = await command("webhooks", "ls")
+                return bool(shown["waiting"] == 2 and shown["oldest_waiting_at"])
+
+            await until(two_wait)
+            await command("webhooks", "test", made["endpoint_id"], code=1)  # it would be parked
+            told = (await client.get("/admin/status", headers=_admin(node))).json()["webhooks"]
+            assert told["endpoints"] == 1 and list(told["parked"]) == [made["endpoint_id"]]
+            assert "webhooks disabled" in alarms({"webhooks": told})[0]
+            assert not calls
             assert (await command("webhooks", "enable", made["endpoint_id"]))["disabled"] == ""
+            await until(lambda: len(calls) == 2)
+            assert [json.loads(body)["data"]["content"] for _, body in calls] == ["parked one", "parked two"]
             assert (await command("webhooks", "rm", made["endpoint_id"]))["url"] == hook
             groups = {"jobs": jobs, "webhooks": webhooks}
             known = {(name, each.name) for name, group in groups.items() for each in group.registered_commands}

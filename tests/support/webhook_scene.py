@@ -16,9 +16,11 @@ from holdfast.clock import SystemClock
 from holdfast.message import Entry, Message
 from holdfast.webhooks.contract import JOB_TYPE, Endpoint
 from holdfast.webhooks.delivery import Deliveries, WebhookSettings, with_webhooks
+from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.reader import Reader
 from holdfast.webhooks.signing import new_secret
 from holdfast.webhooks.sqlite import SqliteEndpoints
+from holdfast.work.contract import WorkStore
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies
@@ -112,7 +114,7 @@ async def until(condition: Callable[[], Any]) -> None:
 @dataclass
 class Scene:
     endpoints: SqliteEndpoints
-    jobs: MemoryWork
+    jobs: WorkStore
     log: Log
     reader: Reader
 
@@ -128,10 +130,12 @@ async def scene(
     *,
     settings: WebhookSettings | None = None,
     worker: WorkerSettings | None = None,
+    jobs: WorkStore | None = None,
+    log: Log | None = None,
     **policy: Any,
 ) -> AsyncIterator[Scene]:
     clock = SystemClock()
-    endpoints, jobs, log = await SqliteEndpoints.open(folder / "webhooks.db"), MemoryWork(clock), Log()
+    endpoints, jobs, log = await SqliteEndpoints.open(folder / "webhooks.db"), jobs or MemoryWork(clock), log or Log()
     policies = with_webhooks(Policies()).with_type(JOB_TYPE, base_seconds=0.02, cap_seconds=0.05, **policy)
     handlers = Handlers()
     settings = settings or WebhookSettings(private_allowed=True, timeout_seconds=30)
@@ -139,11 +143,15 @@ async def scene(
         deliveries.register(handlers)
         reader = Reader(log, endpoints, jobs, clock)
         quick = worker or WorkerSettings(concurrency=8, poll_max_seconds=0.02, balance_seconds=0.5)
-        async with Worker(jobs, handlers, settings=quick, policies=policies).running():
-            reading = asyncio.create_task(reader.run())
+        running = Worker(jobs, handlers, settings=quick, policies=policies)
+        parking = Parking(endpoints, jobs, running.pause, clock, settings)
+        await parking.update()
+        async with running.running():
+            tasks = [asyncio.create_task(each.run()) for each in (reader, parking)]
             await asyncio.sleep(0)
             try:
                 yield Scene(endpoints, jobs, log, reader)
             finally:
-                reading.cancel()
+                for task in tasks:
+                    task.cancel()
     await endpoints.close()

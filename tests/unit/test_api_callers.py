@@ -143,6 +143,7 @@ ROWS = [
     Row("create_webhook", "POST", "/admin/webhooks", OPERATOR, {"url": "https://example.com", "reason": "r"}),
     Row("delete_webhook", "DELETE", "/admin/webhooks/e?reason=r", FINDER),
     Row("enable_webhook", "POST", "/admin/webhooks/e/enable", FINDER, {"reason": "r"}),
+    Row("disable_webhook", "POST", "/admin/webhooks/e/disable", FINDER, {"reason": "r"}),
     Row("check_webhook", "POST", "/admin/webhooks/e/test", FINDER, {"reason": "r"}),
     Row("list_webhook_deliveries", "GET", "/admin/webhooks/e/deliveries", FINDER),
     Row("check_limit", "POST", "/v1/limits/check", CHECKER, {"resource": "x", "subject": "y"}),

@@ -385,6 +385,11 @@ WEBHOOKS: Sequence[Endpoint] = (
         "webhooks:write", body=Why, answer=webhooks.EndpointView, key="kept", errors=_GONE,
     ),
     Endpoint(
+        "POST", HOOK + "/disable", webhooks.disable_webhook, "Disable an endpoint; its jobs are parked", "operator",
+        "webhooks:write", body=Why, answer=webhooks.EndpointView, key="kept", errors=_GONE,
+        note="New jobs are parked too, and run in order when it is enabled again.",
+    ),
+    Endpoint(
         "POST", HOOK + "/test", webhooks.check_webhook, "Send a test delivery", "operator", "webhooks:write",
         body=Why, answer=jobs.Count, key="kept", errors=_GONE,
     ),

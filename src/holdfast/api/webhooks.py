@@ -15,11 +15,12 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.api.jobs import Count
 from holdfast.clock import timestamp
-from holdfast.errors import Unavailable
+from holdfast.errors import InvalidMessage, OutcomeUnknown, Unavailable
 from holdfast.webhooks.contract import Delivery, Endpoint
 from holdfast.webhooks.delivery import Notice, draft_of
 from holdfast.webhooks.guard import URL_LENGTH_MAX, check_url
 from holdfast.webhooks.signing import SECRET_BYTES, new_secret
+from holdfast.work.contract import Waiting
 
 
 class NewEndpoint(Body, frozen=True):
@@ -30,7 +31,8 @@ class NewEndpoint(Body, frozen=True):
 
 
 class EndpointView(Struct, frozen=True):
-    """``secret`` is shown once, when the endpoint is made."""
+    """``secret`` is shown once, when the endpoint is made. ``waiting``: its jobs that are not done, which are parked
+    while it is disabled; null where the jobs were not asked for or do not answer."""
 
     endpoint_id: str
     tenant: str
@@ -38,7 +40,10 @@ class EndpointView(Struct, frozen=True):
     description: str
     created_at: str
     disabled: str
+    disabled_at: str
     secret: str | None = None
+    waiting: int | None = None
+    oldest_waiting_at: str | None = None
 
 
 class EndpointList(Struct, frozen=True):
@@ -60,7 +65,17 @@ async def _named(deps: Deps, call: Call) -> Endpoint:
 
 async def list_webhooks(deps: Deps, call: Call) -> Answer:
     found = await call.in_time(deps.work.webhooks.endpoints.all())
-    return Answer(EndpointList([_view(endpoint) for endpoint in found]))
+    try:
+        waiting = await call.in_time(deps.work.jobs.waiting([endpoint.endpoint_id for endpoint in found]))
+    except (Unavailable, OutcomeUnknown):
+        return Answer(EndpointList([_view(endpoint) for endpoint in found]))
+    return Answer(EndpointList([_counted(_view(each), waiting.get(each.endpoint_id)) for each in found]))
+
+
+def _counted(view: EndpointView, waiting: Waiting | None) -> EndpointView:
+    if waiting is None:
+        return replace(view, waiting=0)
+    return replace(view, waiting=waiting.jobs, oldest_waiting_at=timestamp(waiting.oldest_at))
 
 
 async def create_webhook(deps: Deps, call: Call) -> Answer:
@@ -86,12 +101,22 @@ async def delete_webhook(deps: Deps, call: Call) -> Answer:
 async def enable_webhook(deps: Deps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     await record(deps, call, "webhook.enable", endpoint.endpoint_id, call.body.reason)
-    await call.done_in_time(deps.work.webhooks.endpoints.disable(endpoint.endpoint_id, ""))
-    return Answer(_view(replace(endpoint, disabled="")))
+    await call.done_in_time(deps.work.webhooks.endpoints.enable(endpoint.endpoint_id))
+    return Answer(_view(replace(endpoint, disabled="", disabled_at="")))
+
+
+async def disable_webhook(deps: Deps, call: Call) -> Answer:
+    endpoint = await _named(deps, call)
+    why, at = call.body.reason, timestamp(deps.clock.now())
+    await record(deps, call, "webhook.disable", endpoint.endpoint_id, why)
+    await call.done_in_time(deps.work.webhooks.endpoints.disable(endpoint.endpoint_id, f"by an operator: {why}", at))
+    return Answer(_view(await _named(deps, call)))
 
 
 async def check_webhook(deps: Deps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
+    if endpoint.disabled:
+        raise InvalidMessage(f"{endpoint.endpoint_id} is disabled: enable it first, a test would be parked")
     await record(deps, call, "webhook.test", endpoint.endpoint_id, call.body.reason)
     at = timestamp(deps.clock.now())
     jobs = deps.work.jobs.enqueue([draft_of(Notice(endpoint.endpoint_id, endpoint.tenant, at))])

@@ -288,4 +288,7 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
         said.append(f"the rules here are stale: {what} (docs/guides/runbooks/rules-stale.md)")
     if limits.get("counters") == "down":
         said.append("the counters do not answer: each node admits its share (docs/guides/limits.md)")
+    if parked := (status.get("webhooks") or {}).get("parked"):
+        jobs = f"{sum(parked.values()):,} of its jobs are" if len(parked) == 1 else f"{sum(parked.values()):,} jobs are"
+        said.append(f"webhooks disabled: {', '.join(parked)}; {jobs} parked (docs/guides/webhooks.md)")
     return said

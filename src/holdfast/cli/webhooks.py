@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +40,7 @@ def add_webhook(
 @webhooks.command("ls")
 @reaching
 def list_webhooks(reach: Reach) -> None:
-    """List the endpoints.
+    """List the endpoints, and how many of their jobs wait; those of a disabled one are parked.
 
     Example:
 
@@ -47,8 +48,19 @@ def list_webhooks(reach: Reach) -> None:
       holdfast webhooks ls
     """
     found = reach.as_operator().get("/admin/webhooks")["endpoints"]
-    rows = ((e["endpoint_id"], e["tenant"], e["url"], e["disabled"] or "enabled", e["description"]) for e in found)
-    show.listed(reach, found, ("endpoint", "tenant", "url", "state", "for"), rows, empty="No endpoints.")
+    columns = ("endpoint", "tenant", "url", "state", "waiting", "for")
+    rows = ((e["endpoint_id"], e["tenant"], e["url"], _state(e), _waiting(e), e["description"]) for e in found)
+    show.listed(reach, found, columns, rows, empty="No endpoints.")
+
+
+def _waiting(endpoint: Mapping[str, Any]) -> str:
+    return "?" if endpoint["waiting"] is None else f"{endpoint['waiting']:,}"
+
+
+def _state(endpoint: Mapping[str, Any]) -> str:
+    if not endpoint["disabled"]:
+        return "enabled"
+    return f"disabled since {endpoint['disabled_at'][:19]}: {endpoint['disabled']}"
 
 
 @webhooks.command("rm")
@@ -82,7 +94,7 @@ def check_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED
 @webhooks.command("enable")
 @reaching
 def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
-    """Enable an endpoint that was disabled because it answered 410.
+    """Enable an endpoint that an operator or its own answer 410 disabled; what was parked is sent, in order.
 
     Example:
 
@@ -91,6 +103,20 @@ def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKE
     """
     enabled = reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
     show.told(reach, enabled, f"{endpoint} is enabled")
+
+
+@webhooks.command("disable")
+@reaching
+def disable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+    """Send nothing to an endpoint until it is enabled; its jobs are parked, at most 100,000 and for 7 days.
+
+    Example:
+
+    \b
+      holdfast webhooks disable ep_01J9ZK --reason "their maintenance"
+    """
+    disabled = reach.as_operator().post("/admin/webhooks", endpoint, "disable", body={"reason": reason})
+    show.told(reach, disabled, f"{endpoint} is disabled")
 
 
 @webhooks.command("log")

@@ -273,6 +273,7 @@ class Node:
                 {"position": letter.position, "reason": letter.reason} for letter in await self._dead_letters.read(10)
             ],
             "limits": self.limits.status(),
+            "webhooks": self._work.webhooks.parked(),
             "settings": {path: str(value) for path, value, _ in differences(self.settings)},
         }
 

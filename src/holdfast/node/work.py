@@ -16,6 +16,7 @@ from holdfast.message import Message
 from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.store.history import History
 from holdfast.webhooks.delivery import Deliveries, Find, with_webhooks
+from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
 from holdfast.webhooks.reader import Reader
 from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
@@ -65,10 +66,15 @@ async def working(
         reader, gauges = Reader(log, endpoints, store, clock), _Gauges(store, clock)
         await _begun(reader)
         gauges.told(reader.begun)
+        parking = Parking(endpoints, store, worker.pause, clock, settings.webhooks)
+        await parking.update()
         await stack.enter_async_context(worker.running())
         await stack.enter_async_context(role("webhooks", reader.run))
         await stack.enter_async_context(role("work_gauges", gauges.run))
-        webhooks = WebhookPlane(endpoints, settings.webhooks.private_allowed, begun=lambda: reader.begun)
+        await stack.enter_async_context(role("webhook_parking", parking.run))
+        webhooks = WebhookPlane(
+            endpoints, settings.webhooks.private_allowed, begun=lambda: reader.begun, parked=lambda: parking.status
+        )
         yield WorkPlane(store, webhooks, up=lambda: gauges.up)
 
 

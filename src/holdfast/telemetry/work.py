@@ -27,6 +27,19 @@ _oldest_job = gauge("work_oldest_job_age_seconds", "Age of the oldest job that i
 _blocked_streams = gauge("work_blocked_streams", "Streams that wait behind a failed head")
 _work_breakers = gauge("work_breakers_open", "Job types whose breaker is open")
 
+_webhooks_disabled = gauge("webhooks_endpoints_disabled", "Endpoints of webhooks that are disabled")
+_webhooks_parked = gauge("webhooks_jobs_parked", "Jobs that wait for disabled endpoints")
+_webhooks_expired = counter("webhooks_jobs_expired", "Parked jobs that became dead letters: too many, or too old")
+
+
+def webhooks_parked(endpoints: int, jobs: int) -> None:
+    _webhooks_disabled.set(endpoints)
+    _webhooks_parked.set(jobs)
+
+
+def webhooks_expired(count: int) -> None:
+    _webhooks_expired.inc(count)
+
 
 def work_completed(count: int) -> None:
     _jobs_completed.inc(count)

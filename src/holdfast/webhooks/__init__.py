@@ -5,6 +5,7 @@
 ``guard``     which addresses may be called at all
 ``calling``   HTTP to endpoints; imported when the first is called
 ``delivery``  the handler of a delivery job
+``parking``   what waits while an endpoint is disabled, and for how long
 ``plane``     the parts as a node holds them, and how they are set
 ``reader``    from the event log to jobs, its position in the same transaction
 """

@@ -12,7 +12,7 @@ DELIVERIES_KEPT_PER_ENDPOINT = 1000
 
 
 class Endpoint(Struct, frozen=True):
-    """Where the messages of a tenant are sent. ``disabled``: why it gets nothing, empty while it does."""
+    """Where the messages of a tenant are sent. ``disabled``: why it gets nothing; empty while it does."""
 
     endpoint_id: str
     tenant: str
@@ -21,6 +21,7 @@ class Endpoint(Struct, frozen=True):
     description: str
     created_at: str
     disabled: str = ""
+    disabled_at: str = ""
 
 
 class Delivery(Struct, frozen=True):
@@ -50,8 +51,12 @@ class Endpoints(Protocol):
         """By creation."""
         ...
 
-    async def disable(self, endpoint_id: str, why: str) -> None:
-        """With an empty reason it is enabled again. NotFound if there is none."""
+    async def disable(self, endpoint_id: str, why: str, at: str) -> None:
+        """One that is disabled keeps its first time. NotFound if there is none."""
+        ...
+
+    async def enable(self, endpoint_id: str) -> None:
+        """NotFound if there is none."""
         ...
 
     async def remove(self, endpoint_id: str) -> None:
@@ -73,4 +78,8 @@ class Endpoints(Protocol):
     @property
     def version(self) -> int:
         """Rises with every change of endpoints made through this object."""
+        ...
+
+    async def changed(self, version: int) -> None:
+        """Wait until ``version`` is another one. Cancel-safe."""
         ...

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from holdfast import telemetry
 from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import NotFound
@@ -26,7 +27,7 @@ from holdfast.resilience import retry_after_seconds
 from holdfast.webhooks.contract import JOB_TYPE, Delivery, Endpoint, Endpoints
 from holdfast.webhooks.guard import check_url
 from holdfast.webhooks.signing import headers
-from holdfast.work.failures import JobFailed
+from holdfast.work.failures import JobFailed, JobPostponed
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Draft, Policies, Reason
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.webhooks.calling import Caller
 
 _encode = msgspec.json.Encoder().encode
+_PARKED_AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,17 @@ class WebhookSettings:
     """Calls to one endpoint at once; the others wait in the store and hold up no other endpoint."""
     answer_bytes_max: int = 64 * 1024
     """So much of an answer is read."""
+    parked_max: int = 100_000
+    """Jobs kept for a disabled endpoint; beyond it the oldest become dead letters."""
+    parked_seconds_max: float = 7 * 86400.0
+    """For so long; after it they become dead letters."""
     private_allowed: bool = False
     """Endpoints may be on private addresses and speak plain HTTP: for development only."""
 
     def __post_init__(self) -> None:
         seconds = ("timeout_seconds", "connect_timeout_seconds")
-        positive(self, *seconds, "concurrency_per_endpoint", "answer_bytes_max")
+        counts = ("concurrency_per_endpoint", "answer_bytes_max", "parked_max", "parked_seconds_max")
+        positive(self, *seconds, *counts)
 
 
 Find = Callable[[str, int], Awaitable[Message | None]]
@@ -146,7 +153,7 @@ class Deliveries:
             await self.deliver(ctx, notice)
 
     async def deliver(self, ctx: Context, notice: Notice) -> None:
-        """Returns when the endpoint has taken it, or was removed or disabled; raises JobFailed otherwise."""
+        """Returns when the endpoint has taken it, or was removed; raises JobFailed otherwise."""
         try:
             endpoint = await self._endpoints.get(notice.endpoint_id)
         except NotFound:
@@ -155,7 +162,7 @@ class Deliveries:
             told = f"no endpoint {notice.endpoint_id} was ever here: the job is of another server, or of another state"
             raise JobFailed(Reason.VALIDATION_FAILURE, told) from None
         if endpoint.disabled:
-            return
+            raise _disabled(endpoint.endpoint_id, endpoint.disabled)
         event = await self._event(notice)
         if event is None:
             return
@@ -203,8 +210,10 @@ class Deliveries:
         if 200 <= status < 300:
             return
         if status == 410:
-            await self._endpoints.disable(endpoint.endpoint_id, "the endpoint answered 410 Gone")
-            return
+            why = "the endpoint answered 410 Gone"
+            telemetry.log.warning("webhooks.endpoint_disabled", endpoint=endpoint.endpoint_id, reason=why)
+            await self._endpoints.disable(endpoint.endpoint_id, why, timestamp(self._clock.now()))
+            raise _disabled(endpoint.endpoint_id, why)
         told = f"{endpoint.endpoint_id} answered {status or 'nothing'}: {error}"
         if status == 429:
             reason = Reason.THROTTLED
@@ -213,3 +222,9 @@ class Deliveries:
         else:
             reason = Reason.HANDLER_EXCEPTION
         raise JobFailed(reason, told, retry_after_seconds=retry_after)
+
+
+def _disabled(endpoint_id: str, why: str) -> JobPostponed:
+    """It is parked: it comes again when the worker has paused the endpoint, and then waits in the store."""
+    error = f"{endpoint_id} is disabled: {why}"
+    return JobPostponed(Reason.TRANSPORT_UNAVAILABLE, error, retry_after_seconds=_PARKED_AGAIN_SECONDS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from holdfast.webhooks.contract import Endpoints
 from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.webhooks.parking import ParkedStatus
 from holdfast.work.contract import WorkStore
 
 
@@ -36,12 +37,14 @@ class WorkSettings:
 class WebhookPlane:
     """``private_allowed``: endpoints may be on private addresses; for development only.
 
-    ``begun``: whether what is committed from now on reaches an endpoint that is added now.
+    ``begun``: whether what is committed from now on reaches an endpoint that is added now. ``parked``: what waits for
+    disabled endpoints.
     """
 
     endpoints: Endpoints
     private_allowed: bool = False
     begun: Callable[[], bool] = lambda: True
+    parked: Callable[[], ParkedStatus] = ParkedStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,7 @@ class Reader:
             endpoints, end = await self._endpoints.all(), await self._log.end()
             self._noticed = {each.endpoint_id: self._noticed.get(each.endpoint_id, end) for each in endpoints}
             for endpoint in endpoints:
-                if not endpoint.disabled:
-                    known.setdefault(endpoint.tenant, []).append(endpoint)
+                known.setdefault(endpoint.tenant, []).append(endpoint)  # for a disabled one too: its jobs are parked
             self._known = (version, known)
         return known
 

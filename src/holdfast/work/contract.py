@@ -281,6 +281,13 @@ class Stats:
         )
 
 
+class Waiting(NamedTuple):
+    """The jobs of one destination that are not done: how many, and when the oldest came."""
+
+    jobs: int
+    oldest_at: float
+
+
 @dataclass(frozen=True, slots=True)
 class Act:
     """One recorded act of an operator."""
@@ -425,8 +432,8 @@ class WorkStore(Protocol):
         """Let the named jobs pass every block of the stream; NotFound if the stream is not blocked."""
         ...
 
-    async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
-        """Move jobs to the dead letters and lift their blocks, in one act."""
+    async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
+        """Move jobs to the dead letters and lift their blocks, in one act; with a ``failure`` that is their reason."""
         ...
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
@@ -435,6 +442,14 @@ class WorkStore(Protocol):
 
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
         """Forget dead letters for good."""
+        ...
+
+    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:
+        """How many jobs wait for each of these destinations; one without any is left out."""
+        ...
+
+    async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:
+        """Those of the ``limit`` oldest jobs of a destination that came before that time."""
         ...
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:

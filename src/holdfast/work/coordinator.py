@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, nullcontext
 
 from holdfast import telemetry
@@ -65,6 +65,7 @@ class Worker:
         self._runner = Runner(handlers, policies or Policies(), self._breakers, self._clock, self._rng, hook)
         self._stopping = asyncio.Event()
         self._shift: _Shift | None = None
+        self._paused: frozenset[tuple[str, str]] = frozenset()
 
     def stop(self) -> None:
         """Start nothing more; ``run`` returns when what runs has ended, or after ``drain_seconds``: what runs then is
@@ -102,6 +103,13 @@ class Worker:
                 telemetry.defect("work", error)
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
 
+    def pause(self, destinations: Collection[tuple[str, str]]) -> None:
+        """Start no job of these destinations, given with their job type, which has a cap per destination: what waits
+        for them stays in the store until a later call leaves them out. What runs ends."""
+        self._paused = frozenset(destinations)
+        if self._shift is not None:
+            self._shift.pause(self._paused)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Worker]:
         """Run in the background of a block; leaving it stops and drains."""
@@ -114,6 +122,7 @@ class Worker:
 
     async def _serve(self, seat: Seat) -> None:
         self._shift = _Shift(seat, self._store.shared, self._runner, self._settings, self._clock)
+        self._shift.pause(self._paused)
         if self._stopping.is_set():
             self._shift.stop()
         try:
@@ -156,11 +165,18 @@ class _Shift:
             concurrency=settings.concurrency,
             stuck_max=settings.stuck_max,
         )
+        self._paused: frozenset[tuple[str, str]] = frozenset()
         self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
 
     def stop(self) -> None:
         self._stopping = self._runners.paused = True
         self._stopped.set()
+        self._seat.wake()
+
+    def pause(self, destinations: frozenset[tuple[str, str]]) -> None:
+        """It takes effect when everything is read again, so that what was held comes before what comes now."""
+        self._paused = destinations
+        self._unsure = True
         self._seat.wake()
 
     async def run(self) -> None:
@@ -238,9 +254,9 @@ class _Shift:
         raise self._runners.failed_with
 
     async def _rewind(self) -> None:
+        self._unsure, paused = False, self._paused  # what is paused meanwhile takes effect with the next one
         rewound = await self._seat.rewind()
-        self._streams.rewound(rewound.blocks, rewound.backlogs)
-        self._unsure = False
+        self._streams.rewound(rewound.blocks, rewound.backlogs, paused)
 
     async def _balance(self) -> None:
         """Lease what is ours by rendezvous, give what is not, bury the dead; now and then."""

@@ -34,6 +34,11 @@ class JobFailed(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class JobPostponed(JobFailed):
+    """Raised by a handler that did not do the job because it cannot be done now: it comes again after
+    ``retry_after_seconds``, and neither an attempt nor a strike is counted."""
+
+
 class UnknownType(Exception):
     """No handler here knows this job type."""
 
@@ -106,7 +111,7 @@ def classify(error: BaseException, hook: Hook | None = None, own: Reasons | None
     message = _readable(lambda: error.message if isinstance(error, HoldfastError) else str(error))
     trace = _readable(lambda: "".join(traceback.format_exception(error)))
     texts = clipped(message, ERROR_BYTES_MAX), clipped(trace, TRACE_BYTES_MAX)
-    return Failure(reason, kind, *texts, fingerprint, _retry_after(error))
+    return Failure(reason, kind, *texts, fingerprint, _retry_after(error), isinstance(error, JobPostponed))
 
 
 def _readable(text: Callable[[], str]) -> str:

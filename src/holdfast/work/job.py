@@ -130,7 +130,7 @@ class Action(IntEnum):
     PARK = 2
     DEAD = 3
     POSTPONE = 4
-    """Not run at all (its type's breaker is open): tried later, no attempt counted."""
+    """Not run (its type's breaker is open, its handler postponed it): tried later, no attempt counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,7 @@ class Failure:
     trace: str = ""
     fingerprint: str = ""
     retry_after_seconds: float = 0.0
+    postponed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +317,8 @@ class Verdict:
 
 def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> Verdict:
     """The verdict on one failure: dead at once, dead as poison, parked, or tried again after a delay."""
+    if failure.postponed:
+        return Verdict(Action.POSTPONE, failure.reason, failure.retry_after_seconds)
     if not policy.retry:
         return Verdict(Action.DEAD, failure.reason, strike=policy.strike, stream=policy.stream)
     if policy.strike and job.strikes + 1 >= policy.strikes_max:

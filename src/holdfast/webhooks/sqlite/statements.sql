@@ -1,15 +1,20 @@
 -- name: add
-INSERT INTO endpoint VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+INSERT INTO endpoint VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
 
 -- name: get
-SELECT endpoint_id, tenant, url, secret, description, created_at, disabled FROM endpoint WHERE endpoint_id = ?1
+SELECT endpoint_id, tenant, url, secret, description, created_at, disabled, disabled_at FROM endpoint
+ WHERE endpoint_id = ?1
 
 -- name: all
-SELECT endpoint_id, tenant, url, secret, description, created_at, disabled FROM endpoint
+SELECT endpoint_id, tenant, url, secret, description, created_at, disabled, disabled_at FROM endpoint
  ORDER BY created_at, endpoint_id
 
 -- name: disable
-UPDATE endpoint SET disabled = ?2 WHERE endpoint_id = ?1
+UPDATE endpoint SET disabled = ?2, disabled_at = CASE WHEN disabled = '' THEN ?3 ELSE disabled_at END
+ WHERE endpoint_id = ?1
+
+-- name: enable
+UPDATE endpoint SET disabled = '', disabled_at = '' WHERE endpoint_id = ?1
 
 -- name: remove
 DELETE FROM endpoint WHERE endpoint_id = ?1

@@ -34,6 +34,7 @@ class SqliteEndpoints:
         self._crew = crew
         self.server = server
         self._version = 1
+        self._changed = asyncio.Event()
 
     @classmethod
     async def open(cls, path: Path, settings: SqliteSettings | None = None, vfs: str | None = None) -> SqliteEndpoints:
@@ -50,7 +51,7 @@ class SqliteEndpoints:
 
     async def add(self, endpoint: Endpoint) -> None:
         await self._transact(lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall())
-        self._version += 1
+        self._has_changed()
 
     async def get(self, endpoint_id: str) -> Endpoint:
         def read(db: apsw.Connection) -> Endpoint:
@@ -64,11 +65,21 @@ class SqliteEndpoints:
     async def all(self) -> Sequence[Endpoint]:
         return await self._transact(lambda db: [Endpoint(*row) for row in db.execute(SQL["all"])])
 
-    async def disable(self, endpoint_id: str, why: str) -> None:
+    async def disable(self, endpoint_id: str, why: str, at: str) -> None:
         def disable(db: apsw.Connection) -> None:
-            db.execute(SQL["disable"], (endpoint_id, why))
+            db.execute(SQL["disable"], (endpoint_id, why, at))
 
         await self._change(endpoint_id, disable)
+
+    async def enable(self, endpoint_id: str) -> None:
+        def enable(db: apsw.Connection) -> None:
+            db.execute(SQL["enable"], (endpoint_id,))
+
+        await self._change(endpoint_id, enable)
+
+    async def changed(self, version: int) -> None:
+        while self._version == version:
+            await self._changed.wait()
 
     async def remove(self, endpoint_id: str) -> None:
         def remove(db: apsw.Connection) -> None:
@@ -102,7 +113,12 @@ class SqliteEndpoints:
                 raise NotFound(f"no webhook endpoint {endpoint_id}")
 
         await self._transact(work)
+        self._has_changed()
+
+    def _has_changed(self) -> None:
         self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
         def transaction(handle: Handle) -> T:

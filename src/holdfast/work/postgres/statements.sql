@@ -159,6 +159,23 @@ SELECT FROM holdfast_work.instance WHERE id IN (
 -- $1 seqs
 SELECT holdfast_work.bury($1::bigint[])
 
+-- name: name_reason
+-- Why jobs were buried. $1 seqs, $2 reason, $3 and $4 the error's type and text
+UPDATE holdfast_work.dead SET reason = $2, error_type = $3, error = $4, trace = NULL, fingerprint = NULL
+ WHERE seq = ANY ($1::bigint[])
+
+-- name: waiting
+-- $1 destinations. The index has only jobs with a destination, which the last condition says.
+SELECT d.name, count(*) AS jobs, extract(epoch FROM min(j.created_at))::float8 AS oldest_at
+  FROM unnest($1::text[]) AS d(name) JOIN holdfast_work.job AS j ON j.destination = d.name AND j.destination <> ''
+ GROUP BY d.name
+
+-- name: oldest
+-- $1 destination, $2 before (seconds since the epoch), $3 limit
+SELECT seq FROM (
+    SELECT seq, created_at FROM holdfast_work.job WHERE destination = $1 AND destination <> '' ORDER BY seq LIMIT $3
+) AS first WHERE created_at < to_timestamp($2)
+
 -- name: tell
 -- $1 partitions whose owners shall read everything again
 SELECT holdfast_work.tell($1::smallint[])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -23,8 +23,9 @@ from holdfast.work.contract import (
     OpenBreaker,
     Query,
     Stats,
+    Waiting,
 )
-from holdfast.work.job import Draft, reason_of
+from holdfast.work.job import Draft, Failure, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres.errors import reaching, translated
 from holdfast.work.postgres.seat import SQL, Pools, PostgresSeat, SeatSettings, block_of
@@ -132,11 +133,14 @@ class PostgresWork:
             rows = await act.fetch("release", stream, list(ids), types, through, by, why)
             return await act.apply(rows, f"the stream {stream!r} is not blocked")
 
-    async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+    async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
         async with self._act("dead", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             rows = await act.fetch("partitions_of", list(seqs))
             await act.connection.execute(SQL["bury"], list(seqs))
+            if failure is not None:
+                words = (failure.reason, failure.error_type, failure.error)
+                await act.connection.execute(SQL["name_reason"], list(seqs), *words)
             return await act.apply(rows, "no such job")
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
@@ -152,6 +156,13 @@ class PostgresWork:
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
         async with self._act("discard", query.seqs or [str(query)], by, why) as act:
             return await act.apply(await act.fetch("exhume", *_conditions(query), limit), "no such dead letter")
+
+    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:
+        rows = await self._fetch("waiting", list(destinations))
+        return {row["name"]: Waiting(row["jobs"], row["oldest_at"]) for row in rows}
+
+    async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:
+        return [row["seq"] for row in await self._fetch("oldest", destination, before, limit)]
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
         return [

@@ -26,9 +26,10 @@ from holdfast.work.contract import (
     Report,
     Rewound,
     Stats,
+    Waiting,
     Want,
 )
-from holdfast.work.job import PARTITIONS, Draft, Job, reason_of
+from holdfast.work.job import PARTITIONS, Draft, Failure, Job, reason_of
 from holdfast.work.sqlite import verbs
 
 T = TypeVar("T")
@@ -147,9 +148,9 @@ class EmbeddedWork:
         nothing = f"the stream {stream!r} is not blocked"
         return await self._act(lambda db: verbs.release(db, stream, ids, types, through, (by, why)), act, nothing)
 
-    async def bury(self, seqs: Sequence[int], *, by: str, why: str) -> int:
-        now = self._clock.now()
-        return await self._act(lambda db: verbs.bury(db, seqs, now), ("dead", _words(seqs), by, why), "no such job")
+    async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
+        now, act = self._clock.now(), ("dead", _words(seqs), by, why)
+        return await self._act(lambda db: verbs.bury(db, seqs, now, failure), act, "no such job")
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
         now, values = self._clock.now(), {**_conditions(query), "limit": limit}
@@ -160,6 +161,12 @@ class EmbeddedWork:
         values = {**_conditions(query), "limit": limit}
         act = ("discard", _target(query), by, why)
         return await self._act(lambda db: verbs.discard(db, values), act, "no such dead letter")
+
+    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:
+        return await self._look(lambda db: verbs.waiting(db, destinations))
+
+    async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:
+        return await self._look(lambda db: verbs.oldest(db, destination, before, limit))
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
         return await self._look(lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))])

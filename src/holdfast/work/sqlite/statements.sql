@@ -173,6 +173,20 @@ SELECT seq, type, stream, state, attempt, strikes, crashes, stages, created_at, 
    AND (:state IS NULL OR state = :state) AND (:fingerprint IS NULL OR fingerprint = :fingerprint)
  ORDER BY CASE WHEN :oldest THEN seq END, dead_at DESC, seq DESC LIMIT :limit
 
+-- name: name_reason
+-- Why a job was buried. ?1 seq, ?2 reason, ?3 and ?4 the error's type and text
+UPDATE dead SET reason = ?2, error_type = ?3, error = ?4, trace = NULL, fingerprint = NULL WHERE seq = ?1
+
+-- name: waiting
+-- The index has only jobs with a destination, which the last condition says.
+SELECT count(*), (SELECT created_at FROM job WHERE destination = ?1 AND destination <> '' ORDER BY seq LIMIT 1)
+  FROM job WHERE destination = ?1 AND destination <> ''
+
+-- name: oldest
+-- ?1 destination, ?2 before, ?3 limit
+SELECT seq FROM (SELECT seq, created_at FROM job WHERE destination = ?1 AND destination <> '' ORDER BY seq LIMIT ?3)
+ WHERE created_at < ?2
+
 -- name: discard
 DELETE FROM dead WHERE seq = ?1
 

@@ -28,9 +28,10 @@ from holdfast.work.contract import (
     Mark,
     Report,
     Rewound,
+    Waiting,
     Want,
 )
-from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, InvalidArgument, Job, OnFailure, State
+from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Failure, InvalidArgument, Job, OnFailure, State
 
 SQL = statements("holdfast.work.sqlite")
 MIGRATIONS = migrations("holdfast.work.sqlite")
@@ -285,8 +286,21 @@ def park(db: apsw.Connection, seqs: Sequence[int], now: float, who: tuple[str, s
     return count
 
 
-def bury(db: apsw.Connection, seqs: Sequence[int], now: float) -> int:
-    return sum(_bury(db, seq, now) for seq in seqs)
+def bury(db: apsw.Connection, seqs: Sequence[int], now: float, failure: Failure | None = None) -> int:
+    count = sum(_bury(db, seq, now) for seq in seqs)
+    if failure is not None:
+        words = (int(failure.reason), failure.error_type, failure.error)
+        db.executemany(SQL["name_reason"], [(seq, *words) for seq in seqs])
+    return count
+
+
+def waiting(db: apsw.Connection, destinations: Sequence[str]) -> dict[str, Waiting]:
+    counted = {name: db.execute(SQL["waiting"], (name,)).get for name in destinations}
+    return {name: Waiting(*row) for name, row in counted.items() if row[0]}
+
+
+def oldest(db: apsw.Connection, destination: str, before: float, limit: int) -> list[int]:
+    return [seq for (seq,) in db.execute(SQL["oldest"], (destination, before, limit))]
 
 
 def _each(db: apsw.Connection, name: str, rows: Iterable[tuple[Any, ...]]) -> int:

@@ -1,0 +1,112 @@
+"""What waits while an endpoint is disabled: its jobs are parked, and end as dead letters only when they are too many or
+too old.
+
+A disabled endpoint is a paused destination of the worker: its jobs, the new ones too, stay in the store, in their
+order, and run when it is enabled. Nothing is written for a pause, so it is the same after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+
+from msgspec import Struct
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import NotFound
+from holdfast.webhooks.contract import JOB_TYPE, Endpoint, Endpoints
+from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.work.contract import WorkStore
+from holdfast.work.job import Failure, Reason
+
+EXPIRE_SECONDS = 10.0
+"""How often what is parked is counted: there may be as many more as come in that time."""
+EXPIRED_AT_ONCE_MAX = 1000
+
+
+class ParkedStatus(Struct, frozen=True):
+    """``parked``: how many jobs wait for the disabled endpoints, by their ids."""
+
+    endpoints: int = 0
+    parked: Mapping[str, int] = {}
+
+
+class Parking:
+    """Runs until cancelled; where it fails it is started again by its node."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        jobs: WorkStore,
+        pause: Callable[[Collection[tuple[str, str]]], None],
+        clock: Clock,
+        settings: WebhookSettings,
+    ) -> None:
+        self._endpoints, self._jobs, self._pause, self._clock = endpoints, jobs, pause, clock
+        self._settings = settings
+        self._version = -1
+        self._disabled: Sequence[Endpoint] = ()
+        self.status = ParkedStatus()
+
+    async def run(self) -> None:
+        while True:
+            await self.update()
+            await self.expire()
+            try:
+                async with asyncio.timeout(EXPIRE_SECONDS):
+                    await self._endpoints.changed(self._version)
+            except TimeoutError:
+                pass
+
+    async def update(self) -> None:
+        """Pause what is disabled now, and nothing else."""
+        version = self._endpoints.version
+        if version == self._version:
+            return
+        endpoints = await self._endpoints.all()
+        self._disabled = [endpoint for endpoint in endpoints if endpoint.disabled]
+        self._pause({(JOB_TYPE, endpoint.endpoint_id) for endpoint in self._disabled})
+        self._version = version
+        self.status = ParkedStatus(len(endpoints), {each.endpoint_id: 0 for each in self._disabled})
+
+    async def expire(self) -> None:
+        """Bury what has been parked for too long, and the oldest of what is too much."""
+        parked: dict[str, int] = {}
+        for endpoint in self._disabled:
+            parked[endpoint.endpoint_id] = await self._expire(endpoint)
+        self.status = ParkedStatus(self.status.endpoints, parked)
+        telemetry.webhooks_parked(len(parked), sum(parked.values()))
+
+    async def _expire(self, endpoint: Endpoint) -> int:
+        """How many are parked then."""
+        name, chosen = endpoint.endpoint_id, self._settings
+        days = chosen.parked_seconds_max / 86400
+        before = self._clock.now() - chosen.parked_seconds_max
+        if datetime.fromisoformat(endpoint.disabled_at).timestamp() <= before:
+            while aged := await self._jobs.oldest(name, before=before, limit=EXPIRED_AT_ONCE_MAX):
+                if not await self._bury(endpoint, aged, f"it was parked for {days:g} days"):
+                    break
+        waiting = await self._jobs.waiting([name])
+        jobs = waiting[name].jobs if name in waiting else 0
+        while (excess := jobs - chosen.parked_max) > 0:
+            oldest = await self._jobs.oldest(name, before=float("inf"), limit=min(excess, EXPIRED_AT_ONCE_MAX))
+            if not await self._bury(endpoint, oldest, f"more than {chosen.parked_max:,} jobs were parked"):
+                break
+            jobs -= len(oldest)
+        return jobs
+
+    async def _bury(self, endpoint: Endpoint, seqs: Sequence[int], why: str) -> bool:
+        """False: it was enabled meanwhile, or somebody else has taken them."""
+        if self._endpoints.version != self._version:
+            return False
+        error = f"{endpoint.endpoint_id} is disabled ({endpoint.disabled}): {why}"
+        failure = Failure(Reason.TRANSPORT_UNAVAILABLE, "EndpointDisabled", error)
+        try:
+            count = await self._jobs.bury(seqs, by="holdfast", why=error, failure=failure)
+        except NotFound:
+            return False
+        telemetry.webhooks_expired(count)
+        telemetry.log.warning("webhooks.parked_jobs_expired", endpoint=endpoint.endpoint_id, jobs=count, reason=why)
+        return True
