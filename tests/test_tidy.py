@@ -27,9 +27,9 @@ LAYERS = [
     {"ingest", "fanout"},
     {"session"},
     {"store", "eventlog", "work", "limits"},
-    {"sqlite", "drivers"},
     {"wire"},
     {"access"},
+    {"sqlite", "drivers"},
     {"resilience", "message", "errors", "clock", "telemetry", "bounds", "places", "extras", "statements", "files"},
 ]
 CLIENT_MAY_IMPORT = {"client", "wire", "access", "resilience", "message", "errors", "clock", "telemetry", "bounds"}

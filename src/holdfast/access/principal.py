@@ -47,7 +47,7 @@ class Principal(Struct, frozen=True):
     ``user_id`` is the person it speaks for: a token's subject, or whom a tenant key acts for ("" if nobody).
     An admin key is no user of any tenant: its ``tenant`` is "" and its ``user_id`` names the key.
     ``expires_at`` is wall-clock seconds; None: until revoked. ``chats`` are the only chats it is good for; None: all
-    of the user's.
+    of the user's. ``issued_at`` of a token that does not say is 0; ``token_id`` is what it can be revoked by.
     """
 
     tenant: str
@@ -56,6 +56,8 @@ class Principal(Struct, frozen=True):
     kind: Kind
     expires_at: float | None = None
     chats: frozenset[str] | None = None
+    issued_at: float = 0.0
+    token_id: str = ""
 
     @property
     def user(self) -> User:

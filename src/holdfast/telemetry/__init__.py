@@ -5,6 +5,7 @@ Names are the seeds' dotted names made Prometheus-like; HELP texts carry the dot
 Callers say ``from holdfast import telemetry`` and ``telemetry.sends_waiting(3)``.
 """
 
+from holdfast.telemetry.access import *
 from holdfast.telemetry.api import *
 from holdfast.telemetry.dependencies import *
 from holdfast.telemetry.fanout import *

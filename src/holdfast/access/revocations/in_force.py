@@ -1,0 +1,161 @@
+"""The revocations a node holds in memory: what they refuse, and how they change.
+
+A change is stored before it counts here. A change whose outcome nobody knows, and later those of other nodes, are
+found by ``follow``, which compares versions and reads all entries again when they differ. Asking costs a few lookups
+in dictionaries and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from holdfast import telemetry
+from holdfast.access.principal import Principal
+from holdfast.access.revocations.contract import (
+    ENTRIES_MAX,
+    Revocation,
+    RevocationKey,
+    RevocationKind,
+    Revocations,
+)
+from holdfast.clock import Clock, Turns
+from holdfast.errors import HoldfastError, Unauthorized
+from holdfast.message import User
+
+FOLLOW_SECONDS = 0.5
+"""How often the stored version is compared with what is held here."""
+
+_REFUSALS: Mapping[RevocationKind, str] = {
+    "token": "this token was revoked: get a new one",
+    "user": "the tokens this user had were revoked: get a new one",
+    "device": "this device was cut off: get a new token for it",
+    "ban": "this user is banned",
+}
+
+Added = Callable[[Sequence[Revocation]], None]
+
+
+class RevocationsInForce:
+    """The entries of one node. ``on_added`` hears of those that are new or changed, after they count."""
+
+    def __init__(self, store: Revocations, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._entries: dict[RevocationKey, Revocation] = {}
+        """By number."""
+        self._version = -1
+        self._change = asyncio.Lock()
+        self.on_added: Added = lambda entries: None
+
+    # --- what they refuse -------------------------------------------------------------------------------
+
+    def refusal(self, principal: Principal, device_id: str = "") -> Unauthorized | None:
+        """Why this user's token is refused, shown by this device ("": no device is known); None if it is not."""
+        if not self._entries or principal.kind != "user":
+            return None
+        tenant, user_id, issued_at = principal.tenant, principal.user_id, principal.issued_at
+        asked: list[RevocationKey] = [
+            RevocationKey("ban", tenant, user_id, ""),
+            RevocationKey("user", tenant, user_id, ""),
+            RevocationKey("token", tenant, "", principal.token_id),
+        ]
+        if device_id:
+            asked.append(RevocationKey("device", tenant, user_id, device_id))
+        for key in asked:
+            entry = self._entries.get(key)
+            if entry is None or (entry.ends_at is not None and entry.ends_at <= self._clock.now()):
+                continue
+            if key.kind in ("ban", "token") or issued_at < entry.issued_before:
+                return Unauthorized(_REFUSALS[key.kind], revoked=key.kind)
+        return None
+
+    def check(self, principal: Principal, device_id: str = "") -> None:
+        """Unauthorized if the token is refused; counted."""
+        if (refusal := self.refusal(principal, device_id)) is not None:
+            telemetry.revoked_credential_shown(refusal.details["revoked"])
+            raise refusal
+
+    def is_muted(self, user: User) -> bool:
+        """Whether the user is muted in the whole tenant."""
+        return RevocationKey("mute", user.tenant, user.user_id, "") in self._entries if self._entries else False
+
+    # --- what is in force -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def page(self, after: int, limit: int, wanted: Callable[[Revocation], bool]) -> Sequence[Revocation]:
+        """Up to ``limit`` wanted entries with a number above ``after``, by number. What has ended is left out."""
+        now = self._clock.now()
+        entries = list(self._entries.values())
+        rest = islice(entries, bisect_right(entries, after, key=lambda entry: entry.number), None)
+        held = (entry for entry in rest if entry.ends_at is None or entry.ends_at > now)
+        return list(islice((entry for entry in held if wanted(entry)), limit))
+
+    def of_user(self, user: User) -> Sequence[Revocation]:
+        """Every entry that names this user."""
+        return [e for e in self._entries.values() if (e.tenant, e.user_id) == user]
+
+    # --- how they change --------------------------------------------------------------------------------
+
+    async def add(self, entry: Revocation) -> Revocation:
+        """Store an entry, then let it count. Raises what the store raises."""
+        async with self._change:
+            stored = await self._store.add(entry)
+            if (held := self._entries.get(stored.key)) is not None and held.number != stored.number:
+                del self._entries[stored.key]  # it had ended; a new one comes last
+            self._entries[stored.key] = stored
+            self._version += 1
+            if len(self._entries) > ENTRIES_MAX:
+                self._forget_ended()
+        self._changed([stored])
+        return stored
+
+    async def remove(self, number: int) -> Revocation:
+        """Lift an entry. NotFound if there is none of this number."""
+        async with self._change:
+            removed = await self._store.remove(number)
+            self._entries.pop(removed.key, None)
+            self._version += 1
+        self._changed([])
+        return removed
+
+    async def refresh(self) -> None:
+        """Read all entries again if the stored version is another than the one held here."""
+        async with self._change:
+            version = await self._store.version()
+            if version == self._version:
+                return
+            turns, found = Turns(self._clock), dict[RevocationKey, Revocation]()
+            for entry in await self._store.all():
+                found[entry.key] = entry
+                await turns.give_way()
+            added = [entry for key, entry in found.items() if self._entries.get(key) != entry]
+            self._entries, self._version = found, version
+        self._changed(added)
+
+    async def follow(self) -> None:
+        """Refresh for ever; a store that does not answer is asked again."""
+        failing = False
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            try:
+                await self.refresh()
+                failing = False
+            except HoldfastError as error:
+                if not failing:
+                    telemetry.log.warning("access.revocations_unread", error=error.message)
+                failing = True
+
+    def _forget_ended(self) -> None:
+        """The store has forgotten them already: so what is held here is bounded as it is there."""
+        now = self._clock.now()
+        self._entries = {k: e for k, e in self._entries.items() if e.ends_at is None or e.ends_at > now}
+
+    def _changed(self, added: Sequence[Revocation]) -> None:
+        telemetry.revocations_held(len(self._entries))
+        if added:
+            self.on_added(added)

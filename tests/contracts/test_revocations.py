@@ -1,0 +1,143 @@
+"""What every store of revocations promises; memory and each adapter alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.access.revocations import contract
+from holdfast.access.revocations.contract import Revocation, RevocationKind, Revocations
+from holdfast.access.revocations.memory import MemoryRevocations
+from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
+from holdfast.clock import Clock, ManualClock
+from holdfast.errors import Forbidden, NotFound
+
+START = 1_000_000.0
+Scenario = Callable[[Revocations, ManualClock], Awaitable[None]]
+
+
+@asynccontextmanager
+async def opened(adapter: str, folder: Path, clock: Clock) -> AsyncIterator[Revocations]:
+    if adapter == "memory":
+        yield MemoryRevocations(clock)
+        return
+    store = await SqliteRevocations.open(folder / ACCESS.name, clock)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def on_every_store(scenario: Scenario) -> Any:
+    @pytest.mark.parametrize("adapter", ["memory", "sqlite"])
+    @wraps(scenario)
+    def test(adapter: str, tmp_path: Path) -> None:
+        async def run() -> None:
+            clock = ManualClock(START)
+            async with opened(adapter, tmp_path, clock) as store:
+                await scenario(store, clock)
+
+        asyncio.run(run())
+
+    del test.__wrapped__  # type: ignore[attr-defined]
+    return test
+
+
+def entry(kind: RevocationKind = "user", user_id: str = "alice", item: str = "", **fields: Any) -> Revocation:
+    return Revocation(
+        kind, "acme", user_id, item, **{"issued_before": START, "made_at": "t", "ends_at": None, **fields}
+    )
+
+
+@on_every_store
+async def test_entries_are_listed_as_they_were_added_until_they_are_removed(store: Revocations, clock: Any) -> None:
+    kinds: list[RevocationKind] = ["token", "user", "device", "ban", "mute"]
+    added = [await store.add(entry(kind, item="x" if kind in ("token", "device") else "")) for kind in kinds]
+    assert [one.number for one in added] == [1, 2, 3, 4, 5]
+    assert [one.kind for one in await store.all()] == kinds and list(await store.all()) == added
+    assert await store.remove(2) == added[1]
+    assert list(await store.all()) == [added[0], *added[2:]]
+    for number in (2, 6, 0):
+        with pytest.raises(NotFound, match="nothing was changed"):
+            await store.remove(number)
+    again = await store.add(entry("user"))
+    assert again.number == 6, "a number is never given twice"
+
+
+@on_every_store
+async def test_entry_of_the_same_key_is_merged_and_refuses_no_less(store: Revocations, clock: Any) -> None:
+    first = await store.add(entry(issued_before=START + 10, ends_at=START + 100, made_at="one"))
+    second = await store.add(entry(issued_before=START + 5, ends_at=START + 200, made_at="two"))
+    assert second == replace(first, made_at="two", ends_at=START + 200)
+    assert list(await store.all()) == [second]
+    token = await store.add(entry("token", "", "jti-1", issued_before=0))
+    known = await store.add(entry("token", "bob", "jti-1", issued_before=0))
+    assert (known.number, known.user_id) == (token.number, "bob"), "a token is one, whoever it belongs to"
+    assert (await store.add(entry("token", "", "jti-1", issued_before=0))).user_id == "bob"
+    await store.add(entry("device", item="phone"))
+    await store.add(entry("device", item="tablet"))
+    await store.add(entry("device", "bob", item="phone"))
+    await store.add(replace(entry(), tenant="other"))
+    assert len(await store.all()) == 6
+
+
+@on_every_store
+async def test_version_rises_by_one_with_every_change_and_with_nothing_else(store: Revocations, clock: Any) -> None:
+    before = await store.version()
+    await store.add(entry())
+    await store.add(entry())
+    await store.remove(1)
+    assert await store.version() == before + 3
+    with pytest.raises(NotFound):
+        await store.remove(1)
+    await store.all()
+    assert await store.version() == before + 3
+
+
+@on_every_store
+async def test_entry_that_has_ended_is_gone_and_makes_room(store: Revocations, clock: ManualClock) -> None:
+    await store.add(entry(ends_at=START + 10))
+    stays = await store.add(entry("ban"))
+    clock.advance(10)
+    assert list(await store.all()) == [stays]
+    with pytest.raises(NotFound):
+        await store.remove(1)
+    assert (await store.add(entry(ends_at=START + 30, issued_before=START))).number == 3
+
+
+@on_every_store
+async def test_full_store_refuses_the_next_entry_and_drops_none(store: Revocations, clock: ManualClock) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contract, "ENTRIES_MAX", 3)
+        for name in ("a", "b"):
+            await store.add(entry(user_id=name))
+        await store.add(entry(user_id="c", ends_at=START + 10))
+        version = await store.version()
+        with pytest.raises(Forbidden, match=r"3 revocations.*lift some first") as caught:
+            await store.add(entry(user_id="d"))
+        assert caught.value.details["limit"] == 3
+        assert [one.user_id for one in await store.all()] == ["a", "b", "c"] and await store.version() == version
+        await store.add(entry(user_id="a", issued_before=START + 1))
+        clock.advance(10)
+        await store.add(entry(user_id="d"))
+        assert [one.user_id for one in await store.all()] == ["a", "b", "d"]
+
+
+def test_entries_and_version_outlive_the_process(tmp_path: Path) -> None:
+    async def first() -> tuple[Any, int]:
+        async with opened("sqlite", tmp_path, ManualClock(START)) as store:
+            await store.add(entry("token", "", "j", ends_at=START + 0.5))
+            return list(await store.all()), await store.version()
+
+    async def second() -> tuple[Any, int]:
+        async with opened("sqlite", tmp_path, ManualClock(START)) as store:
+            return list(await store.all()), await store.version()
+
+    assert asyncio.run(first()) == asyncio.run(second())
