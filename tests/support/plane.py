@@ -14,7 +14,7 @@ import msgspec
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids, timestamp
-from holdfast.errors import Unauthorized
+from holdfast.errors import HoldfastError, Unauthorized
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Plane
 from holdfast.gateway.gateway import Gateway
@@ -184,6 +184,7 @@ async def bench(
     store: Store | None = None,
     memory_budget_bytes: int = PLENTY,
     verify: Callable[[str], Principal] = verify,
+    refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None,
 ) -> AsyncIterator[Bench]:
     clock = LoopClock()
     ids = Ids(clock, random.Random(1))
@@ -198,6 +199,7 @@ async def bench(
         history=History(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
         watermarks=Watermarks(durability, lambda moved: None),
         verify=verify,
+        refusal=refusal,
         rng=random.Random(1),
         sends_failing_seconds=lambda: durability.breaker_open_seconds,
     )

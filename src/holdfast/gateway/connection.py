@@ -71,7 +71,9 @@ class Connection:
         "dirty",
         "due",
         "established",
+        "leaving",
         "paused",
+        "principal",
         "session",
         "write",
     )
@@ -107,6 +109,9 @@ class Connection:
         self.due = 0.0
         """When ``tick`` is to be called; 0 after anything that may have brought it forward."""
         self.closing: Closing | None = None
+        self.leaving = False
+        """Nothing more is taken from the client; it closes when what it sent is answered."""
+        self.principal: Principal | None = None
 
     @property
     def owed(self) -> Session:
@@ -126,6 +131,11 @@ class Connection:
         return self.owed.principal.reads(chat_id)
 
     @property
+    def open_requests(self) -> int:
+        """What the client has sent and waits to be answered."""
+        return self.session.open_requests if self.session is not None else 0
+
+    @property
     def _marked_as(self) -> str:
         """The device of its watermarks. One without a name is another one each time it comes, so all share a mark."""
         return "" if self.device_id == self.connection_id else self.device_id
@@ -140,7 +150,7 @@ class Connection:
 
     def frame_received(self, data: bytes | memoryview) -> None:
         """A whole text message from the client."""
-        if self.closing is not None:
+        if self.closing is not None or self.leaving:
             return
         if self.session is not None and not self.established:
             self._wait_for_hello(data)
@@ -254,6 +264,11 @@ class Connection:
         self.write(encode_frame(farewell(closing, message, delay_ms, {})))
         self._close_socket(closing)
 
+    def take_no_more(self) -> None:
+        """Read nothing more, and drop what was read: whoever calls this closes the connection within a moment."""
+        self.leaving = True
+        self._socket.pause_reading()
+
     def abort(self) -> None:
         """Its session is broken beyond a farewell: the client reconnects and resumes."""
         self._socket.abort()
@@ -361,7 +376,7 @@ class Connection:
             self._refuse(error, frame.request_id)
             return
         self.device_id = frame.payload.device_id or self.device_id
-        self.open(principal)
+        self.open(principal, frame.request_id)
 
     def _refuse(self, error: HoldfastError, request_id: str | None) -> None:
         self.write(encode_frame(error_payload(error), request_id))
@@ -378,9 +393,16 @@ class Connection:
         else:
             self.do(self.session.invalid(error, request_id, now))
 
-    def open(self, principal: Principal) -> None:
-        """Authenticated: on the roster first, then the memberships, so that no event can pass in between."""
+    def open(self, principal: Principal, request_id: str | None = None) -> None:
+        """Authenticated: on the roster first, then the memberships, so that no event can pass in between.
+
+        Whoever was cut off since the handshake was judged is not on the roster, where a revocation would look.
+        """
+        if (refusal := self._plane.refusal(principal, self.device_id)) is not None:
+            self._refuse(refusal, request_id)
+            return
         now = self._plane.clock.monotonic()
+        self.principal = principal
         del self._identify
         self.session = self.session_type(
             self._plane.session_limits,
@@ -434,9 +456,12 @@ class Connection:
             principal = self._plane.verify(effect.credential)
             if principal.user != self.session.user:
                 raise Unauthorized("the token belongs to another user")
+            if refusal := self._plane.refusal(principal, self.device_id):
+                raise refusal
         except HoldfastError as error:
             self.do(self.session.authenticated(effect.token, error, now))
             return
+        self.principal = principal
         self.do(self.session.authenticated(effect.token, self._expiry(principal), now))
         held = self.session.principal
         if (principal.scopes, principal.chats) != (held.scopes, held.chats):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.access.principal import Principal
 from holdfast.clock import Clock, Ids
+from holdfast.errors import HoldfastError
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.entrances import Sends
@@ -92,6 +93,8 @@ class Plane:
     verify: Callable[[str], Principal]
     rng: random.Random
     """Spreads the heartbeats, rotations and returns of those who came together."""
+    refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None
+    """Why somebody, with this device, is cut off by now; None if not."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
     """For how long every send has been refused because the store is away."""
     session_limits: SessionLimits = field(init=False)

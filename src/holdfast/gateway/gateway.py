@@ -21,6 +21,7 @@ from holdfast.fanout.contract import Envelope
 from holdfast.gateway.belonging import Belonging
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Plane, Socket
+from holdfast.gateway.cutoff import Cutoff
 from holdfast.gateway.linger import LINGER_SECONDS
 from holdfast.message import Message, User
 from holdfast.session.deliveries import WAKE
@@ -59,6 +60,7 @@ class Gateway:
         self._dirty: list[Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.Task[None]] = []
+        self.cutoff = Cutoff(plane, self._roster, self._connections.values)
         self.belonging = Belonging(self._roster, plane.history, plane.clock)
         self._log = telemetry.ConnectionLog(plane.clock.monotonic())
         self._empty = asyncio.Event()
@@ -77,6 +79,7 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.drain()
+        await self.cutoff.stop()
         for task in [*self._timers, *self._tasks]:
             task.cancel()
         await asyncio.gather(*self._timers, *self._tasks, return_exceptions=True)
@@ -187,6 +190,7 @@ class Gateway:
     def lost(self, connection: Connection) -> None:
         if self._connections.pop(connection.connection_id, None) is None:
             return
+        self.cutoff.forget(connection)
         if connection.session is not None:
             self._roster.remove(connection)
             if not self._roster.of_user(connection.user):
@@ -242,6 +246,7 @@ class Gateway:
                     _give_up(connection, error)
             if connection.paused:  # nothing waits for a socket that takes what is written
                 waiting += connection.waiting_bytes
+        self.cutoff.tick(now)
         telemetry.outbound_buffers(waiting)
         if waiting > self._memory_budget_bytes:
             self._shed()

@@ -111,6 +111,8 @@ class Handshake:
     rules: Entrances | None = None
     legacy_rate_limit_headers: bool = False
     """The same as over REST."""
+    refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None
+    """Why somebody, with this device, is cut off; None if not."""
 
     def decide(self, path: str, headers: Headers, peer: str) -> Admitted | Refusal:
         try:
@@ -137,6 +139,8 @@ class Handshake:
         device_id = headers.get("X-Device-ID") or ""
         if device_id and (problem := check_id(device_id, "X-Device-ID")):
             raise InvalidMessage(problem)
+        if principal is not None and (refusal := self.refusal(principal, device_id)) is not None:
+            raise refusal
         user = principal.user if principal else _NOBODY
         if principal:
             self.ask_rules(user, address)

@@ -1,0 +1,103 @@
+"""Closing the connections of whoever is cut off, within a second.
+
+Nothing more is read from such a connection. What it had sent is answered first, for at most ``ANSWER_SECONDS``; what
+nobody knows by then is answered as unknown, as at every close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from holdfast import telemetry
+from holdfast.access.revocations.contract import Revocation
+from holdfast.clock import Turns
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.contract import Plane
+from holdfast.message import User
+from holdfast.session.roster import Roster
+from holdfast.wire.closing import Closing
+
+ANSWER_SECONDS = 0.5
+"""How long a connection that is to close waits for the answers to what it sent."""
+
+
+class _Leaving(NamedTuple):
+    until: float
+    closing: Closing
+    message: str
+
+
+class Cutoff:
+    """Closes connections of one gateway that are refused from now on, or that an operator wants closed."""
+
+    def __init__(self, plane: Plane, roster: Roster[Connection], everybody: Callable[[], Iterable[Connection]]) -> None:
+        self._plane = plane
+        self._roster = roster
+        self._everybody = everybody
+        self._leaving: dict[Connection, _Leaving] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._look_again = False
+
+    def on_revoked(self, entries: Sequence[Revocation]) -> None:
+        """Entries count from now on. A token's id alone does not say whose it is: then all are looked through."""
+        for user in {User(entry.tenant, entry.user_id) for entry in entries if entry.user_id}:
+            for connection in self._roster.of_user(user):
+                self._judge(connection)
+        if any(not entry.user_id for entry in entries):
+            self._look_again = True
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+                self._looking.add_done_callback(self._looked)
+
+    def disconnect(self, user: User, device_id: str | None = None) -> int:
+        """Close a user's connections, or those of one device, which may come back; how many."""
+        found = [c for c in self._roster.of_user(user) if device_id is None or c.device_id == device_id]
+        for connection in found:
+            self._close(connection, Closing.ROTATION, "an operator closed this connection; open a new one")
+        return len(found)
+
+    def tick(self, now: float) -> None:
+        """Close those whose answers have left, or have taken too long."""
+        for connection, leaving in list(self._leaving.items()):
+            if now >= leaving.until or not connection.open_requests:
+                del self._leaving[connection]
+                connection.close(leaving.closing, message=leaving.message)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._leaving.pop(connection, None)
+
+    async def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    def _judge(self, connection: Connection) -> None:
+        if connection.principal is None:
+            return
+        if (refusal := self._plane.refusal(connection.principal, connection.device_id)) is not None:
+            self._close(connection, Closing.UNAUTHORIZED, refusal.message)
+
+    def _close(self, connection: Connection, closing: Closing, message: str) -> None:
+        until = self._plane.clock.monotonic() + ANSWER_SECONDS
+        connection.take_no_more()
+        self._leaving.setdefault(connection, _Leaving(until, closing, message))
+        if not connection.open_requests:
+            self._leaving.pop(connection)
+            connection.close(closing, message=message)
+
+    async def _look(self) -> None:
+        """Through every connection here, in turns."""
+        turns = Turns(self._plane.clock)
+        while self._look_again:
+            self._look_again = False
+            for connection in list(self._everybody()):
+                self._judge(connection)
+                await turns.give_way()
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            telemetry.defect("gateway", error)
