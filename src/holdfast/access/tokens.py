@@ -10,6 +10,7 @@ shared secret without a change here.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ import jwt
 
 from holdfast.access.compact import Compact, json_object, read
 from holdfast.access.principal import USER_SCOPES, Principal, UserScope
-from holdfast.clock import Clock
+from holdfast.clock import Clock, Ids
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id, check_tenant
 
@@ -87,7 +88,9 @@ class TokenSettings:
     default_tenant: str | None = "default"
     """The tenant of a token that names none; ``null`` (in YAML) refuses such tokens."""
     ttl_seconds_max: float = 30 * 86400
-    """The longest lifetime this server mints; asking for more is refused."""
+    """The longest lifetime of a token. Asking for a longer one is refused (422); so is one that somebody else signed
+    for longer (401). A revocation of tokens need not be kept for longer.
+    """
     scope_claim: str = "holdfast_scopes"
     """The claim that says what a token may do: an array of ``chats:read``, ``chats:send``, ``chats:create`` and
     ``chats:members``. Anything else in it: 401.
@@ -111,11 +114,21 @@ class TokenSettings:
 class Tokens:
     """Mints and verifies user tokens."""
 
-    def __init__(self, settings: TokenSettings, keys: KeySource, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: TokenSettings,
+        keys: KeySource,
+        clock: Clock,
+        check: Callable[[Principal], None] = lambda principal: None,
+        ids: Ids | None = None,
+    ) -> None:
+        """``check`` raises Unauthorized for a principal who is cut off."""
         self._settings = settings
         self._keys = keys
         self._clock = clock
         self._default_scopes = frozenset(settings.default_scopes)
+        self._check_revoked = check
+        self._ids = ids or Ids(clock)
 
     def mint(
         self,
@@ -142,6 +155,7 @@ class Tokens:
             "tenant": user.tenant,
             "iat": now,
             "exp": now + int(ttl_seconds),
+            "jti": self._ids.new("tok_"),
         }
         if scopes is not None:
             claims[self._settings.scope_claim] = _known_scopes(scopes)
@@ -157,8 +171,14 @@ class Tokens:
 
         ``expired`` in its details: the token was good in its time, and a new one may be, too.
         """
-        claims = self._claims(token)
-        expires_at = self._lifetime(claims)
+        principal = self.read(token)
+        self._check_revoked(principal)
+        return principal
+
+    def read(self, token: str) -> Principal:
+        """``verify`` without regard to revocations: also for whoever revokes the token."""
+        found, claims = self._claims(token)
+        expires_at, issued_at = self._lifetime(claims)
         tenant = claims.get("tenant", self._settings.default_tenant)
         if tenant is None:
             raise Unauthorized("the token lacks the claim tenant", claim="tenant")
@@ -167,7 +187,8 @@ class Tokens:
             if problem:
                 raise Unauthorized(f"the token's claim is not usable: {problem}", claim=claim)
         scopes, chats = self._grants(claims)
-        return Principal(tenant, claims["sub"], scopes, "user", expires_at, chats)
+        token_id = _token_id(claims.get("jti"), found)
+        return Principal(tenant, claims["sub"], scopes, "user", expires_at, chats, issued_at, token_id)
 
     def _grants(self, claims: Mapping[str, Any]) -> tuple[frozenset[UserScope], frozenset[str] | None]:
         """The scopes of a token and the chats it is limited to; Unauthorized names the claim that is wrong."""
@@ -188,7 +209,7 @@ class Tokens:
                 raise Unauthorized(f"the token's claim chats names more than {CHATS_MAX} chats", claim="chats")
         return scopes, chats
 
-    def _claims(self, token: str) -> Mapping[str, Any]:
+    def _claims(self, token: str) -> tuple[Compact, Mapping[str, Any]]:
         """The claims of a token whose signature, issuer and audience are right; times are not checked yet."""
         if len(token) > TOKEN_BYTES_MAX:
             raise Unauthorized(f"the token is longer than {TOKEN_BYTES_MAX} bytes")
@@ -202,7 +223,7 @@ class Tokens:
             # What the parsers and the library say of a token that is none; all mean the same here.
             raise Unauthorized(_INVALID) from None
         self._check(claims)
-        return claims
+        return found, claims
 
     def _check(self, claims: Mapping[str, Any]) -> None:
         """Unauthorized unless the claims are there, of our issuer and for our audience."""
@@ -216,16 +237,39 @@ class Tokens:
         if not isinstance(claims.get("jti", ""), str):
             raise Unauthorized(_INVALID)
 
-    def _lifetime(self, claims: Mapping[str, Any]) -> float:
-        """When the token expires; Unauthorized if that is past or its time has not come."""
+    def _lifetime(self, claims: Mapping[str, Any]) -> tuple[float, float]:
+        """When the token expires and when it was issued (0: it does not say).
+
+        Unauthorized if it has expired, its time has not come, or it lives longer than a token may: then a revocation
+        that has ended could not be relied on.
+        """
         now, leeway = self._clock.now(), self._settings.leeway_seconds
+        longest = self._settings.ttl_seconds_max + leeway
         expires_at = _moment(claims, "exp")
         if now >= expires_at + leeway:
             raise Unauthorized("the token has expired: get a new one", claim="exp", expired=True)
         for claim in ("nbf", "iat"):
             if claim in claims and _moment(claims, claim) > now + leeway:
                 raise Unauthorized("the token is not valid yet: check the clocks", claim=claim)
-        return expires_at
+        issued_at = _moment(claims, "iat") if "iat" in claims else 0.0
+        if expires_at > (min(issued_at, now) if "iat" in claims else now) + longest:
+            bound = self._settings.ttl_seconds_max
+            raise Unauthorized(
+                f"the token lives longer than {bound:g} s, which is the most here (access.tokens.ttl_seconds_max): get "
+                "a shorter one",
+                claim="exp",
+            )
+        return expires_at, issued_at
+
+
+def _token_id(jti: object, token: Compact) -> str:
+    """By what a token can be revoked: its ``jti`` if that can be an id, else a digest of what was signed.
+
+    A digest is longer than an id may be, so that no ``jti`` can pass for one.
+    """
+    if isinstance(jti, str) and not check_id(jti, "jti"):
+        return jti
+    return "sha256:" + hashlib.sha256(token.signed).hexdigest()
 
 
 def _known_scopes(scopes: Collection[str]) -> list[str]:
