@@ -13,6 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from msgspec.structs import replace
 
 from holdfast.access.principal import Principal
 from holdfast.access.tokens import TokenKey, Tokens, TokenSettings, shared_secret
@@ -65,8 +66,46 @@ def unsigned(header: dict[str, Any]) -> str:
 
 def test_a_minted_token_speaks_for_its_user_until_it_expires(tokens: Tokens, clock: ManualClock) -> None:
     principal = tokens.verify(tokens.mint(ALICE, 60))
-    assert principal == Principal("acme", "alice", frozenset({"chats:read", "chats:send"}), "user", 1_700_000_060.0)
+    expected = Principal("acme", "alice", frozenset({"chats:read", "chats:send"}), "user", 1_700_000_060.0)
+    assert principal == replace(expected, issued_at=1_700_000_000.0, token_id=principal.token_id)
     assert principal.user == ALICE
+    assert (
+        principal.token_id.startswith("tok_") and principal.token_id != tokens.verify(tokens.mint(ALICE, 60)).token_id
+    )
+
+
+def test_a_token_that_lives_longer_than_any_may_is_refused(tokens: Tokens, clock: ManualClock) -> None:
+    now, longest = 1_700_000_000, 30 * 86400
+    tokens.verify(sign(claims(exp=now + longest)))
+    tokens.verify(sign(claims(exp=now + longest, iat=None)))
+    forever = sign(claims(exp=now + 2 * longest))
+    for exp, iat in ((now + longest + 6, now), (now + longest + 6, None), (now + longest, now - 6)):
+        with pytest.raises(Unauthorized, match=r"longer than 2592000 s.*access\.tokens\.ttl_seconds_max"):
+            tokens.verify(sign(claims(exp=exp, iat=iat)))
+    clock.advance(1.5 * longest)
+    with pytest.raises(Unauthorized, match="lives longer"):  # also near its end: a revocation may have ended before it
+        tokens.verify(forever)
+
+
+def test_a_token_has_an_id_to_be_revoked_by_whoever_made_it(tokens: Tokens) -> None:
+    assert tokens.verify(sign(claims(jti="a-jti"))).token_id == "a-jti"
+    for jti in (None, "", "x" * 65, "with space", "sha256:" + "0" * 64):
+        token = sign(claims(jti=jti))
+        found = tokens.verify(token).token_id
+        assert found.startswith("sha256:") and len(found) > 64, "no jti can pass for it"
+        assert tokens.verify(token + "=" * (-len(token.rpartition(".")[2]) % 4)).token_id == found
+    assert tokens.verify(sign(claims(iat=None))).issued_at == 0
+
+
+def test_a_revoked_token_is_refused_and_can_still_be_read_by_whoever_revokes_it(clock: ManualClock) -> None:
+    def check(principal: Principal) -> None:
+        raise Unauthorized(f"{principal.token_id} was revoked")
+
+    tokens = Tokens(TokenSettings(), shared_secret(SECRET), clock, check)
+    token = sign(claims(jti="j"))
+    assert tokens.read(token).token_id == "j"
+    with pytest.raises(Unauthorized, match="j was revoked"):
+        tokens.verify(token)
 
 
 def test_a_token_dies_when_its_leeway_is_over(tokens: Tokens, clock: ManualClock) -> None:

@@ -74,7 +74,7 @@ def test_device_and_token_are_cut_off_alone() -> None:
             await cut.add(parts, entry("device", item="phone"))
             assert phone.closed == UNAUTHORIZED and tablet.closed is None
             socket = FakeSocket()
-            who = Principal("default", "carl", frozenset(), "user", None, 5.0, "jti-1")
+            who = Principal("default", "carl", frozenset(), "user", issued_at=5.0, token_id="jti-1")
             socket.connection = parts.gateway.accept(socket, who, "")
             parts.sockets.append(socket)
             await settle()
@@ -158,7 +158,7 @@ def test_revoked_token_is_refused_in_the_first_frame_and_in_band() -> None:
         cut = List()
 
         def verify(token: str) -> Principal:
-            return Principal("default", "alice", frozenset(), "user", None, 5.0, token)
+            return Principal("default", "alice", frozenset(), "user", issued_at=5.0, token_id=token)
 
         async with bench(refusal=cut.refusal, verify=verify) as parts:
             await cut.add(parts, entry("token", "", "old"))

@@ -146,7 +146,7 @@ class Tokens:
             raise BadSetting("tokens are minted elsewhere: this server holds only public keys")
         if not 0 < ttl_seconds <= self._settings.ttl_seconds_max:
             bound = self._settings.ttl_seconds_max
-            raise InvalidMessage(f"ttl_seconds must be more than 0 and at most {bound:g}", field="ttl_seconds")
+            raise InvalidMessage(f"ttl_seconds must be more than 0 and at most {bound:.0f}", field="ttl_seconds")
         now = int(self._clock.now())
         claims: dict[str, Any] = {
             "iss": self._settings.issuer,
@@ -255,7 +255,7 @@ class Tokens:
         if expires_at > (min(issued_at, now) if "iat" in claims else now) + longest:
             bound = self._settings.ttl_seconds_max
             raise Unauthorized(
-                f"the token lives longer than {bound:g} s, which is the most here (access.tokens.ttl_seconds_max): get "
+                f"the token lives longer than {bound:.0f} s, which is the most here (access.tokens.ttl_seconds_max): get "
                 "a shorter one",
                 claim="exp",
             )

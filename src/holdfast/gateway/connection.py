@@ -73,7 +73,6 @@ class Connection:
         "established",
         "leaving",
         "paused",
-        "principal",
         "session",
         "write",
     )
@@ -111,7 +110,6 @@ class Connection:
         self.closing: Closing | None = None
         self.leaving = False
         """Nothing more is taken from the client; it closes when what it sent is answered."""
-        self.principal: Principal | None = None
 
     @property
     def owed(self) -> Session:
@@ -402,7 +400,6 @@ class Connection:
             self._refuse(refusal, request_id)
             return
         now = self._plane.clock.monotonic()
-        self.principal = principal
         del self._identify
         self.session = self.session_type(
             self._plane.session_limits,
@@ -461,9 +458,8 @@ class Connection:
         except HoldfastError as error:
             self.do(self.session.authenticated(effect.token, error, now))
             return
-        self.principal = principal
         self.do(self.session.authenticated(effect.token, self._expiry(principal), now))
-        held = self.session.principal
+        held, self.session.principal = self.session.principal, principal
         if (principal.scopes, principal.chats) != (held.scopes, held.chats):
             self.close(Closing.ROTATION, message="the new token allows other things: reconnect with it")
 

@@ -75,9 +75,9 @@ class Cutoff:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     def _judge(self, connection: Connection) -> None:
-        if connection.principal is None:
+        if connection.session is None:
             return
-        if (refusal := self._plane.refusal(connection.principal, connection.device_id)) is not None:
+        if (refusal := self._plane.refusal(connection.session.principal, connection.device_id)) is not None:
             self._close(connection, Closing.UNAUTHORIZED, refusal.message)
 
     def _close(self, connection: Connection, closing: Closing, message: str) -> None:
