@@ -16,6 +16,8 @@ from limitworld import Log
 from holdfast.access.keys import KeyRing
 from holdfast.access.principal import USER_SCOPES, KeyScope, UserScope
 from holdfast.access.proofs import CursorProofs
+from holdfast.access.revocations.in_force import RevocationsInForce
+from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.api.app import make_app
 from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
@@ -160,7 +162,9 @@ async def serving(
     ids = Ids(clock, random.Random(7))
     store = store or MemoryStore()
     durability = GuardedStore(store, clock)
-    intake = Intake(durability, clock, ids)
+    revocations = RevocationsInForce(MemoryRevocations(clock), clock)
+    await revocations.refresh()
+    intake = Intake(durability, clock, ids, is_muted=revocations.is_muted)
     online: dict[User, str] = {}
     ready = {"store": "up"}
 
@@ -185,11 +189,13 @@ async def serving(
             sends=intake,
             history=History(store, no_rollback, CursorProofs(b"test"), clock, reads),
             store=store,
-            eraser=Eraser(store, durability, clock),
+            eraser=Eraser(store, durability, clock, revocations.condense),
             limits=limits,
             work=work,
-            tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock),
+            tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock, revocations.check, ids),
             keys=KeyRing(),
+            revocations=revocations,
+            disconnect=lambda user, device_id: int(user in online),
             presence=presence,
             status=status,
             readiness=readiness,

@@ -17,6 +17,8 @@ from plane import FakeSocket, principal
 import holdfast
 from holdfast import telemetry
 from holdfast.access.keys import KeyRing
+from holdfast.access.revocations.in_force import RevocationsInForce
+from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.secrets import Secrets
 from holdfast.clock import SystemClock
 from holdfast.limits.opening import opened
@@ -78,6 +80,7 @@ def with_node(folder: Path, settings: Settings, look: Callable[[Node], None]) ->
                     clock,
                     Secrets("a secret of thirty-two bytes, or more", "hf_admin_x"),
                     KeyRing(),
+                    RevocationsInForce(MemoryRevocations(clock), clock),
                     limits,
                 )
             )

@@ -21,6 +21,7 @@ KeyScope = Literal[
     "chats:write",  # change chats and send; for an operator halt and recover
     "tokens:write",  # mint user tokens of one's tenant
     "keys:write",  # list, issue and revoke API keys
+    "access:write",  # revoke tokens, ban, mute and disconnect users, and see who is cut off
     "audit:read",  # read the audit log
     "status:read",  # read status, metrics and the details of health
     "backup",  # take a backup

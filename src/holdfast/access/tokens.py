@@ -130,6 +130,11 @@ class Tokens:
         self._check_revoked = check
         self._ids = ids or Ids(clock)
 
+    @property
+    def longest_seconds(self) -> float:
+        """After so long every token that was issued until now has expired, whatever the clocks say."""
+        return self._settings.ttl_seconds_max + 2 * self._settings.leeway_seconds
+
     def mint(
         self,
         user: User,
@@ -255,8 +260,8 @@ class Tokens:
         if expires_at > (min(issued_at, now) if "iat" in claims else now) + longest:
             bound = self._settings.ttl_seconds_max
             raise Unauthorized(
-                f"the token lives longer than {bound:.0f} s, which is the most here (access.tokens.ttl_seconds_max): get "
-                "a shorter one",
+                f"the token lives longer than {bound:.0f} s, the most here (access.tokens.ttl_seconds_max): "
+                "get a shorter one",
                 claim="exp",
             )
         return expires_at, issued_at

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from holdfast.access.keys import KeyRing
+from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.tokens import Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
@@ -116,6 +117,9 @@ class Deps:
     work: WorkPlane
     tokens: Tokens
     keys: KeyRing
+    revocations: RevocationsInForce
+    disconnect: Callable[[User, str | None], int]
+    """Closes a user's connections, or those of one device; how many."""
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
     status: Callable[[], Awaitable[Mapping[str, Any]]]
     readiness: Callable[[], Awaitable[Readiness]]

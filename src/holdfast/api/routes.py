@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.api import admin, chats, jobs, limits, messages, probes, webhooks
+from holdfast.api import admin, chats, jobs, limits, messages, probes, revocations, webhooks
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
@@ -229,6 +229,31 @@ ADMIN: Sequence[Endpoint] = (
     ),
 )  # fmt: skip
 
+CUT_OFF: Sequence[Endpoint] = (
+    Endpoint(
+        "GET", "/admin/revocations", revocations.list_revocations, "Who is cut off, oldest first", "operator",
+        "access:write", query=revocations.RevocationsQuery, answer=revocations.RevocationPage,
+        note="Revoked tokens, users and devices, and users banned or muted in a whole tenant. Bans and mutes of one "
+        "chat are the chat's.",
+    ),
+    Endpoint(
+        "POST", "/admin/revocations", revocations.add_revocation, "Cut somebody off", "operator", "access:write",
+        body=revocations.NewRevocation, answer=revocations.RevocationView, status=201, key="kept",
+        note="It counts when the answer comes; sockets it concerns are closed (`unauthorized`, 4502) within a second. "
+        "A second one of the same thing is merged with the first. A ban and a mute last until they are lifted; the "
+        "others end when every token they concern has expired.",
+    ),
+    Endpoint(
+        "DELETE", "/admin/revocations/{number}", revocations.lift_revocation, "Undo it", "operator", "access:write",
+        query=Why, answer=revocations.RevocationView, note="404 if there is none of this number.",
+    ),
+    Endpoint(
+        "POST", "/admin/disconnect", revocations.disconnect_user, "Close a user's or a device's sockets", "operator",
+        "access:write", body=revocations.Disconnect, answer=revocations.Disconnected, key="kept",
+        note="They may come back at once; to keep them out, revoke or ban first. `closed` 0: nobody matched.",
+    ),
+)  # fmt: skip
+
 _OF_A_RULE = frozenset({404, 409, 422})
 _OF_A_CHECK = frozenset({404, 422})
 
@@ -422,9 +447,10 @@ GROUPS: Mapping[str, Sequence[Endpoint]] = {
     "Chats and members": CHATS,
     "Messages and tokens": MESSAGES,
     "Operators": ADMIN,
+    "Who is cut off": CUT_OFF,
     "Limits": RULES,
     "Jobs": JOBS,
     "Webhooks": WEBHOOKS,
     "Probes": PROBES,
 }
-ENDPOINTS: Sequence[Endpoint] = (*CHATS, *MESSAGES, *ADMIN, *RULES, *JOBS, *WEBHOOKS, *PROBES)
+ENDPOINTS: Sequence[Endpoint] = (*CHATS, *MESSAGES, *ADMIN, *CUT_OFF, *RULES, *JOBS, *WEBHOOKS, *PROBES)

@@ -8,7 +8,7 @@ sequences and keys, because a retry must not bring a message back; of what it sa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
@@ -35,18 +35,31 @@ class Erasure(Struct, frozen=True):
     done: bool
 
 
+async def _nothing(user: User) -> None:
+    """Where nothing is kept beside the store."""
+
+
 class Eraser:
     """Erases until ``until`` (monotonic); the caller asks again from ``through`` until it is ``done``."""
 
-    def __init__(self, store: Store, durability: Durability, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        durability: Durability,
+        clock: Clock,
+        forget_devices: Callable[[User], Awaitable[None]] = _nothing,
+    ) -> None:
+        """``forget_devices`` takes the user's devices and tokens out of what the node keeps beside the store."""
         self._store = store
         self._durability = durability
         self._clock = clock
+        self._forget_devices = forget_devices
 
     async def erase(self, user: User, act: Callable[[], Act], after: int, until: float) -> Erasure:
         """``act`` makes a new act of the operator for each step. Raises what the store raises; ask again then."""
         chats_left, kept, unfinished = await self._leave(user, act, until)
         await self._store.forget_user(user)
+        await self._forget_devices(user)
         messages, through, ended = 0, after, False
         while not ended and self._clock.monotonic() < until:
             found = await self._store.sent_by(user, through)

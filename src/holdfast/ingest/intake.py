@@ -28,7 +28,16 @@ class Intake:
     answers everything, truthfully, also if it is cancelled.
     """
 
-    def __init__(self, durability: Durability, clock: Clock, ids: Ids, settings: IntakeSettings | None = None) -> None:
+    def __init__(
+        self,
+        durability: Durability,
+        clock: Clock,
+        ids: Ids,
+        settings: IntakeSettings | None = None,
+        is_muted: Callable[[User], bool] = lambda user: False,
+    ) -> None:
+        """``is_muted``: whether a user may send nothing in the whole tenant; asked when the commit begins."""
+        self._is_muted = is_muted
         self._durability = durability
         self._clock = clock
         self._ids = ids
@@ -144,7 +153,7 @@ class Intake:
     def _stamp(self, group: Sequence[Send]) -> list[Draft]:
         """The group's drafts; one moment for all, for they are one commit."""
         at = timestamp(self._clock.now())
-        new = self._ids.new
+        new, is_muted = self._ids.new, self._is_muted
         return [
             Draft(
                 send.sender,
@@ -154,6 +163,7 @@ class Intake:
                 send.body.content_type,
                 new("msg_"),
                 at,
+                is_muted(send.sender),
             )
             for send in group
         ]

@@ -4,6 +4,8 @@
 server makes some jobs again, whose receivers know them by their ids. The other way round it would leave messages out.
 ``webhooks.db`` comes between: an endpoint that jobs name is then there, or was removed on purpose.
 
+``access.db`` says who is cut off; a restore keeps the one that is there, so that it undoes no revocation.
+
 ``secrets.json`` stays out: who can read a backup must not be able to mint tokens. ``keys.json`` holds hashes only.
 ``rules.json`` is made from the rules.
 """
@@ -15,6 +17,7 @@ import getpass
 from pathlib import Path
 
 from holdfast import __version__
+from holdfast.access.revocations.sqlite import ACCESS
 from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
@@ -31,14 +34,15 @@ from holdfast.webhooks.sqlite import WEBHOOKS
 from holdfast.work.sqlite import WORK
 
 FOLDER = "backups"
-CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, CHATS), plain=(KEYS_FILE,), derived=(RULES_NAME,))
+CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, ACCESS, CHATS), plain=(KEYS_FILE,), derived=(RULES_NAME,))
 
 
 def require_whole(state: Path) -> None:
     """StateCorrupted if files that were there are not: a start would make new ones and say that all is well.
 
     A first start makes them one after the other, so only the last may be empty because it was killed. That one is
-    missing is possible only of ``chats.db``: the others may be in an engine of their own.
+    missing is possible only of ``chats.db``: the others may be in an engine of their own. ``access.db`` is not among
+    them: servers that could not revoke had none, so that it may be new beside all others.
     """
     names = [part.name for part in (CHATS, LIMITS, WORK, WEBHOOKS)]
     sizes = [_size(state / name) for name in names]

@@ -13,6 +13,7 @@ from holdfast import __version__, telemetry
 from holdfast.access.door import ConnectionCounts, HttpCounts
 from holdfast.access.keys import KeyRing
 from holdfast.access.proofs import CursorProofs
+from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.secrets import Secrets
 from holdfast.access.tokens import Tokens, shared_secret
 from holdfast.api.deps import Deps, PresenceView, Readiness
@@ -55,7 +56,14 @@ class Node:
     """The parts of one node, put together."""
 
     def __init__(
-        self, settings: Settings, store: SqliteStore, clock: Clock, secrets: Secrets, keys: KeyRing, limits: LimitsPlane
+        self,
+        settings: Settings,
+        store: SqliteStore,
+        clock: Clock,
+        secrets: Secrets,
+        keys: KeyRing,
+        revocations: RevocationsInForce,
+        limits: LimitsPlane,
     ) -> None:
         gateway_settings, plane_settings = settings.gateway, settings.durability
         self.settings = settings
@@ -68,7 +76,9 @@ class Node:
         self._ids = Ids(clock)
         self._keys = keys
         self._store = store
-        self.tokens = Tokens(settings.access.tokens, shared_secret(secrets.jwt_secret.encode()), clock)
+        self._revocations = revocations
+        secret = shared_secret(secrets.jwt_secret.encode())
+        self.tokens = Tokens(settings.access.tokens, secret, clock, revocations.check, self._ids)
         self._durability = GuardedStore(
             store,
             clock,
@@ -76,7 +86,7 @@ class Node:
             plane_settings.changes,
             epoch_raised=lambda chat_id, head: self.gateway.belonging.heard(chat_id, head),
         )
-        self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake)
+        self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake, revocations.is_muted)
         self.limits = limits
         self._sends = LimitedSends(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
@@ -95,6 +105,7 @@ class Node:
         heartbeat = gateway_settings.timeouts.heartbeat_interval_seconds
         self._attendance = Attendance(self.node_id, self._registry, self._ephemeral, heartbeat)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
+        revocations.on_added = self.gateway.cutoff.on_revoked
         self._link.connect(self.node_id, self.gateway.deliver)
         self._ephemeral.connect(self.gateway)
         self.log = SqliteEventLog(store)
@@ -116,6 +127,7 @@ class Node:
             history=self.history,
             watermarks=self._watermarks,
             verify=self.tokens.verify,
+            refusal=self._revocations.refusal,
             rng=random.Random(),
             sends_failing_seconds=lambda: self._durability.breaker_open_seconds,
         )
@@ -142,6 +154,7 @@ class Node:
             counts=ConnectionCounts(access.connections),
             origins=origins_of(self.settings),
             proxies=self.settings.server.proxies,
+            refusal=self._revocations.refusal,
             draining=lambda: self.gateway.draining,
             rules=self.limits.entrances,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
@@ -166,6 +179,7 @@ class Node:
                 role("gauges", self._keep_gauges),
                 role("probe", self._probe),
                 role("housekeeping", self._housekeeping.run),
+                role("revocations", self._revocations.follow),
             ):
                 yield
         finally:
@@ -211,11 +225,13 @@ class Node:
             sends=self._sends,
             history=self.history,
             store=self._store,
-            eraser=Eraser(self._store, self._durability, self._clock),
+            eraser=Eraser(self._store, self._durability, self._clock, self._revocations.condense),
             limits=self.limits,
             work=work,
             tokens=self.tokens,
             keys=self._keys,
+            revocations=self._revocations,
+            disconnect=self.gateway.cutoff.disconnect,
             presence=self._presence,
             status=self._status,
             readiness=self._readiness,

@@ -11,14 +11,17 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 import uvloop
 
 from holdfast import telemetry
+from holdfast.access.revocations.in_force import RevocationsInForce
+from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.access.secrets import open_secrets
 from holdfast.api.app import make_app
-from holdfast.clock import Ids, SystemClock, timestamp
+from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
 from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.disk import kept_name
@@ -95,6 +98,12 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
         raise InternalError("a part of the server ended by a defect, which its log tells; start it again")
 
 
+async def _open_revocations(state: Path, clock: Clock, stack: AsyncExitStack) -> SqliteRevocations:
+    store = await SqliteRevocations.open(state / ACCESS.name, clock)
+    stack.push_async_callback(store.close)
+    return store
+
+
 @asynccontextmanager
 async def running(settings: Settings, about_to_serve: Callable[[], None] = lambda: None) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving it drains. Whom it answers may rely on ``about_to_serve``."""
@@ -113,7 +122,9 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
         )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
         limits = await stack.enter_async_context(opened(settings.limits, state, node_id, DEFAULT_RULES, clock))
-        node = Node(settings, store, clock, secrets, keys, limits)
+        revocations = RevocationsInForce(await _open_revocations(state, clock, stack), clock)
+        await revocations.refresh()
+        node = Node(settings, store, clock, secrets, keys, revocations, limits)
         await stack.enter_async_context(node.roles())
         work = await stack.enter_async_context(working(settings.work, node_id, state, clock, node.log, node.history))
         await stack.enter_async_context(node.gateway)

@@ -44,12 +44,14 @@ class Part:
 
     ``counts`` are told in the manifest: a name and a statement that answers with one number. ``renew`` changes a
     restored file, in the transaction it is given, so that what was seen before the restore cannot be mistaken for it.
+    ``kept``: where there is one, a restore leaves it as it is: who was cut off since the backup must stay so.
     """
 
     name: str
     migrations: Sequence[str]
     counts: Mapping[str, str] = field(default_factory=dict)
     renew: Callable[[apsw.Connection, Restored], None] = _as_it_is
+    kept: bool = False
 
 
 class Copied(Struct, frozen=True):

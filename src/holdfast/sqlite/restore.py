@@ -58,7 +58,7 @@ def restore(
 
     Raises OperatorErrors, and then ``state`` is as it was: the backup is damaged, foreign or newer than this program,
     there are files to replace and ``overwrite`` is not said, or the disk does not allow it. A plain file that is there
-    is kept: what a key may do must not come back with the messages.
+    is kept, and so is a part that says so: what a key may do must not come back with the messages.
     """
     source = open_backup(backup, contents)
     restored = replace(restored, taken_at=source.manifest.taken_at)
@@ -115,7 +115,7 @@ def _make_ready(
     brought = []
     for entry in source.manifest.files:
         part = contents.part(entry.name)
-        if part is None and (state / entry.name).exists():
+        if (part is None or part.kept) and (state / entry.name).exists():
             continue
         staged = partial / NEW / entry.name
         copy_file(source.files[entry.name], staged, progress)
@@ -126,16 +126,18 @@ def _make_ready(
         sync(staged)
         points.checkpoint(f"restore.made.{entry.name}")
         brought.append(entry)
-    plan = Plan(list(_replaced(contents)), [entry.name for entry in brought], _aside(state, restored.at))
+    plan = Plan(list(_replaced(contents, state)), [entry.name for entry in brought], _aside(state, restored.at))
     (partial / PLAN).write_bytes(msgspec.json.encode(plan))
     for made in (partial / PLAN, partial / NEW, partial):
         sync(made)
     return replace(source.manifest, files=tuple(brought))
 
 
-def _replaced(contents: Contents) -> Iterator[str]:
+def _replaced(contents: Contents, state: Path) -> Iterator[str]:
     """Every file that a restore moves aside; a database's log before the database, which it would be applied to."""
     for part in contents.parts:
+        if part.kept and (state / part.name).exists():
+            continue
         yield from (f"{part.name}-wal", f"{part.name}-shm", part.name)
     yield from contents.derived
 

@@ -6,7 +6,9 @@ from holdfast.telemetry.metrics import counter, gauge
 
 _revocations = gauge("access_revocations", "Revocations, bans and mutes of tenants that this node holds")
 _refused = counter(
-    "access_revoked_credentials", "Credentials refused because of a revocation, by its kind (token, user, …)", ("kind",)
+    "access_revocation_refusals",
+    "Tokens refused and sockets closed because of a revocation, by its kind (token, user, device, ban)",
+    ("kind",),
 )
 
 
@@ -14,6 +16,6 @@ def revocations_held(entries: int) -> None:
     _revocations.set(entries)
 
 
-def revoked_credential_shown(kind: str) -> None:
+def revocation_refused(kind: str) -> None:
     """``kind`` is one of ``access.revocations.contract.RevocationKind``."""
     _refused.labels(kind).inc()

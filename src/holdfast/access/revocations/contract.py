@@ -90,5 +90,5 @@ def full() -> Forbidden:
     )
 
 
-def unknown(number: int) -> NotFound:
+def unknown(number: int | str) -> NotFound:
     return NotFound(f"there is no revocation {number}: nothing was changed", number=number)

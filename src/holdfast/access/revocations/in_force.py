@@ -8,6 +8,7 @@ in dictionaries and waits for nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -20,8 +21,10 @@ from holdfast.access.revocations.contract import (
     RevocationKey,
     RevocationKind,
     Revocations,
+    full,
+    unknown,
 )
-from holdfast.clock import Clock, Turns
+from holdfast.clock import Clock, Turns, timestamp
 from holdfast.errors import HoldfastError, Unauthorized
 from holdfast.message import User
 
@@ -66,16 +69,16 @@ class RevocationsInForce:
             asked.append(RevocationKey("device", tenant, user_id, device_id))
         for key in asked:
             entry = self._entries.get(key)
-            if entry is None or (entry.ends_at is not None and entry.ends_at <= self._clock.now()):
+            if entry is None or self._has_ended(entry):
                 continue
             if key.kind in ("ban", "token") or issued_at < entry.issued_before:
+                telemetry.revocation_refused(key.kind)
                 return Unauthorized(_REFUSALS[key.kind], revoked=key.kind)
         return None
 
     def check(self, principal: Principal, device_id: str = "") -> None:
-        """Unauthorized if the token is refused; counted."""
+        """Unauthorized if the token is refused."""
         if (refusal := self.refusal(principal, device_id)) is not None:
-            telemetry.revoked_credential_shown(refusal.details["revoked"])
             raise refusal
 
     def is_muted(self, user: User) -> bool:
@@ -89,11 +92,23 @@ class RevocationsInForce:
 
     def page(self, after: int, limit: int, wanted: Callable[[Revocation], bool]) -> Sequence[Revocation]:
         """Up to ``limit`` wanted entries with a number above ``after``, by number. What has ended is left out."""
-        now = self._clock.now()
         entries = list(self._entries.values())
         rest = islice(entries, bisect_right(entries, after, key=lambda entry: entry.number), None)
-        held = (entry for entry in rest if entry.ends_at is None or entry.ends_at > now)
-        return list(islice((entry for entry in held if wanted(entry)), limit))
+        return list(islice((entry for entry in rest if wanted(entry) and not self._has_ended(entry)), limit))
+
+    def find(self, number: str) -> Revocation:
+        """The entry of this number; NotFound if there is none."""
+        found = [e for e in self._entries.values() if str(e.number) == number and not self._has_ended(e)]
+        if not found:
+            raise unknown(number)
+        return found[0]
+
+    def require_room(self, entry: Revocation) -> None:
+        """Forbidden if the store would refuse the entry for want of room, as far as is known here."""
+        if len(self._entries) >= ENTRIES_MAX and entry.key not in self._entries:
+            self._forget_ended()
+            if len(self._entries) >= ENTRIES_MAX:
+                raise full()
 
     def of_user(self, user: User) -> Sequence[Revocation]:
         """Every entry that names this user."""
@@ -122,6 +137,19 @@ class RevocationsInForce:
             self._version += 1
         self._changed([])
         return removed
+
+    async def condense(self, user: User) -> None:
+        """Put one entry in the place of those that name the user's tokens and devices; nothing they refuse is taken
+        again. Bans and mutes stay. Killed anywhere and asked again it ends the same.
+        """
+        named = [entry for entry in self.of_user(user) if entry.kind in ("token", "device")]
+        if not named:
+            return
+        now = self._clock.now()
+        ends_at = max(entry.ends_at or now for entry in named)
+        await self.add(Revocation("user", *user, "", math.floor(now) + 1.0, timestamp(now), ends_at))
+        for entry in named:
+            await self.remove(entry.number)
 
     async def refresh(self) -> None:
         """Read all entries again if the stored version is another than the one held here."""
@@ -152,8 +180,10 @@ class RevocationsInForce:
 
     def _forget_ended(self) -> None:
         """The store has forgotten them already: so what is held here is bounded as it is there."""
-        now = self._clock.now()
-        self._entries = {k: e for k, e in self._entries.items() if e.ends_at is None or e.ends_at > now}
+        self._entries = {key: entry for key, entry in self._entries.items() if not self._has_ended(entry)}
+
+    def _has_ended(self, entry: Revocation) -> bool:
+        return entry.ends_at is not None and entry.ends_at <= self._clock.now()
 
     def _changed(self, added: Sequence[Revocation]) -> None:
         telemetry.revocations_held(len(self._entries))

@@ -25,6 +25,7 @@ ACCESS = Part(
     name="access.db",
     migrations=migrations("holdfast.access.revocations.sqlite"),
     counts={"revocations": SQL["count"]},
+    kept=True,
 )
 """As a state directory and its backups have it."""
 

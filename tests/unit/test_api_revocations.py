@@ -1,0 +1,244 @@
+"""Cutting somebody off over REST: what counts at once, what is recorded, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from rest import Rest, error_of, with_rest
+
+from holdfast.access.revocations import in_force
+from holdfast.errors import Unavailable
+from holdfast.message import User
+
+PATH = "/admin/revocations"
+
+
+async def revoke(rest: Rest, key: str, **body: Any) -> httpx.Response:
+    return await rest.ask("POST", PATH, key, {"reason": "abuse", "tenant": "acme", **body})
+
+
+async def status(rest: Rest, token: str) -> int:
+    return (await rest.ask("GET", "/v1/chats", token)).status_code
+
+
+def test_revoked_token_is_refused_at_once_and_no_other_until_it_is_lifted() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, first, second = rest.admin_key(), rest.token("alice"), rest.token("alice")
+        made = await revoke(rest, key, kind="token", token=first)
+        assert made.status_code == 201 and made.json()["user_id"] == "alice"
+        refused = await rest.ask("GET", "/v1/chats", first)
+        assert error_of(refused) == (401, "UNAUTHORIZED")
+        assert refused.json()["error"]["details"] == {"revoked": "token"}
+        assert await status(rest, second) == 200
+        by_id = await revoke(rest, key, kind="token", jti=rest.deps.tokens.read(second).token_id)
+        assert by_id.status_code == 201 and await status(rest, second) == 401
+        lifted = await rest.ask("DELETE", f"{PATH}/{made.json()['number']}?reason=mistake", key)
+        assert lifted.json() == made.json()
+        assert (await status(rest, first), await status(rest, second)) == (200, 401)
+        assert first not in str(await rest.store.audit(0, 10)), "a token is no record"
+
+    with_rest(scenario)
+
+
+def test_tokens_of_a_user_issued_until_now_are_refused_and_later_ones_are_not() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, old, bob = rest.admin_key(), rest.token("alice"), rest.token("bob")
+        rest.clock.advance(10.4)
+        same_second = rest.token("alice")
+        made = (await revoke(rest, key, kind="user", user_id="alice")).json()
+        assert (made["issued_before"], made["ends_at"]) == ("2023-11-14T22:13:31.000Z", "2023-12-14T22:13:41.000Z")
+        assert [await status(rest, token) for token in (old, same_second, bob)] == [401, 401, 200]
+        rest.clock.advance(1)
+        assert await status(rest, rest.token("alice")) == 200
+        rest.clock.advance(31 * 86400)
+        assert (await rest.ask("GET", PATH, key)).json() == {"revocations": [], "next": None}
+
+    with_rest(scenario)
+
+
+def test_moment_can_be_given_and_must_be_one() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, old = rest.admin_key(), rest.token("alice")
+        rest.clock.advance(600)
+        new = rest.token("alice")
+        made = await revoke(rest, key, kind="user", user_id="alice", issued_before="2023-11-14T22:14:00+00:00")
+        assert made.status_code == 201
+        assert (await status(rest, old), await status(rest, new)) == (401, 200)
+        for bad in ("yesterday", "2023-11-14T22:14:00", "2023-11-14T22:30:00Z", "", "0"):
+            answer = await revoke(rest, key, kind="user", user_id="bob", issued_before=bad)
+            assert error_of(answer) == (400, "INVALID_MESSAGE"), bad
+        assert len((await rest.ask("GET", PATH, key)).json()["revocations"]) == 1
+
+    with_rest(scenario)
+
+
+def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, chat = rest.admin_key(), await rest.chat("alice", ["bob"])
+        ban = (await revoke(rest, key, kind="ban", user_id="alice")).json()
+        rest.clock.advance(5)
+        assert await status(rest, rest.token("alice")) == 401 and ban["ends_at"] is None
+        mute = (await revoke(rest, key, kind="mute", user_id="bob")).json()
+        bob = rest.token("bob")
+        refused = await rest.send(chat, "hi", "k", bob)
+        assert error_of(refused) == (403, "FORBIDDEN") and refused.json()["error"]["details"]["muted"]
+        assert await status(rest, bob) == 200
+        acting = {"Idempotency_Key": "k2", "X_Act_As": "bob"}
+        sending = await rest.ask("POST", f"/v1/chats/{chat}/messages", rest.tenant_key(), {"content": "x"}, **acting)
+        assert error_of(sending) == (403, "FORBIDDEN"), "a backend does not send for a muted user either"
+        for number in (ban["number"], mute["number"]):
+            assert (await rest.ask("DELETE", f"{PATH}/{number}?reason=over", key)).status_code == 200
+        assert await status(rest, rest.token("alice")) == 200
+        assert (await rest.send(chat, "hi", "k", bob)).status_code == 201
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"kind": "token"}, "token"),
+        ({"kind": "token", "token": "x", "jti": "y"}, "token"),
+        ({"kind": "token", "token": "not.a.token"}, "token"),
+        ({"kind": "token", "jti": "y", "user_id": "alice"}, "user_id"),
+        ({"kind": "user"}, "user_id"),
+        ({"kind": "user", "user_id": "alice", "device_id": "phone"}, "device_id"),
+        ({"kind": "device", "user_id": "alice"}, "device_id"),
+        ({"kind": "ban", "user_id": "alice", "issued_before": "2023-11-14T22:14:00Z"}, "issued_before"),
+        ({"kind": "mute", "user_id": "a b"}, "user_id"),
+        ({"kind": "exile", "user_id": "alice"}, "kind"),
+    ],
+)
+def test_wrong_fields_are_named_and_nothing_changes(body: dict[str, Any], field: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        answer = await revoke(rest, rest.admin_key(), **body)
+        assert error_of(answer) == (400, "INVALID_MESSAGE"), answer.text
+        assert field in answer.text
+        assert len(rest.deps.revocations) == 0 and not await rest.store.audit(0, 10)
+
+    with_rest(scenario)
+
+
+def test_token_that_is_refused_anyway_is_not_revoked() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, token, foreign = rest.admin_key(), rest.token("alice", ttl_seconds=60), rest.token("alice", "other")
+        assert error_of(await revoke(rest, key, kind="token", token=foreign)) == (400, "INVALID_MESSAGE")
+        rest.clock.advance(70)
+        answer = await revoke(rest, key, kind="token", token=token)
+        assert error_of(answer) == (400, "INVALID_MESSAGE") and "expired" in answer.json()["error"]["message"]
+        assert token not in answer.text and not await rest.store.audit(0, 10)
+
+    with_rest(scenario)
+
+
+def test_what_does_not_exist_cannot_be_lifted_and_leaves_no_record() -> None:
+    async def scenario(rest: Rest) -> None:
+        for number in ("1", "x", "-1", "01"):
+            answer = await rest.ask("DELETE", f"{PATH}/{number}?reason=r", rest.admin_key())
+            assert error_of(answer) == (404, "NOT_FOUND")
+        assert not await rest.store.audit(0, 10)
+
+    with_rest(scenario)
+
+
+def test_every_act_is_recorded_before_it_is_done() -> None:
+    async def scenario(rest: Rest) -> None:
+        key = rest.admin_key()
+        for body in ({"kind": "device", "user_id": "alice", "device_id": "phone"}, {"kind": "ban", "user_id": "bob"}):
+            await revoke(rest, key, **body)
+        await rest.ask("DELETE", f"{PATH}/2?reason=over", key)
+        rest.online[User("acme", "alice")] = "now"
+        body = {"tenant": "acme", "user_id": "alice", "device_id": "phone", "reason": "look"}
+        assert (await rest.ask("POST", "/admin/disconnect", key, body)).json() == {"closed": 1}
+        assert (await rest.ask("POST", "/admin/disconnect", key, {**body, "user_id": "eve"})).json() == {"closed": 0}
+        records = [(r.action, r.target) for r in await rest.store.audit(0, 10)]
+        assert records == [
+            ("device.revoke", "acme/alice/phone"),
+            ("user.ban", "acme/bob"),
+            ("revocation.lift", "acme/bob"),
+            ("user.disconnect", "acme/alice/phone"),
+            ("user.disconnect", "acme/eve/phone"),
+        ]
+
+        async def unrecorded(*given: Any) -> None:
+            raise Unavailable("the disk is full")
+
+        rest.store.record = unrecorded  # type: ignore[method-assign]
+        assert error_of(await revoke(rest, key, kind="ban", user_id="carl"))[0] == 503
+        assert await status(rest, rest.token("carl")) == 200, "without a record it is not done"
+
+    with_rest(scenario)
+
+
+def test_repetition_under_one_key_is_answered_alike_and_done_once() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, body = rest.admin_key(), {"reason": "abuse", "tenant": "acme", "kind": "ban", "user_id": "bob"}
+        first = await rest.ask("POST", PATH, key, body, Idempotency_Key="k")
+        await rest.ask("DELETE", f"{PATH}/{first.json()['number']}?reason=over", key)
+        again = await rest.ask("POST", PATH, key, body, Idempotency_Key="k")
+        assert again.json() == first.json() and again.headers["Idempotency-Replayed"] == "true"
+        assert len(rest.deps.revocations) == 0
+        other = await rest.ask("POST", PATH, key, {**body, "user_id": "eve"}, Idempotency_Key="k")
+        assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
+
+    with_rest(scenario)
+
+
+def test_list_comes_in_pages_and_can_be_narrowed() -> None:
+    async def scenario(rest: Rest) -> None:
+        key = rest.admin_key()
+        for n in range(5):
+            await revoke(rest, key, kind="ban" if n % 2 else "mute", user_id=f"u{n}")
+        page = (await rest.ask("GET", f"{PATH}?limit=2", key)).json()
+        assert ([e["user_id"] for e in page["revocations"]], page["next"]) == (["u0", "u1"], 2)
+        page = (await rest.ask("GET", f"{PATH}?limit=3&after=2", key)).json()
+        assert ([e["user_id"] for e in page["revocations"]], page["next"]) == (["u2", "u3", "u4"], None)
+        found = (await rest.ask("GET", f"{PATH}?kind=ban&tenant=acme", key)).json()["revocations"]
+        assert [e["user_id"] for e in found] == ["u1", "u3"]
+        found = (await rest.ask("GET", f"{PATH}?user_id=u3&tenant=other", key)).json()["revocations"]
+        assert found == []
+
+    with_rest(scenario)
+
+
+def test_only_a_key_with_the_scope_may() -> None:
+    async def scenario(rest: Rest) -> None:
+        body = {"kind": "ban", "user_id": "bob"}
+        assert error_of(await revoke(rest, rest.admin_key("keys:write"), **body)) == (403, "FORBIDDEN")
+        assert error_of(await revoke(rest, rest.tenant_key(), **body)) == (403, "FORBIDDEN")
+        assert error_of(await revoke(rest, rest.token("alice"), **body)) == (403, "FORBIDDEN")
+        assert (await revoke(rest, rest.admin_key("access:write"), **body)).status_code == 201
+
+    with_rest(scenario)
+
+
+def test_full_list_refuses_the_next_entry_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_force, "ENTRIES_MAX", 2)
+
+    async def scenario(rest: Rest) -> None:
+        key = rest.admin_key()
+        for name in ("a", "b", "a"):
+            assert (await revoke(rest, key, kind="ban", user_id=name)).status_code == 201
+        answer = await revoke(rest, key, kind="ban", user_id="c")
+        assert error_of(answer) == (403, "FORBIDDEN") and "lift some first" in answer.json()["error"]["message"]
+        assert len(await rest.store.audit(0, 10)) == 3
+
+    with_rest(scenario)
+
+
+def test_erased_user_keeps_no_device_and_no_token_among_the_entries() -> None:
+    async def scenario(rest: Rest) -> None:
+        key, token = rest.admin_key(), rest.token("alice")
+        await revoke(rest, key, kind="token", token=token)
+        await revoke(rest, key, kind="device", user_id="alice", device_id="alices-phone")
+        await revoke(rest, key, kind="ban", user_id="alice")
+        erase = {"tenant": "acme", "user_id": "alice", "reason": "asked"}
+        assert (await rest.ask("POST", "/admin/erase", key, erase)).json()["done"]
+        left = (await rest.ask("GET", PATH, key)).json()["revocations"]
+        assert sorted(entry["kind"] for entry in left) == ["ban", "user"] and "alices-phone" not in str(left)
+        await rest.ask("DELETE", f"{PATH}/3?reason=over", key)
+        assert await status(rest, token) == 401, "what was revoked stays so"
+
+    with_rest(scenario)
