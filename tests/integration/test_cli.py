@@ -27,6 +27,8 @@ COMMANDS = [
     ("chat", "list"), ("chat", "create"), ("chat", "invite"), ("chat", "open"), ("chat", "send"), ("chat", "history"),
     ("chat", "inspect"), ("chat", "recover"), ("chat", "halt"),
     ("key", "create"), ("key", "list"), ("key", "revoke"),
+    ("revoke", "token"), ("revoke", "user"), ("revoke", "device"), ("revoke", "ls"), ("revoke", "undo"),
+    ("ban",), ("unban",), ("mute",), ("unmute",), ("disconnect",),
     ("rules", "ls"), ("rules", "get"), ("rules", "set"), ("rules", "delete"), ("rules", "history"), ("rules", "diff"),
     ("rules", "rollback"), ("rules", "watch"), ("rules", "export"), ("rules", "import"),
 ]  # fmt: skip

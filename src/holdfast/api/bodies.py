@@ -194,8 +194,11 @@ class DeliveryStatus(Struct, frozen=True):
 
 
 class TokenAnswer(Struct, frozen=True):
+    """``jti`` is what the token can be revoked by."""
+
     token: str
     expires_at: str
+    jti: str
 
 
 class KeyView(Struct, frozen=True):

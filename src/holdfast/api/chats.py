@@ -199,4 +199,5 @@ async def mint_token(deps: Deps, call: Call) -> Answer:
     body: NewToken = call.body
     user = User(call.principal.tenant, _usable(body.user_id))
     token = deps.tokens.mint(user, body.ttl_seconds, body.scopes, body.chats)
-    return Answer(TokenAnswer(token, timestamp(int(deps.clock.now()) + body.ttl_seconds)))
+    expires_at = timestamp(int(deps.clock.now()) + body.ttl_seconds)
+    return Answer(TokenAnswer(token, expires_at, deps.tokens.read(token).token_id))

@@ -8,6 +8,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli.chats import chat
+from holdfast.cli.cutoff import ban, disconnect, mute, revoke, unban, unmute
 from holdfast.cli.jobs import jobs
 from holdfast.cli.operate import backup, erase, key, restore, status, token
 from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
@@ -65,6 +66,12 @@ app.command()(token)
 app.command()(status)
 app.add_typer(chat, name="chat")
 app.add_typer(key, name="key")
+app.add_typer(revoke, name="revoke")
+app.command()(ban)
+app.command()(unban)
+app.command()(mute)
+app.command()(unmute)
+app.command()(disconnect)
 app.add_typer(rules, name="rules")
 app.add_typer(jobs, name="jobs")
 app.add_typer(webhooks, name="webhooks")

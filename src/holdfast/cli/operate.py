@@ -51,8 +51,9 @@ def token(
     if reach.as_json:
         from holdfast.client.tokens import claims_of
 
-        expires = datetime.fromtimestamp(claims_of(made).exp or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        show.as_json({"token": made, "user_id": user, "tenant": tenant, "expires_at": expires})
+        claims = claims_of(made)
+        expires = datetime.fromtimestamp(claims.exp or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        show.as_json({"token": made, "user_id": user, "tenant": tenant, "expires_at": expires, "jti": claims.jti})
     else:
         show.line(made)
 
@@ -151,8 +152,8 @@ def erase(
 ) -> None:
     """Erase a person: the content of all their messages, their memberships of groups, their devices. For ever.
 
-    Safe to repeat, also after it was interrupted. Their id stays where it is a sender. It revokes no token: have no new
-    one made, and those made so far expire.
+    Safe to repeat, also after it was interrupted. Their id stays where it is a sender, and bans and mutes stay. It does
+    not cut them off: for that, `holdfast revoke user` or `holdfast ban` first.
 
     Example:
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -40,6 +41,7 @@ class Claims(msgspec.Struct, frozen=True):
     sub: str = ""
     tenant: str = ""
     exp: float | None = None
+    jti: Any = None
 
 
 _claims = msgspec.json.Decoder(Claims)

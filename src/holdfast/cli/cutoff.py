@@ -1,0 +1,269 @@
+"""The commands that cut somebody off: ``holdfast revoke``, ``ban``, ``mute``, ``disconnect``, and their undoing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli import show
+from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, reaching
+from holdfast.errors import InvalidMessage, NotFound
+
+revoke = typer.Typer(
+    no_args_is_help=True, help="Make tokens worthless: one, a user's, a device's.", rich_markup_mode=None
+)
+
+UserArgument = Annotated[str, typer.Argument(metavar="USER", help="A user's id.")]
+ChatOption = Annotated[str | None, typer.Option("--chat", help="In this chat (its id) only.")]
+BeforeOption = Annotated[
+    str | None, typer.Option("--before", help="Tokens issued before this moment, such as 2026-01-31T12:00:00Z.")
+]
+PAGE = 500
+
+
+@revoke.command("token")
+@reaching
+def revoke_token(
+    reach: Reach,
+    jti: Annotated[str | None, typer.Option("--jti", help="The token's id.")] = None,
+    file: Annotated[typer.FileText | None, typer.Option("--file", help="A file with the token; - is stdin.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="The tenant of a --jti.  [default: default]")] = None,
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Revoke one token, by its id (the claim jti) or by itself. A token is a secret: it is read from a file or stdin.
+
+    Examples:
+
+    \b
+      holdfast revoke token --jti tok_01J9ZK --reason "found in a log"
+      holdfast revoke token --file stolen.txt
+    """
+    if (jti is None) is (file is None):
+        raise InvalidMessage("give the token's id with --jti, or a file that holds it with --file")
+    body = {"kind": "token", "jti": jti, "token": file.read().strip() if file else None, "tenant": tenant}
+    made = _add(reach, body, reason)
+    _said(reach, made, f"token {made['token_id']} is revoked")
+
+
+@revoke.command("user")
+@reaching
+def revoke_user(
+    reach: Reach,
+    user: UserArgument,
+    tenant: TenantOption = "default",
+    before: BeforeOption = None,
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Revoke every token that a user has. New ones are good: to keep the user out, see `holdfast ban`.
+
+    Examples:
+
+    \b
+      holdfast revoke user alice --reason "lost her laptop"
+      holdfast revoke user alice --before 2026-01-31T12:00:00Z
+    """
+    body = {"kind": "user", "user_id": user, "tenant": tenant, "issued_before": before}
+    made = _add(reach, body, reason)
+    _said(reach, made, f"tokens of {user} ({tenant}) issued before {made['issued_before']} are revoked")
+
+
+@revoke.command("device")
+@reaching
+def revoke_device(
+    reach: Reach,
+    user: UserArgument,
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="A device's id.")],
+    tenant: TenantOption = "default",
+    before: BeforeOption = None,
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Refuse the tokens a user has when this device shows them, until it shows a new one.
+
+    A device names itself: whoever holds the token can give another name. Of a stolen device revoke the user's tokens.
+
+    Example:
+
+    \b
+      holdfast revoke device alice alices-phone
+    """
+    body = {"kind": "device", "user_id": user, "device_id": device, "tenant": tenant, "issued_before": before}
+    made = _add(reach, body, reason)
+    _said(reach, made, f"device {device} of {user} ({tenant}) is cut off until it has a new token")
+
+
+@revoke.command("ls")
+@reaching
+def list_revocations(
+    reach: Reach,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="Of this user only.")] = None,
+) -> None:
+    """List who is cut off: tokens, users and devices, and users banned or muted in a whole tenant.
+
+    Example:
+
+    \b
+      holdfast revoke ls --user alice
+    """
+    found = _all(reach, tenant=tenant, user_id=user)
+    show.listed(
+        reach, found,
+        ("id", "kind", "tenant", "user", "token or device", "issued before", "made", "ends"),
+        (
+            (
+                e["number"], e["kind"], e["tenant"], e["user_id"] or "–", e["token_id"] or e["device_id"] or "–",
+                e["issued_before"] or "–", e["made_at"][:19], (e["ends_at"] or "when lifted")[:19],
+            )
+            for e in found
+        ),
+        empty="Nobody is cut off.",
+    )  # fmt: skip
+
+
+@revoke.command("undo")
+@reaching
+def undo_revocation(
+    reach: Reach,
+    number: Annotated[int, typer.Argument(metavar="ID", help="As `holdfast revoke ls` shows it.")],
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Lift one entry of the list: what it refused is good again, unless it has expired.
+
+    Example:
+
+    \b
+      holdfast revoke undo 17 --reason "the wrong Alice"
+    """
+    lifted = reach.as_operator().delete("/admin/revocations", str(number), reason=reason)
+    show.told(reach, lifted, f"{lifted['kind']} {number} is lifted")
+
+
+@reaching
+def ban(
+    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reason: ReasonOption = ASKED,
+) -> None:  # fmt: skip
+    """Keep a user out: of one chat, or of the whole tenant. Undo it with `holdfast unban`.
+
+    In a chat: removed, and nobody can add them. In the tenant: every token is refused, new ones too.
+
+    Examples:
+
+    \b
+      holdfast ban mallory --reason "spam, ticket 4711"
+      holdfast ban mallory --chat chat_01J9ZK
+    """
+    _restrict(reach, "ban", user, chat, tenant, reason)
+
+
+@reaching
+def unban(
+    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reason: ReasonOption = ASKED,
+) -> None:  # fmt: skip
+    """Lift a ban. It adds the user to no chat.
+
+    Example:
+
+    \b
+      holdfast unban mallory --chat chat_01J9ZK
+    """
+    _lift(reach, "ban", user, chat, tenant, reason)
+
+
+@reaching
+def mute(
+    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reason: ReasonOption = ASKED,
+) -> None:  # fmt: skip
+    """Let a user read and not send: in one chat, or in the whole tenant. Undo it with `holdfast unmute`.
+
+    Examples:
+
+    \b
+      holdfast mute mallory --reason "shouting"
+      holdfast mute mallory --chat chat_01J9ZK
+    """
+    _restrict(reach, "mute", user, chat, tenant, reason)
+
+
+@reaching
+def unmute(
+    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reason: ReasonOption = ASKED,
+) -> None:  # fmt: skip
+    """Lift a mute.
+
+    Example:
+
+    \b
+      holdfast unmute mallory
+    """
+    _lift(reach, "mute", user, chat, tenant, reason)
+
+
+@reaching
+def disconnect(
+    reach: Reach,
+    user: UserArgument,
+    device: Annotated[str | None, typer.Option("--device", help="This device's connections only.")] = None,
+    tenant: TenantOption = "default",
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Close a user's connections now. They may come back at once; to keep them out, revoke or ban first.
+
+    Example:
+
+    \b
+      holdfast disconnect alice --device alices-phone
+    """
+    body = {"user_id": user, "tenant": tenant, "reason": reason, **({"device_id": device} if device else {})}
+    answer = reach.as_operator().post("/admin/disconnect", body=body)
+    closed, what = answer["closed"], f"device {device} of {user}" if device else user
+    none = f"nobody matched: {what} ({tenant}) has no connection"
+    show.told(reach, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none)
+
+
+def _add(reach: Reach, body: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    given = {name: value for name, value in body.items() if value is not None}
+    made: dict[str, Any] = reach.as_operator().post("/admin/revocations", body={**given, "reason": reason})
+    return made
+
+
+def _said(reach: Reach, made: Mapping[str, Any], sentence: str) -> None:
+    show.told(reach, made, f"{sentence}; undo it with: holdfast revoke undo {made['number']}")
+
+
+def _restrict(reach: Reach, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
+    done = "banned" if kind == "ban" else "muted"
+    if chat is None:
+        made = _add(reach, {"kind": kind, "user_id": user, "tenant": tenant}, reason)
+        show.told(reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`")
+        return
+    changed = reach.as_operator().post("/admin/chats", chat, kind, body={"user_id": user, "reason": reason})
+    show.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`")
+
+
+def _lift(reach: Reach, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
+    done = "banned" if kind == "ban" else "muted"
+    if chat is not None:
+        changed = reach.as_operator().post("/admin/chats", chat, f"un{kind}", body={"user_id": user, "reason": reason})
+        show.told(reach, changed, f"{user} is no longer {done} in {chat}")
+        return
+    found = _all(reach, kind=kind, tenant=tenant, user_id=user)
+    if not found:
+        raise NotFound(f"{user} is not {done} in the tenant {tenant}: nothing was changed")
+    lifted = reach.as_operator().delete("/admin/revocations", str(found[0]["number"]), reason=reason)
+    show.told(reach, lifted, f"{user} is no longer {done} in the tenant {tenant}")
+
+
+def _all(reach: Reach, **wanted: str | None) -> list[dict[str, Any]]:
+    rest, found = reach.as_operator(), list[dict[str, Any]]()
+    after: int | None = 0
+    while after is not None:
+        page = rest.get("/admin/revocations", limit=PAGE, after=after, **wanted)
+        found += page["revocations"]
+        after = page["next"]
+    return found

@@ -1,0 +1,167 @@
+"""Cutting somebody off a real server: commands in, sockets closed, files that remember it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from program import Program, Ran
+
+Client = websockets.ClientConnection
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    program = Program(tmp_path_factory.mktemp("cutoff") / "state")
+    program.serve()
+    yield program
+    program.stop()
+
+
+def failed(done: Ran) -> str:
+    assert done.returncode == 1, done
+    return done.stderr
+
+
+async def connect(program: Program, token: str, device: str = "") -> Client:
+    headers = {"Authorization": f"Bearer {token}", **({"X-Device-ID": device} if device else {})}
+    url = program.url.replace("http", "ws") + "/v1/ws"
+    client = await websockets.connect(url, additional_headers=headers, compression=None)
+    assert json.loads(await client.recv())["type"] == "connection_established"
+    return client
+
+
+async def closing(client: Client) -> tuple[int, dict[str, Any]]:
+    """How the server closed it: the code, and its last frame."""
+    last: dict[str, Any] = {}
+    async with asyncio.timeout(10):
+        try:
+            while True:
+                last = json.loads(await client.recv())
+        except websockets.ConnectionClosed as closed:
+            assert closed.rcvd is not None
+            return closed.rcvd.code, last["payload"]
+
+
+async def run(program: Program, *arguments: str, stdin: str = "") -> Ran:
+    return await asyncio.to_thread(lambda: program.run(*arguments, stdin=stdin))
+
+
+def test_socket_of_a_revoked_token_closes_within_a_second_and_cannot_come_back(program: Program) -> None:
+    made = json.loads(program.ok("token", "--user", "alice", "--json"))
+    token, other = made["token"], program.ok("token", "--user", "alice").strip()
+
+    async def story() -> None:
+        phone, tablet = await connect(program, token, "phone"), await connect(program, other, "tablet")
+        began = time.monotonic()
+        done = await run(program, "revoke", "token", "--file", "-", stdin=token + "\n")
+        assert f"token {made['jti']} is revoked; undo it with: holdfast revoke undo" in done.stdout
+        code, last = await closing(phone)
+        assert code == 4502 and time.monotonic() - began < 5  # the command and its process are in it, too
+        assert (last["reason"], last["reconnect_allowed"]) == ("unauthorized", False)
+        assert "revoked" in last["message"]
+        with pytest.raises(websockets.InvalidStatus, match="401"):
+            await connect(program, token, "phone")
+        await tablet.ping()
+        await tablet.close()
+
+    asyncio.run(story())
+    assert "revoked" in failed(program.run("chat", "list", "--token", token))
+    assert program.run("chat", "list", "--token", other).returncode == 0
+
+
+def test_user_and_device_are_cut_off_until_that_is_undone(program: Program) -> None:
+    token = program.ok("token", "--user", "bob").strip()
+
+    async def story() -> None:
+        phone, tablet = await connect(program, token, "phone"), await connect(program, token, "tablet")
+        await run(program, "revoke", "device", "bob", "phone")
+        assert (await closing(phone))[0] == 4502
+        with pytest.raises(websockets.InvalidStatus, match="401"):
+            await connect(program, token, "phone")
+        await run(program, "revoke", "user", "bob", "--reason", "lost laptop")
+        assert (await closing(tablet))[0] == 4502
+        for entry in json.loads((await run(program, "revoke", "ls", "--user", "bob", "--json")).stdout):
+            await run(program, "revoke", "undo", str(entry["number"]))
+        await (await connect(program, token, "phone")).close()
+
+    asyncio.run(story())
+    assert program.run("chat", "list", "--token", token).returncode == 0
+
+
+def test_disconnected_user_may_come_back(program: Program) -> None:
+    token = program.ok("token", "--user", "dave").strip()
+
+    async def story() -> None:
+        client = await connect(program, token, "phone")
+        assert "nobody matched" in (await run(program, "disconnect", "dave", "--device", "tablet")).stdout
+        done = await run(program, "disconnect", "dave", "--json")
+        assert json.loads(done.stdout) == {"closed": 1}
+        code, last = await closing(client)
+        assert (code, last["reconnect_allowed"]) == (4004, True)
+        await (await connect(program, token, "phone")).close()
+
+    asyncio.run(story())
+
+
+def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: Program) -> None:
+    chat = program.ok("chat", "create", "-u", "owner", "-n", "room", "-m", "mallory").strip()
+    assert "is muted in" in program.ok("mute", "mallory", "--chat", chat)
+    assert "muted" in failed(program.run("chat", "send", chat, "hi", "-u", "mallory"))
+    program.ok("unmute", "mallory", "--chat", chat)
+    program.ok("chat", "send", chat, "hi", "-u", "mallory")
+    assert "is banned in" in program.ok("ban", "mallory", "--chat", chat, "--reason", "spam")
+    assert "banned" in failed(program.run("chat", "invite", chat, "mallory", "-u", "owner"))
+    assert "owner" in failed(program.run("ban", "owner", "--chat", chat))
+    program.ok("unban", "mallory", "--chat", chat)
+    assert "not banned" in failed(program.run("unban", "mallory", "--chat", chat))
+    program.ok("chat", "invite", chat, "mallory", "-u", "owner")
+    assert "is muted in the tenant default" in program.ok("mute", "mallory")
+    assert "muted" in failed(program.run("chat", "send", chat, "again", "-u", "mallory"))
+    program.ok("ban", "mallory", "--reason", "spam")
+    assert "banned" in failed(program.run("chat", "list", "-u", "mallory"))
+    listed = json.loads(program.ok("revoke", "ls", "--user", "mallory", "--json"))
+    assert [entry["kind"] for entry in listed] == ["mute", "ban"]
+    assert "when lifted" in program.ok("revoke", "ls", "--user", "mallory")
+    program.ok("unban", "mallory")
+    program.ok("unmute", "mallory")
+    program.ok("chat", "send", chat, "again", "-u", "mallory")
+    assert "nothing was changed" in failed(program.run("unmute", "mallory"))
+    assert "no revocation 4711" in failed(program.run("revoke", "undo", "4711"))
+    assert program.ok("revoke", "ls", "--user", "mallory").strip() == "Nobody is cut off."
+
+
+def test_whoever_is_cut_off_stays_so_through_a_kill_a_backup_and_a_restore(tmp_path: Path) -> None:
+    program = Program(tmp_path / "state")
+    server = program.serve()
+    program.ok("ban", "mallory")
+    taken = json.loads(program.ok("backup", "--json"))
+    assert {"access.db": {"revocations": 1}}.items() <= {f["name"]: f["counts"] for f in taken["files"]}.items()
+    number = json.loads(program.ok("ban", "eve", "--json"))["number"]
+    server.kill()
+    server.wait()
+    try:
+        program.serve()
+        assert "banned" in failed(program.run("chat", "list", "-u", "mallory"))
+        assert "banned" in failed(program.run("chat", "list", "-u", "eve"))
+        program.stop()
+        program.ok("restore", taken["path"], "--overwrite")
+        program.serve()
+        assert "banned" in failed(program.run("chat", "list", "-u", "eve")), "a restore undoes no ban"
+        program.ok("revoke", "undo", str(number))
+    finally:
+        program.stop()
+    elsewhere = Program(tmp_path / "elsewhere")
+    elsewhere.ok("restore", taken["path"])
+    elsewhere.serve()
+    try:
+        assert "banned" in failed(elsewhere.run("chat", "list", "-u", "mallory")), "where there is none it is brought"
+        assert elsewhere.run("chat", "list", "-u", "eve").returncode == 0
+    finally:
+        elsewhere.stop()
