@@ -28,7 +28,7 @@ WHEN = {
     "idle_timeout": "no answer to a heartbeat for 10 s",
     "slow_consumer": "5 s without a new low after the warning, or 60 s in all",
     "memory_pressure": "the gateway's buffers are above their budget; the fullest go first",
-    "rotation": "24 h old",
+    "rotation": "24 h old; or an operator closed it",
     "overloaded": "SERVER_BUSY on more than half of 30 s of requests",
     "state_diverged": "acks stay 60 s behind what was written, and a `resync` did not help",
     "upstream_failure": "the user's chats could not be read at connecting; or, if set, sends have failed for so long",
@@ -36,7 +36,8 @@ WHEN = {
     "rate_limited": "not read for 10 of 30 s, because it sent more than 200 frames a second; before authentication 4502",
     "duplicate_connection": "a device's new socket replaces its old one; a sixth device closes the oldest",
     "protocol_error": "10 invalid frames in 60 s, a frame above 64 KiB (as soon as so much of it has come), a broken WebSocket",
-    "unauthorized": "a bad credential, or none within 5 s; far too many frames before it",
+    "unauthorized": "a bad credential, or none within 5 s; far too many frames before it; the token, user or device was "
+    "revoked, or the user banned: within a second",
 }
 
 INTRODUCTION = f"""# Protocol, version {PROTOCOL_VERSION}
@@ -160,6 +161,7 @@ frame. Above it the server does not read the socket until you are within the rat
   Who sees whole frames only gives a page two minutes, and on a slow link asks for small ones (`limit`).
 - Before the token expires send `authenticate` with a new one of the same user; `authenticated` says how long that lasts.
   If it carries other scopes or chats than the one before, the connection closes with 4004 next: come back with the new token.
+  One that was revoked is refused (UNAUTHORIZED, `details.revoked`), and the connection lives on by the one before.
 - Do not stop reading: with 950 messages waiting the server warns and leaves the rest out, and after 5 s without progress it closes.
 
 ## Leaving and coming back

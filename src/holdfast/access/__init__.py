@@ -8,6 +8,7 @@ from nowhere else.
 - ``tokens``     user tokens (JWT): mint and verify
 - ``compact``    a token as it is written, read once
 - ``keys``       API keys: issue, find, revoke; hashed at rest
+- ``revocations``  who is cut off: the contract, its adapters, and what a node holds
 - ``secrets``    what a state directory keeps for itself
 - ``door``       origins, client addresses, handshake and connection limits
 """
