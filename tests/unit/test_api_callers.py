@@ -1,8 +1,8 @@
 """Every endpoint × every kind of caller: one matrix, written out.
 
 The world: tenant acme has a group of alice (owner), adam (admin), mia (member) and once had eve, who was removed;
-nobody knows nora there. Tenant evil has users of the same names. Messages 1 (alice), 2 (mia) and 3 (eve's
-removal) are in the group.
+nobody knows nora there; zed is banned from it, and mum is muted in it. Tenant evil has users of the same names.
+Messages 1 (alice), 2 (mia) and 3 (eve's removal) are in the group.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import httpx
 import pytest
 from rest import Rest, error_of, with_rest
 
+from holdfast.access.revocations.contract import Revocation
 from holdfast.api.routes import ENDPOINTS
 from holdfast.message import User
 
@@ -92,6 +93,14 @@ ROWS = [
     Row("remove_member", "DELETE", C + "/members/max", {**OUTSIDERS, **STAFF, **READ_ONLY}),
     Row("remove_member", "DELETE", C + "/members/adam", {**OUTSIDERS, "alice": OK, "adam": OK, "mia": "FORBIDDEN"}),
     Row("remove_member", "DELETE", C + "/members/mia", {"mia": OK, "adam": OK, "max": "FORBIDDEN"}),
+    Row("list_bans", "GET", C + "/bans", {**OUTSIDERS, **STAFF, "read-only key as alice": OK}),
+    Row("ban_user", "POST", C + "/bans", {**OUTSIDERS, **STAFF, **READ_ONLY}, {"user_id": "max"}),
+    Row("ban_user", "POST", C + "/bans", {**OUTSIDERS, **OWNER}, {"user_id": "adam"}),
+    Row("ban_user", "POST", C + "/bans", dict.fromkeys(["alice", "adam", "mia"], "FORBIDDEN"), {"user_id": "alice"}),
+    Row("unban_user", "DELETE", C + "/bans/zed", {**OUTSIDERS, **STAFF, **READ_ONLY}),
+    Row("mute_member", "POST", C + "/mutes", {**OUTSIDERS, **STAFF, **READ_ONLY}, {"user_id": "max"}),
+    Row("mute_member", "POST", C + "/mutes", {**OUTSIDERS, **OWNER}, {"user_id": "adam"}),
+    Row("unmute_member", "DELETE", C + "/mutes/mum", {**OUTSIDERS, **STAFF, **READ_ONLY}),
     Row("get_presence", "GET", C + "/presence", {**OUTSIDERS, **MEMBERS}),
     Row("list_messages", "GET", C + "/messages", {**OUTSIDERS, **MEMBERS, "read-only key as alice": OK}),
     Row("list_messages", "GET", C + "/messages?around=2", {**OUTSIDERS, **MEMBERS}),
@@ -108,6 +117,11 @@ ROWS = [
     Row("halt_chat", "POST", "/admin/chats/{chat}/halt", OPERATOR, WHY),
     Row("recover_chat", "POST", "/admin/chats/{chat}/recover", OPERATOR, WHY),
     Row("redact_any", "POST", "/admin/chats/{chat}/redact", OPERATOR, {**WHY, "sequence": 1}),
+    Row("list_chat_bans", "GET", "/admin/chats/{chat}/bans", OPERATOR),
+    Row("ban_from_chat", "POST", "/admin/chats/{chat}/ban", OPERATOR, {**WHY, "user_id": "max"}),
+    Row("unban_from_chat", "POST", "/admin/chats/{chat}/unban", OPERATOR, {**WHY, "user_id": "zed"}),
+    Row("mute_in_chat", "POST", "/admin/chats/{chat}/mute", OPERATOR, {**WHY, "user_id": "max"}),
+    Row("unmute_in_chat", "POST", "/admin/chats/{chat}/unmute", OPERATOR, {**WHY, "user_id": "mum"}),
     Row("retain_from", "POST", "/admin/chats/{chat}/retain", OPERATOR, {**WHY, "first_sequence": 1}),
     Row("erase_user", "POST", "/admin/erase", OPERATOR, {**WHY, "user_id": "zoe"}),
     Row("read_audit", "GET", "/admin/audit", OPERATOR),
@@ -117,12 +131,17 @@ ROWS = [
     Row("take_backup", "POST", "/admin/backup", OPERATOR, WHY),
     Row("get_backup_run", "GET", "/admin/backup", OPERATOR),
     Row("get_operator_status", "GET", "/admin/status", OPERATOR),
+    Row("list_revocations", "GET", "/admin/revocations", OPERATOR),
+    Row("add_revocation", "POST", "/admin/revocations", OPERATOR, {**WHY, "kind": "ban", "user_id": "zoe"}),
+    Row("lift_revocation", "DELETE", "/admin/revocations/1?reason=test", OPERATOR),
+    Row("disconnect_user", "POST", "/admin/disconnect", OPERATOR, {**WHY, "user_id": "zoe"}),
     Row("read_rules", "GET", "/admin/rules", OPERATOR),
     Row("create_rule", "POST", "/admin/rules", RULER, {"tenantID": "acme"}),
     Row("update_rule", "PUT", "/admin/rules", RULER, {"tenantID": "acme"}),
     Row("delete_rule", "DELETE", "/admin/rules?tenantID=acme&resource=x&expectedVersion=1", FINDER),
     Row("read_rule_history", "GET", "/admin/rules/history?tenantID=acme&resource=x", FINDER),
     Row("read_rule_changes", "GET", "/admin/rules/changes", OPERATOR),
+    Row("import_rules", "POST", "/admin/rules/import", RULER, {"tenantID": "acme"}),
     Row("roll_back_rule", "POST", "/admin/rules/rollback", RULER, {"tenantID": "acme"}),
     Row("get_limits_status", "GET", "/admin/limits", OPERATOR),
     Row("list_jobs", "GET", "/admin/jobs", OPERATOR),
@@ -167,13 +186,16 @@ def test_the_matrix_has_every_endpoint() -> None:
 
 
 async def world(rest: Rest) -> dict[str, str]:
-    chat = await rest.chat("alice", ["adam", "mia", "max", "eve"])
+    chat = await rest.chat("alice", ["adam", "mia", "max", "mum", "eve"])
     alice = rest.token("alice")
     assert (await rest.send(chat, "one", "k1")).status_code == 201
     assert (await rest.send(chat, "two", "k2", rest.token("mia"))).status_code == 201
     answer = await rest.ask("PATCH", f"/v1/chats/{chat}/members/adam", alice, {"role": "admin"})
     assert answer.status_code == 200
     assert (await rest.ask("DELETE", f"/v1/chats/{chat}/members/eve", alice)).status_code == 200
+    for verb, user_id in (("bans", "zed"), ("mutes", "mum")):
+        assert (await rest.ask("POST", f"/v1/chats/{chat}/{verb}", alice, {"user_id": user_id})).status_code == 200
+    await rest.deps.revocations.add(Revocation("ban", "acme", "zed", "", 0, "then", None))
     key, _ = rest.deps.keys.issue("tenant", "spare", "2026-01-01T00:00:00.000Z", tenant="acme")
     return {"chat": chat, "key": key.key_id}
 
@@ -255,8 +277,9 @@ async def everything(rest: Rest) -> list[object]:
     state: list[object] = [
         await rest.store.audit(0, 1000),
         [key.label for key in rest.deps.keys.list() if key.label == "spare"],
+        len(rest.deps.revocations),
     ]
     for chat in sorted(set(chats)):
-        state += [await rest.store.inspect(chat), await rest.store.members(chat)]
+        state += [await rest.store.inspect(chat), await rest.store.members(chat), await rest.store.bans(chat)]
         state += [await rest.store.read_after(chat, 0, 100, 1 << 20)]
     return state

@@ -477,7 +477,7 @@ def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_body() -
             if endpoint.caller == "anybody":
                 continue
             path = endpoint.path.replace(":path", "").format(
-                chat_id="c", user_id="u", sequence="1", key_id="k", seq="1", endpoint_id="e"
+                chat_id="c", user_id="u", sequence="1", key_id="k", seq="1", endpoint_id="e", number="1"
             )
             answer = await rest.client.request(endpoint.method, path, content=b"garbage")
             assert error_of(answer) == (401, "UNAUTHORIZED"), endpoint.name

@@ -51,6 +51,8 @@ def may(role: Role, action: Action, target: Role = "member") -> bool:
     """Whether ``role`` may do ``action``; ``target`` is the role given to, or held by, the other member."""
     if role not in _TABLE[action]:
         return False
+    if action == "restrict_member" and target == "owner":
+        return False
     if action in ("add_member", "remove_member", "restrict_member") and target != "member":
         return role == "owner"
     return True

@@ -252,10 +252,10 @@ def _check_restricts(act: Act, seen: Seen, user_id: str, *, by_anybody: bool = F
     if user_id == act.actor.user_id and not act.operator:
         raise Forbidden("you cannot ban or mute yourself, nor lift it")
     role = seen.target.role if seen.target is not None else "member"
-    if not by_anybody:
-        _check_role(act, seen, "restrict_member", role)
     if role == "owner":
         raise Forbidden(f"{user_id} is an owner of this chat, who cannot be banned or muted; change the role first")
+    if not by_anybody:
+        _check_role(act, seen, "restrict_member", role)
 
 
 def _not_restricted(user_id: str, what: str, chat: Chat) -> NoReturn:
