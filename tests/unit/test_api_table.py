@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import cost_table
 import pytest
 from rest import Rest, with_rest
 
@@ -15,6 +16,7 @@ from holdfast.api.reference import fields_of, html_page
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
 from holdfast.errors import HoldfastError
+from holdfast.wire.frames import CLIENT_FRAMES
 
 
 def every_error(root: type[HoldfastError] = HoldfastError) -> set[type[HoldfastError]]:
@@ -97,3 +99,9 @@ def test_a_path_is_routed_by_its_exact_form_first() -> None:
     assert routes.find("/c/a/m/b/c\n") == ("member", {"chat": "a", "user": "b/c\n"})
     for nothing in ("/jobs/", "/jobs/7/", "/jobs/7/8", "/jobs/7\n/", "/c/a/b/m/c", "", "/jobsx7"):
         assert routes.find(nothing) is None, nothing
+
+
+def test_every_endpoint_and_every_frame_has_a_row_of_what_it_may_cost() -> None:
+    """Say what is expensive there: one line in tests/support/cost_table.py."""
+    assert set(cost_table.ENDPOINTS) == {endpoint.name for endpoint in ENDPOINTS}
+    assert set(cost_table.FRAMES) == set(CLIENT_FRAMES)
