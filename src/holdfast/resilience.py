@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 
 from holdfast.bounds import positive
@@ -155,9 +156,24 @@ class Backoff:
 RETRY_AFTER_SECONDS_MAX = 3600.0
 
 
-def retry_after_seconds(header: str) -> float | None:
-    """What a ``Retry-After`` asks for, an hour at most; None if it names no seconds: it is a date, or is not there."""
-    return min(float(header), RETRY_AFTER_SECONDS_MAX) if header.isdecimal() else None
+_HTTP_DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
+"""RFC 9110: the first is to be sent, all three are to be read."""
+
+
+def retry_after_seconds(header: str, now: float) -> float | None:
+    """What a ``Retry-After`` asks for, in seconds or as a date, an hour at most; None if it is neither.
+
+    ``now`` is seconds since the epoch, by the wall clock.
+    """
+    if header.isdecimal():
+        return min(float(header), RETRY_AFTER_SECONDS_MAX)
+    for form in _HTTP_DATES:
+        try:
+            at = datetime.strptime(header, form).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            continue
+        return min(max(at - now, 0.0), RETRY_AFTER_SECONDS_MAX)
+    return None
 
 
 class Bucket:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +298,21 @@ async def call(url: str) -> tuple[int, bytes, str]:
         await caller.close()
 
 
+@pytest.fixture
+def names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name server is asked: an address in any spelling that the resolver reads, or this machine's name."""
+    resolve = socket.getaddrinfo
+
+    def numeric(host: str, port: int, *rest: Any, flags: int = 0, **more: Any) -> Any:
+        known = "127.0.0.1" if host.lower().removesuffix(".") == "localhost" else host
+        return resolve(known, port, *rest, flags=flags | socket.AI_NUMERICHOST, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", numeric)
+
+
 @pytest.mark.parametrize("host", [*INSIDE, "localhost", "ⓛocalhost", "LOCALHOST."])
 @pytest.mark.parametrize("scheme", ["https", "http"])
+@pytest.mark.usefixtures("names_of_this_machine")
 def test_what_leads_inside_is_refused_when_it_is_connected_to(scheme: str, host: str) -> None:
     async def main() -> None:
         async with inside() as (port, reached):
@@ -388,6 +402,65 @@ def test_a_url_no_webhook_may_have_is_refused(url: str) -> None:
 )  # fmt: skip
 def test_a_public_url_is_one_a_webhook_may_have(url: str) -> None:
     check_url(url, private_allowed=False)
+
+
+@pytest.mark.parametrize("private_allowed", [False, True])
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("a..example", "empty label"), (".example", "empty label"), ("a" * 64 + ".example", "64 characters"),
+     (".".join(["abcdefgh"] * 29) + ".example", "at most 253"), ("-a.example", "letters, digits"),
+     ("a-.example", "letters, digits"), ("xn--.example", "letters, digits"), ("xn--99zzz99.example", "cannot be"),
+     ("xn--abc-.example", "letters, digits"), ("ex!ample.example", "letters, digits"), ("example..", "empty label")],
+)  # fmt: skip
+def test_a_host_that_cannot_exist_is_refused_when_the_url_is_given(host: str, why: str, private_allowed: bool) -> None:
+    with pytest.raises(InvalidMessage, match=why) as refused:
+        check_url(f"https://{host}/", private_allowed=private_allowed)
+    assert refused.value.details["field"] == "url"
+
+
+@pytest.mark.parametrize("label", ["bü" + "x" * 70, "a\u0301" * 60, "\ud800"])
+def test_nor_one_that_cannot_be_written_as_ascii(label: str) -> None:
+    with pytest.raises(InvalidMessage):
+        check_url(f"https://{label}.example/", private_allowed=True)
+
+
+def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_path: Path) -> None:
+    """An endpoint from before its host was checked; and a message that cannot be read for now."""
+
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        await stage.add(f"https://{'a' * 64}.example/hook", endpoint_id="ep_bad")
+        stage.log.failing = 2
+        await stage.add(receiver.url)
+        stage.log.entries.append(entry(1))
+        await until(lambda: len(receiver.calls) == 1)
+
+        async def buried() -> bool:
+            return bool(await stage.jobs.dead(Query()))
+
+        await until(buried)
+        (dead,) = await stage.jobs.dead(Query())
+        assert (dead.destination, dead.reason) == ("ep_bad", Reason.VALIDATION_FAILURE)
+        tries = [*await stage.endpoints.deliveries("ep_bad"), *await stage.endpoints.deliveries("ep_1")]
+        told = [each.error for each in tries if each.status == 0]
+        assert sum("not sent: InvalidMessage: the host of the URL cannot exist" in each for each in told) == 1
+        assert sum("not sent: Unavailable: the store is away" in each for each in told) == 2
+
+    check(tmp_path, body)
+
+
+def test_a_retry_after_may_be_a_date(tmp_path: Path) -> None:
+    async def body(stage: Scene, receiver: Receiver) -> None:
+        at = formatdate(time.time() + 2, usegmt=True)  # whole seconds: between one and two from now
+        receiver.answer = lambda calls: web.Response(
+            status=503 if calls == 1 else 200, headers={"retry-after": at} if calls == 1 else {}
+        )
+        await stage.add(receiver.url)
+        started = time.monotonic()
+        stage.log.entries.append(entry(1))
+        await until(lambda: len(receiver.calls) == 2)
+        assert time.monotonic() - started >= 0.9
+
+    check(tmp_path, body)
 
 
 def test_a_signature_is_refused_when_anything_is_changed() -> None:

@@ -221,7 +221,7 @@ async def _said(place: Place, texts: list[str]) -> bool:
 )
 def test_each_answer_of_the_server_has_its_reason(status: int, code: str, reason: Reason) -> None:
     answer = f'{{"error": {{"code": "{code}", "message": "no", "retryable": false, "more": 1}}}}'
-    failure = judged(status, answer.encode(), "7")
+    failure = judged(status, answer.encode(), 7.0)
     assert failure is not None and failure.reason is reason and code in str(failure)
     assert failure.retry_after_seconds == (0.0 if reason is Reason.VALIDATION_FAILURE else 7.0)
 
@@ -230,7 +230,7 @@ def test_an_answer_that_is_not_of_a_holdfast_server_is_no_verdict_on_the_message
     for status, text in ((404, b"<html>no such site"), (301, b""), (502, b"\xff"), (400, b'{"error": "no"}')):
         failure = judged(status, text, "soon")
         assert failure is not None and failure.reason is Reason.DEPENDENCY_FAILURE
-    assert judged(200, b"", "") is None and judged(201, b"{}", "") is None
+    assert judged(200, b"", "") is None and judged(201, b"{}", 0.0) is None
 
 
 def test_a_transport_that_cannot_work_is_refused_when_it_is_made() -> None:

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.clock import SystemClock
+from holdfast.errors import Unavailable
 from holdfast.message import Entry, Message
 from holdfast.webhooks.contract import JOB_TYPE, Endpoint
 from holdfast.webhooks.delivery import Deliveries, WebhookSettings, with_webhooks
@@ -41,6 +42,8 @@ class Log:
     entries: list[Entry] = field(default_factory=list)
     now: dict[tuple[str, int], Message | None] = field(default_factory=dict)
     """What became of messages since they were logged."""
+    failing: int = 0
+    """So many times a message cannot be read."""
     waited_for: asyncio.Event = field(default_factory=asyncio.Event)
     """A reader has come to where it waits for more."""
 
@@ -56,6 +59,9 @@ class Log:
 
     async def find(self, chat_id: str, sequence: int) -> Message | None:
         """As the store of chats: what is there now."""
+        if self.failing:
+            self.failing -= 1
+            raise Unavailable("the store is away")
         return self.now.get(
             (chat_id, sequence),
             next(

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
 
+from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting
 from holdfast.resilience import retry_after_seconds
 from holdfast.wire.frames import ErrorBody
@@ -198,4 +199,5 @@ def _refusal(error: WSHandshakeError) -> Exception:
         message = f"{body.error.code}: {body.error.message}"
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    return HandshakeRefused(status, retry_after_seconds(response.headers.get("Retry-After", "")), message)
+    wait = retry_after_seconds(response.headers.get("Retry-After", ""), SystemClock.now())
+    return HandshakeRefused(status, wait, message)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _PARKED_AGAIN_SECONDS = 1.0
+ERROR_LENGTH_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +164,23 @@ class Deliveries:
             raise JobFailed(Reason.VALIDATION_FAILURE, told) from None
         if endpoint.disabled:
             raise _disabled(endpoint.endpoint_id, endpoint.disabled)
-        event = await self._event(notice)
-        if event is None:
-            return
         webhook_id = f"{notice.message_id or f'msg_{ctx.key}'}_{notice.endpoint_id}"
         started = self._clock.monotonic()
-        status, error, retry_after = await self._post(endpoint, webhook_id, _encode(event))
-        await self._endpoints.log(
-            Delivery(
-                endpoint.endpoint_id,
-                webhook_id,
-                notice.chat_id,
-                notice.sequence,
-                ctx.job.attempt,
-                timestamp(self._clock.now()),
-                status,
-                round(self._clock.monotonic() - started, 3),
-                error,
-            )
-        )
+
+        async def log(status: int, error: str) -> None:
+            at, seconds = timestamp(self._clock.now()), round(self._clock.monotonic() - started, 3)
+            about = (notice.endpoint_id, webhook_id, notice.chat_id, notice.sequence, ctx.job.attempt)
+            await self._endpoints.log(Delivery(*about, at, status, seconds, error))
+
+        try:
+            event = await self._event(notice)
+            if event is None:
+                return
+            status, error, retry_after = await self._post(endpoint, webhook_id, _encode(event))
+        except Exception as failure:
+            await log(0, f"not sent: {type(failure).__name__}: {failure}"[:ERROR_LENGTH_MAX])
+            raise
+        await log(status, error)
         await self._judge(endpoint, status, error, retry_after)
 
     async def _event(self, notice: Notice) -> Event | None:
@@ -202,9 +201,9 @@ class Deliveries:
             caller = await self._caller()
             status, text, retry_after = await caller.post(endpoint.url, body, signed, self._settings.answer_bytes_max)
         except OSError as error:
-            return 0, str(error)[:300], 0.0
+            return 0, str(error)[:ERROR_LENGTH_MAX], 0.0
         told = "" if status < 300 else text[:200].decode("utf-8", "replace")
-        return status, told, retry_after_seconds(retry_after) or 0.0
+        return status, told, retry_after_seconds(retry_after, self._clock.now()) or 0.0
 
     async def _judge(self, endpoint: Endpoint, status: int, error: str, retry_after: float) -> None:
         if 200 <= status < 300:

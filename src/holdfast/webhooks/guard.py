@@ -14,12 +14,14 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from holdfast.errors import InvalidMessage
 
 URL_LENGTH_MAX = 2000
+HOST_LENGTH_MAX = 253
+LABEL_LENGTH_MAX = 63
 _NAT64 = IPv6Network("64:ff9b::/96")
 _NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")
 _COMPATIBLE = IPv6Network("::/96")
 _PROTOCOLS = IPv4Network("192.0.0.0/24")
 
-_NAME = re.compile(r"([a-z0-9_-]+\.)*[a-z0-9_-]+\.?")
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?")
 _ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)\.?")
 """Some resolvers read such a host as an IPv4 address (``2130706433``, ``0x7f.1``); no domain ends like this."""
 
@@ -59,10 +61,43 @@ def check_url(url: str, *, private_allowed: bool) -> None:
         raise InvalidMessage("a webhook needs an absolute URL with a host", field="url")
     if parts.raw_user or parts.raw_password or parts.raw_fragment:
         raise InvalidMessage("a webhook's URL carries no credentials and no fragment", field="url")
+    _check_host(parts.raw_host)
     if parts.scheme != "https" and not (parts.scheme == "http" and private_allowed):
         raise InvalidMessage("a webhook's URL begins with https://", field="url")
     if not private_allowed and not _may_be_public(parts.raw_host):
         raise InvalidMessage("a webhook's address must be public", field="url")
+
+
+def _check_host(host: str) -> None:
+    """InvalidMessage if nothing can have this name: it would fail only when it is looked up, after it was accepted."""
+    try:
+        ip_address(host.partition("%")[0])
+        return
+    except ValueError:
+        pass
+    name = host.removesuffix(".")
+    if len(name) > HOST_LENGTH_MAX:
+        raise _impossible(f"it has {len(name)} characters, at most {HOST_LENGTH_MAX} can be")
+    for label in name.split("."):
+        if not label:
+            raise _impossible("it has an empty label")
+        if len(label) > LABEL_LENGTH_MAX:
+            raise _impossible(f"a label has {len(label)} characters, at most {LABEL_LENGTH_MAX} can be")
+        if not _LABEL.fullmatch(label):
+            raise _impossible(f"a label has letters, digits and hyphens between them, unlike {label!r}")
+        if label.startswith("xn--") and not _decodes(label):
+            raise _impossible(f"the international label {label!r} cannot be decoded")
+
+
+def _decodes(label: str) -> bool:
+    try:
+        return not label[4:].encode().decode("punycode").isascii()
+    except UnicodeError:
+        return False
+
+
+def _impossible(why: str) -> InvalidMessage:
+    return InvalidMessage(f"the host of the URL cannot exist: {why}", field="url")
 
 
 def _may_be_public(host: str) -> bool:
@@ -70,4 +105,4 @@ def _may_be_public(host: str) -> bool:
     try:
         return "%" not in host and is_public(host)
     except ValueError:
-        return bool(_NAME.fullmatch(host)) and not _ENDS_IN_A_NUMBER.fullmatch(host)
+        return not _ENDS_IN_A_NUMBER.fullmatch(host)

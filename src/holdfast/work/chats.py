@@ -19,6 +19,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting
 from holdfast.resilience import retry_after_seconds
 from holdfast.wire.frames import Error, ErrorBody
@@ -95,12 +96,13 @@ class Chats:
         except (TimeoutError, OSError, aiohttp.ClientError) as error:
             told = f"no answer from {self._url}: {type(error).__name__}: {error}"
             raise JobFailed(Reason.TRANSPORT_UNAVAILABLE, told) from error
-        failure = judged(answer.status, text, answer.headers.get("retry-after", ""))
+        wait = retry_after_seconds(answer.headers.get("retry-after", ""), SystemClock.now())
+        failure = judged(answer.status, text, wait or 0.0)
         if failure is not None:
             raise failure
 
 
-def judged(status: int, text: bytes, retry_after: str) -> JobFailed | None:
+def judged(status: int, text: bytes, wait: float) -> JobFailed | None:
     """What an answer means for the job; None: the message is stored.
 
     What the message itself is refused for would be refused again: a dead letter, to be replayed when the chat is put
@@ -110,7 +112,6 @@ def judged(status: int, text: bytes, retry_after: str) -> JobFailed | None:
         return None
     error = _error(text)
     told = f"{status} {error.code}: {error.message}"[:300]
-    wait = retry_after_seconds(retry_after) or 0.0
     if status == 429:
         return JobFailed(Reason.THROTTLED, told, retry_after_seconds=wait)
     if status < 400 or status >= 500 or error.code in ("", "UNAUTHORIZED", "FORBIDDEN"):
