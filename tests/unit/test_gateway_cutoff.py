@@ -98,14 +98,20 @@ class SlowStore(MemoryStore):
         return await super().append(group)
 
 
+async def sending(parts: Bench) -> tuple[FakeSocket, str]:
+    """A connection of alice whose send waits for its commit, and the chat it goes to."""
+    chat_id = await parts.chat("alice", "bob")
+    socket = await live(parts, "alice")
+    socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="hello")
+    await settle()
+    return socket, chat_id
+
+
 def test_send_in_flight_is_answered_before_the_close_and_nothing_more_is_taken() -> None:
     async def story() -> None:
         cut, store = List(), SlowStore()
         async with bench(refusal=cut.refusal, store=store) as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = await live(parts, "alice")
-            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="hello")
-            await settle()
+            socket, chat_id = await sending(parts)
             await cut.add(parts, entry("ban"))
             assert socket.closed is None and not socket.reading
             socket.say("send_message", "q2", client_message_id="c2", chat_id=chat_id, content="too late")
@@ -123,10 +129,7 @@ def test_send_that_is_not_answered_in_time_does_not_keep_the_socket_open() -> No
     async def story() -> None:
         cut, store = List(), SlowStore()
         async with bench(refusal=cut.refusal, store=store) as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = await live(parts, "alice")
-            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="hello")
-            await settle()
+            socket, _ = await sending(parts)
             await cut.add(parts, entry("ban"))
             await asyncio.sleep(0.99)
             assert socket.closed == UNAUTHORIZED, "within a second"

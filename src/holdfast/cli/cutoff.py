@@ -110,11 +110,11 @@ def list_revocations(
     found = _all(reach, tenant=tenant, user_id=user)
     show.listed(
         reach, found,
-        ("id", "kind", "tenant", "user", "token or device", "issued before", "made", "ends"),
+        ("id", "kind", "tenant", "user", "token or device", "issued before", "ends"),
         (
             (
                 e["number"], e["kind"], e["tenant"], e["user_id"] or "–", e["token_id"] or e["device_id"] or "–",
-                e["issued_before"] or "–", e["made_at"][:19], (e["ends_at"] or "when lifted")[:19],
+                (e["issued_before"] or "–")[:16], (e["ends_at"] or "when lifted")[:16],
             )
             for e in found
         ),

@@ -63,7 +63,7 @@ class Cutoff:
         for connection, leaving in list(self._leaving.items()):
             if now >= leaving.until or not connection.open_requests:
                 del self._leaving[connection]
-                connection.close(leaving.closing, message=leaving.message)
+                _end(connection, leaving.closing, leaving.message)
 
     def forget(self, connection: Connection) -> None:
         """The connection is gone."""
@@ -81,12 +81,12 @@ class Cutoff:
             self._close(connection, Closing.UNAUTHORIZED, refusal.message)
 
     def _close(self, connection: Connection, closing: Closing, message: str) -> None:
-        until = self._plane.clock.monotonic() + ANSWER_SECONDS
         connection.take_no_more()
-        self._leaving.setdefault(connection, _Leaving(until, closing, message))
-        if not connection.open_requests:
-            self._leaving.pop(connection)
-            connection.close(closing, message=message)
+        if connection.open_requests:
+            until = self._plane.clock.monotonic() + ANSWER_SECONDS
+            self._leaving.setdefault(connection, _Leaving(until, closing, message))
+        else:
+            _end(connection, closing, message)
 
     async def _look(self) -> None:
         """Through every connection here, in turns."""
@@ -101,3 +101,12 @@ class Cutoff:
         self._looking = None
         if not task.cancelled() and (error := task.exception()) is not None:
             telemetry.defect("gateway", error)
+
+
+def _end(connection: Connection, closing: Closing, message: str) -> None:
+    """One that is broken must not keep the others open."""
+    try:
+        connection.close(closing, message=message)
+    except Exception as error:
+        telemetry.defect("gateway", error)
+        connection.abort()

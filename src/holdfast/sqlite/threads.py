@@ -8,6 +8,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+import apsw
+
 from holdfast import telemetry
 from holdfast.clock import start_thread
 from holdfast.errors import HoldfastError, InternalError
@@ -66,6 +68,15 @@ class Crew:
             self._waiting += 1
             self._queue.put(_Unit(work, future, then))  # type: ignore[arg-type]
         return future
+
+    def transact(self, work: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
+        """Have ``work`` done in a write transaction of its own, which is on stable storage when it is done."""
+
+        def transaction(handle: Handle) -> T:
+            with handle.transaction() as connection:
+                return work(connection)
+
+        return self.do(transaction)
 
     async def close(self) -> None:
         """Do what was taken, then end the threads and close their connections."""

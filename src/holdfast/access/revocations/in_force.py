@@ -11,6 +11,7 @@ import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from holdfast import telemetry
@@ -25,7 +26,7 @@ from holdfast.access.revocations.contract import (
     unknown,
 )
 from holdfast.clock import Clock, Turns, timestamp
-from holdfast.errors import HoldfastError, Unauthorized
+from holdfast.errors import HoldfastError, NotFound, Unauthorized
 from holdfast.message import User
 
 FOLLOW_SECONDS = 0.5
@@ -76,9 +77,9 @@ class RevocationsInForce:
                 return Unauthorized(_REFUSALS[key.kind], revoked=key.kind)
         return None
 
-    def check(self, principal: Principal, device_id: str = "") -> None:
+    def check(self, principal: Principal) -> None:
         """Unauthorized if the token is refused."""
-        if (refusal := self.refusal(principal, device_id)) is not None:
+        if (refusal := self.refusal(principal)) is not None:
             raise refusal
 
     def is_muted(self, user: User) -> bool:
@@ -111,8 +112,8 @@ class RevocationsInForce:
                 raise full()
 
     def of_user(self, user: User) -> Sequence[Revocation]:
-        """Every entry that names this user."""
-        return [e for e in self._entries.values() if (e.tenant, e.user_id) == user]
+        """Every entry that names this user and has not ended."""
+        return [e for e in self._entries.values() if (e.tenant, e.user_id) == user and not self._has_ended(e)]
 
     # --- how they change --------------------------------------------------------------------------------
 
@@ -149,7 +150,8 @@ class RevocationsInForce:
         ends_at = max(entry.ends_at or now for entry in named)
         await self.add(Revocation("user", *user, "", math.floor(now) + 1.0, timestamp(now), ends_at))
         for entry in named:
-            await self.remove(entry.number)
+            with suppress(NotFound):  # lifted, or ended, meanwhile
+                await self.remove(entry.number)
 
     async def refresh(self) -> None:
         """Read all entries again if the stored version is another than the one held here."""

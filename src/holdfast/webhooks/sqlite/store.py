@@ -121,11 +121,7 @@ class SqliteEndpoints:
         self._changed = asyncio.Event()
 
     async def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
-        def transaction(handle: Handle) -> T:
-            with handle.transaction() as db:
-                return work(db)
-
-        return await self._crew.do(transaction)
+        return await self._crew.transact(work)
 
 
 def _busy() -> ServerBusy:

@@ -63,7 +63,7 @@ class SqliteRevocations:
             number = db.execute(SQL["add"], {**asdict(entry), "about": entry.key.user_id}).get
             return replace(entry, number=number)
 
-        return await self._transact(work)
+        return await self._crew.transact(work)
 
     async def remove(self, number: int) -> Revocation:
         def work(db: apsw.Connection) -> Revocation:
@@ -74,7 +74,7 @@ class SqliteRevocations:
             db.execute(SQL["changed"])
             return Revocation(*row)
 
-        return await self._transact(work)
+        return await self._crew.transact(work)
 
     async def all(self) -> Sequence[Revocation]:
         now = self._clock.now()
@@ -92,13 +92,6 @@ class SqliteRevocations:
                 return work(db)
 
         return await self._crew.do(snapshot)
-
-    async def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
-        def transaction(handle: Handle) -> T:
-            with handle.transaction() as db:
-                return work(db)
-
-        return await self._crew.do(transaction)
 
 
 def _busy() -> ServerBusy:
