@@ -20,13 +20,14 @@ from cost_table import ENDPOINTS as ROWS
 from cost_table import FRAMES, Row
 from msgspec import Raw
 
+from holdfast.access.revocations.contract import ENTRIES_MAX, Revocation
 from holdfast.api.call import Endpoint
 from holdfast.api.routes import ENDPOINTS
 from holdfast.limits.control import ImportRequest
 from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.message import Draft, User
 from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
-from holdfast.store.changes import Act, AddMember, CreateChat
+from holdfast.store.changes import Act, AddMember, ChangeBan, CreateChat
 from holdfast.work.job import Draft as JobDraft
 
 STRANGER_MS = 2.0
@@ -89,6 +90,11 @@ async def furnish(world: CostedNode) -> None:
         Draft(User(tenant, USER), CHAT, f"c{n}", "€" * 340, "text/plain", node._ids.new("msg_"), AT) for n in range(250)
     ]
     await node._store.append(drafts)
+    for n in range(300):
+        await node._store.change(ChangeBan(act(), CHAT, f"banned-{n}", True))
+    for n in range(ENTRIES_MAX - 1_000):
+        entry = Revocation("ban", "acme", f"banned-{n}", "", 0, AT, None, n + 1)
+        node._revocations._entries[entry.key] = entry
     for n in range(200):
         await node._store.record(act(), "cost", "x" * 500, "")
         await node._store.change(CreateChat(act(), f"chat_{n}", "group", "x" * 60, []))

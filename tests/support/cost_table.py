@@ -93,7 +93,7 @@ ENDPOINTS: Mapping[str, Row] = {
     "bury_jobs": Row(body={**WHY, "seqs": SEQS}),
     "replay_jobs": Row(body={**WHY, "seqs": SEQS}),
     "discard_jobs": Row(body={**WHY, "seqs": SEQS}),
-    "list_revocations": Row(),
+    "list_revocations": Row(query="limit=500&tenant=acme&user_id=nobody"),
     "add_revocation": Row(body={**WHY, "kind": "user", "tenant": "t" * 60, "user_id": "u" * 64}),
     "lift_revocation": Row(query="reason=" + "%E2%82%AC" * 500),
     "disconnect_user": Row(body={**WHY, "tenant": "t" * 60, "user_id": "u" * 64}),
