@@ -24,6 +24,8 @@ from holdfast.api.deps import ApiSettings
 from holdfast.api.envelope import SECURITY_HEADERS
 from holdfast.api.routes import ENDPOINTS
 from holdfast.limits.rules import Rule
+from holdfast.telemetry.logs import THROTTLE_LINES, THROTTLE_SECONDS
+from holdfast.verify import virtual
 
 JSON = {"Content-Type": "application/json"}
 
@@ -262,6 +264,71 @@ def test_an_address_that_keeps_guessing_is_slowed_and_good_credentials_behind_it
     with_rest(scenario, ApiSettings(failed_logins_per_minute=3))
 
 
+OPEN = ("/health/live", "/health/ready", "/openapi.json", "/docs", "/nowhere", "/v1/chats", "/v1/ws", "/health/admin")
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_requests_without_a_credential_have_a_bucket_per_address(path: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        async def ask(address: str, who: str | None = None, method: str = "GET") -> httpx.Response:
+            return await rest.ask(method, path, who, X_Forwarded_For=address)
+
+        for _ in range(3):
+            assert (await ask("198.51.100.1")).status_code != 429
+        refused = await ask("198.51.100.1", method="OPTIONS" if path == "/nowhere" else "GET")
+        assert error_of(refused) == (429, "RATE_LIMITED")
+        assert refused.headers["RateLimit-Policy"] == '"unauthenticated";q=60;w=60'
+        assert refused.json()["violated-policies"] == ["unauthenticated"]
+        assert (await ask("198.51.100.2")).status_code != 429, "another address"
+        good = await rest.ask("GET", "/v1/chats", rest.token("alice"), X_Forwarded_For="198.51.100.1")
+        assert good.status_code == 200, "and whoever has a credential"
+        guess = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For="198.51.100.1")
+        assert guess.status_code == 401, "bad credentials are counted apart"
+        rest.clock.advance(1)
+        assert (await ask("198.51.100.1")).status_code != 429
+
+    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=3)
+    with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"),))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "::ffff:10.1.2.3"])
+def test_health_is_always_told_to_this_machine_and_to_declared_proxies(address: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        for _ in range(5):
+            assert (await rest.ask("GET", "/health/live", X_Forwarded_For=address)).status_code == 200
+            assert (await rest.ask("GET", "/health/ready", "garbage", X_Forwarded_For=address)).status_code == 200
+        asked = [(await rest.ask("GET", "/docs", X_Forwarded_For=address)).status_code for _ in range(3)]
+        assert asked == [200, 200, 429]
+
+    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=2)
+    with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"), ip_network("10.0.0.0/8")))
+
+
+def test_requests_of_strangers_fill_no_log() -> None:
+    output = io.StringIO()
+
+    def lines() -> list[dict[str, Any]]:
+        return [line for line in map(json.loads, output.getvalue().splitlines()) if line["event"] == "request"]
+
+    async def scenario(rest: Rest) -> None:
+        for n in range(100):
+            await rest.ask("GET", f"/{n}")
+        assert len(lines()) == THROTTLE_LINES
+        await rest.ask("GET", "/v1/chats", rest.token("alice"))
+        assert len(lines()) == THROTTLE_LINES + 1, "whoever is known has a line each time"
+        await asyncio.sleep(THROTTLE_SECONDS + 1)
+        assert (lines()[-1]["left_out"], lines()[-1]["within_seconds"]) == (80, 60)
+        await rest.ask("GET", "/again")
+        assert lines()[-1]["path"] == "/again"
+
+    async def run() -> None:
+        async with serving() as rest:
+            await scenario(rest)
+
+    with logging_to(output, as_json=True):
+        virtual.run(run())
+
+
 def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
     async def scenario(rest: Rest) -> None:
         for address in ("198.51.100.1", "198.51.100.2"):
@@ -405,6 +472,8 @@ def test_health_tells_strangers_a_word_and_operators_the_dependencies() -> None:
         told = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
         assert told.json() == {"status": "ready", "dependencies": {"store": "up"}}
         rest.ready["store"] = "down"
+        assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}, "asked once a second"
+        rest.clock.advance(1)
         for who in (None, rest.token("alice"), rest.tenant_key(), rest.admin_key("audit:read")):
             answer = await rest.ask("GET", "/health/ready", who)
             assert (answer.status_code, answer.json()) == (503, {"status": "not_ready"})

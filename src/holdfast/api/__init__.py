@@ -3,6 +3,7 @@
 - ``routes``    the table of every endpoint; start here
 - ``request``   a request and its response, as ASGI has them
 - ``routing``   which endpoint a path names
+- ``strangers`` requests without a good credential, counted by address
 - ``receive``   from a request to a call: who, may they, what
 - ``chats``, ``messages``, ``limits``, ``work``, ``admin``, ``probes``   what the endpoints do
 - ``keyed``     one answer for one Idempotency-Key

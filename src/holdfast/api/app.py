@@ -12,15 +12,16 @@ from holdfast.api.answers import respond, respond_error
 from holdfast.api.call import Endpoint
 from holdfast.api.cors import CrossOrigin
 from holdfast.api.deps import Deps
-from holdfast.api.envelope import note, response_headers
+from holdfast.api.envelope import Answered, note, response_headers
 from holdfast.api.keyed import Keyed
 from holdfast.api.openapi import describe
 from holdfast.api.pages import StaticPage
-from holdfast.api.receive import FailedLogins, receive, violated
+from holdfast.api.receive import address_of, receive, violated
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.request import App, Receive, Request, Response, Scope, Send, View
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
+from holdfast.api.strangers import Strangers
 from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, RateLimited
 from holdfast.telemetry import log
 
@@ -29,25 +30,27 @@ _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
 def make_app(deps: Deps) -> App:
-    """The REST surface over ``deps``. Holds no state but failed logins and the keys of what runs now."""
-    failed_logins, keyed = FailedLogins(deps.settings, deps.clock), Keyed(deps)
+    """The REST surface over ``deps``. Holds no state but what strangers asked and the keys of what runs now."""
+    strangers, keyed = Strangers(deps.settings, deps.clock, deps.proxies), Keyed(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
     for endpoint in endpoints:
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, failed_logins, keyed, endpoint)
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, strangers, keyed, endpoint)
     for path, page in _pages(endpoints).items():
-        by_path[path] = {"GET": page.view}
+        by_path[path] = {"GET": _for_anybody(deps, strangers, page.view)}
     for views in by_path.values():
         if "GET" in views:
             views["HEAD"] = views["GET"]
-    return _Application(deps, Routes(by_path)).serve
+    return _Application(deps, strangers, Routes(by_path)).serve
 
 
 class _Application:
     """One request after the other: route, view, envelope."""
 
-    def __init__(self, deps: Deps, routes: Routes[dict[str, View]]) -> None:
+    def __init__(self, deps: Deps, strangers: Strangers, routes: Routes[dict[str, View]]) -> None:
         self._deps = deps
+        self._log = telemetry.ThrottledLog()
+        self._otherwise = _for_anybody(deps, strangers, self._refuse)
         self._routes = routes
         self._cross_origin = CrossOrigin(deps.origins, {endpoint.method for endpoint in ENDPOINTS})
 
@@ -64,17 +67,40 @@ class _Application:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": response.body})
         finally:
-            note(deps, request, request_id, status, deps.clock.monotonic() - began)
+            note(deps, self._log, request, Answered(request_id, status, deps.clock.monotonic() - began))
 
     async def _respond(self, request: Request) -> Response:
         found = self._routes.find(request.path)
+        if found is None:
+            return await self._otherwise(request)
+        views, request.path_params = found
+        return await views.get(request.method, self._otherwise)(request)
+
+    async def _refuse(self, request: Request) -> Response:
+        """What no endpoint answers: the question of a browser before it calls, another method, another path."""
         if (preflight := self._cross_origin.preflight(request)) is not None:
             return preflight
+        write = request.method not in _SAFE
+        found = self._routes.find(request.path)
         if found is None:
-            return respond_error(NotFound("there is nothing here; see /docs"), write=request.method not in _SAFE)
-        views, request.path_params = found
-        view = views.get(request.method)
-        return _wrong_method(request, views) if view is None else await view(request)
+            return respond_error(NotFound("there is nothing here; see /docs"), write=write)
+        method, allowed = request.method[:16], ", ".join(sorted(found[0]))
+        refusal = InvalidMessage(f"{method} is not allowed here, only {allowed}", method=method)
+        response = respond_error(refusal, write=write, status=405)
+        return response._replace(headers={**response.headers, "Allow": allowed})
+
+
+def _for_anybody(deps: Deps, strangers: Strangers, view: View) -> View:
+    """A view for which no credential is looked at."""
+
+    async def counted(request: Request) -> Response:
+        try:
+            strangers.asked(address_of(request, deps), request.path)
+        except RateLimited as error:
+            return respond_error(error, write=request.method not in _SAFE, violated=violated(request, error))
+        return await view(request)
+
+    return counted
 
 
 def _opened(endpoint: Endpoint, deps: Deps) -> Endpoint:
@@ -84,7 +110,7 @@ def _opened(endpoint: Endpoint, deps: Deps) -> Endpoint:
     return endpoint
 
 
-def _view(deps: Deps, failed_logins: FailedLogins, keyed: Keyed, endpoint: Endpoint) -> View:
+def _view(deps: Deps, strangers: Strangers, keyed: Keyed, endpoint: Endpoint) -> View:
     """The endpoint as a view. Whatever happens, there is an answer of the usual shape."""
 
     async def view(request: Request) -> Response:
@@ -102,7 +128,7 @@ def _view(deps: Deps, failed_logins: FailedLogins, keyed: Keyed, endpoint: Endpo
 
     async def answer(request: Request) -> Response:
         try:
-            call = await receive(deps, failed_logins, endpoint, request)
+            call = await receive(deps, strangers, endpoint, request)
             return respond(await keyed.run(endpoint, call), endpoint.status)
         except HoldfastError as error:
             if error.private:
@@ -125,11 +151,3 @@ def _pages(endpoints: Sequence[Endpoint]) -> Mapping[str, StaticPage]:
         "/docs": StaticPage("text/html; charset=utf-8", lambda: html_page(GROUPS), policy),
         "/docs/style.css": StaticPage("text/css; charset=utf-8", lambda: STYLE),
     }
-
-
-def _wrong_method(request: Request, views: Mapping[str, View]) -> Response:
-    """405 in the shape of every other error."""
-    method, allowed = request.method[:16], ", ".join(sorted(views))
-    refusal = InvalidMessage(f"{method} is not allowed here, only {allowed}", method=method)
-    response = respond_error(refusal, write=method not in _SAFE, status=405)
-    return response._replace(headers={**response.headers, "Allow": allowed})

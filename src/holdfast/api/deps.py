@@ -94,6 +94,12 @@ class ApiSettings:
     """The deadline of a REST request; everything behind it gets what is left."""
     failed_logins_per_minute: int = 600
     """Per address; beyond it a bad credential is answered 429 instead of 401."""
+    unauthenticated_per_minute: int = 1200
+    """Requests without a credential, per address (IPv6: per /64). Above: 429 + Retry-After. Health is always told to
+    this machine and to declared proxies.
+    """
+    unauthenticated_burst: int = 300
+    """So many of them at once before the rate counts."""
     metrics_without_key: bool = False
     """Serve /metrics to anybody who can reach the port."""
     legacy_rate_limit_headers: bool = False
@@ -122,7 +128,7 @@ class Deps:
     """Closes a user's connections, or those of one device; how many."""
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
     status: Callable[[], Awaitable[Mapping[str, Any]]]
-    readiness: Callable[[], Awaitable[Readiness]]
+    readiness: Callable[[], Coroutine[Any, Any, Readiness]]
     backup: Callable[[], Awaitable[Backup]]
     backup_step: Callable[[], BackupStep | None]
     clock: Clock
@@ -138,5 +144,7 @@ class Deps:
     """Whose X-Forwarded-For is believed."""
     admin_health: Recent[dict[str, str]] = field(default_factory=Recent)
     """What the rules' primary said last: strangers ask for it."""
+    recent_readiness: Recent[Readiness] = field(default_factory=Recent)
+    """The same for all dependencies."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of the key ring at a time."""

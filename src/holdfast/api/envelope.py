@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from holdfast import telemetry
 from holdfast.api.deps import Deps
-from holdfast.api.receive import address_of
+from holdfast.api.receive import NOBODY, address_of
 from holdfast.api.request import RawHeaders, Request, Response
 from holdfast.limits.answers import rate_limit_headers
 
@@ -19,6 +21,14 @@ SECURITY_HEADERS = {
 _SECURITY = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 PROBED = frozenset({"/health/live", "/health/ready", "/metrics"})
 NO_BODY = frozenset({204, 304})
+
+
+class Answered(NamedTuple):
+    """How a request ended."""
+
+    request_id: str
+    status: int
+    seconds: float
 
 
 def response_headers(response: Response, request: Request, request_id: str, *, legacy: bool) -> RawHeaders:
@@ -41,20 +51,23 @@ def response_headers(response: Response, request: Request, request_id: str, *, l
     return headers
 
 
-def note(deps: Deps, request: Request, request_id: str, status: int, seconds: float) -> None:
-    """Count it and log it. What is logged is chosen here by name: never a header, a query or a body, so never a
-    secret."""
+def note(deps: Deps, strangers: telemetry.ThrottledLog, request: Request, answered: Answered) -> None:
+    """Count it and log it; what strangers ask goes into ``strangers``.
+
+    What is logged is chosen here by name: never a header, a query or a body, so never a secret.
+    """
     principal = request.principal
-    telemetry.request_answered(request.endpoint.name if request.endpoint else "none", status, seconds)
-    # What machines ask every few seconds would bury what people did.
-    write = telemetry.log.debug if request.path in PROBED and status < 400 else telemetry.log.info
+    telemetry.request_answered(request.endpoint.name if request.endpoint else "none", answered.status, answered.seconds)
+    write = strangers.info if principal is None or principal is NOBODY else telemetry.log.info
+    if request.path in PROBED and answered.status < 400:
+        write = telemetry.log.debug  # what machines ask every few seconds would bury what people did
     write(
         "request",
-        request_id=request_id,
+        request_id=answered.request_id,
         method=request.method,
         path=request.path,
-        status=status,
-        milliseconds=round(seconds * 1000, 1),
+        status=answered.status,
+        milliseconds=round(answered.seconds * 1000, 1),
         address=address_of(request, deps),
         tenant=principal.tenant if principal else None,
         user=principal.user_id if principal else None,

@@ -23,7 +23,7 @@ async def get_live(deps: Deps, call: Call) -> Answer:
 
 async def get_ready(deps: Deps, call: Call) -> Answer:
     try:
-        readiness = await call.in_time(deps.readiness())
+        readiness = await call.in_time(deps.recent_readiness.ask(deps.readiness, deps.clock.monotonic()))
     except Unavailable:
         return Answer(Health("not_ready"), 503, {"Retry-After": "1"})
     detail = readiness.dependencies if "status:read" in call.principal.scopes else None

@@ -15,14 +15,14 @@ from urllib.parse import parse_qsl, unquote_plus
 import msgspec
 from msgspec import Struct, inspect
 
-from holdfast.access.door import Buckets, address_group, client_ip
+from holdfast.access.door import client_ip
 from holdfast.access.keys import is_api_key
 from holdfast.access.principal import Principal, bearer, require_scope
 from holdfast.api.call import Call, Endpoint
 from holdfast.api.deps import ApiSettings, Deps
 from holdfast.api.problems import invalid_body, invalid_query
 from holdfast.api.request import Request
-from holdfast.clock import Clock
+from holdfast.api.strangers import Strangers
 from holdfast.errors import (
     Forbidden,
     InvalidContentType,
@@ -33,7 +33,7 @@ from holdfast.errors import (
     Refused,
     Unauthorized,
 )
-from holdfast.limits.answers import rate_limited, refusal, refusing
+from holdfast.limits.answers import refusal, refusing
 from holdfast.limits.entrances import Entrance, questions
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
@@ -42,21 +42,6 @@ PARAMETERS_MAX = 32
 """Of a query: more than any endpoint takes. A longer one is refused before it is parsed."""
 NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
-
-
-class FailedLogins:
-    """How many bad credentials one address may show. Nobody is known who could be charged by a rule."""
-
-    def __init__(self, settings: ApiSettings, clock: Clock) -> None:
-        self._clock = clock
-        self._per_minute = settings.failed_logins_per_minute
-        self._buckets = Buckets(self._per_minute / 60, self._per_minute)
-
-    def count(self, address: str) -> None:
-        """RateLimited if this address has shown too many."""
-        wait = self._buckets.take(address_group(address), self._clock.monotonic())
-        if wait:
-            raise rate_limited("too many failed logins from this address", wait, "failed-logins", self._per_minute, 60)
 
 
 def address_of(request: Request, deps: Deps) -> str:
@@ -102,10 +87,10 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
         require_scope(principal, endpoint.scope)
 
 
-async def receive(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, request: Request) -> Call:
+async def receive(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
     """The call a request makes; raises the first reason to refuse it."""
     request.require_single_headers()
-    principal = request.principal = _admit(deps, failed_logins, endpoint, request)
+    principal = request.principal = _admit(deps, strangers, endpoint, request)
     await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
     if endpoint.scope is not None:
@@ -118,15 +103,17 @@ async def receive(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, r
     return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
-def _admit(deps: Deps, failed_logins: FailedLogins, endpoint: Endpoint, request: Request) -> Principal:
+def _admit(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
     """Who is asking, allowed to ask this. What is open to anybody does not mind a bad credential."""
     try:
         principal = identify(deps, request)
     except Refused as refusal:
+        if endpoint.caller == "anybody" or b"authorization" not in request.headers:
+            strangers.asked(address_of(request, deps), request.path)
+        elif isinstance(refusal, Unauthorized):
+            strangers.failed_login(address_of(request, deps))
         if endpoint.caller == "anybody":
             return NOBODY
-        if isinstance(refusal, Unauthorized):
-            failed_logins.count(address_of(request, deps))
         raise
     if endpoint.caller != "anybody":
         require_caller(principal, endpoint)

@@ -86,9 +86,10 @@ class _Requests(HttpToolsProtocol):
     """It is written when everything before it is answered."""
     _answering: RequestResponseCycle | None = None
 
-    def __init__(self, counts: HttpCounts, **given: Any) -> None:
+    def __init__(self, counts: HttpCounts, log: telemetry.ThrottledLog, **given: Any) -> None:
         super().__init__(**given)
         self._counts = counts
+        self._log = log
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._peer: str | None = None
         """Under which address it is counted, as long as it is."""
@@ -163,6 +164,8 @@ class _Requests(HttpToolsProtocol):
         the kernel would send a reset, which may overtake it."""
         if self.transport.is_closing():
             return
+        address = self.client[0] if self.client else ""
+        self._log.info("node.request_refused", address=address, status=refusal.status, answer=refusal.body.decode())
         self.transport.write(_response(refusal))
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -311,7 +314,7 @@ async def serving(
     config = uvicorn.Config(
         app,
         interface="asgi3",
-        http=partial(_Requests, counts),  # type: ignore[arg-type]  # a factory serves where it wants a class
+        http=partial(_Requests, counts, telemetry.ThrottledLog()),  # type: ignore[arg-type]  # a factory serves where it wants a class
         ws=port,  # type: ignore[arg-type]
         lifespan="off",
         log_config=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -108,3 +109,31 @@ def configure_logging(json: bool, level: str = "info", stream: TextIO | None = N
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[remove, *last])
     )  # fmt: skip
     logging.basicConfig(handlers=[output], level=max(number, logging.INFO), force=True)
+
+
+THROTTLE_SECONDS = 60.0
+THROTTLE_LINES = 20
+
+
+class ThrottledLog:
+    """Lines that a stranger can cause: of each event the first ``lines`` are written, the others counted.
+
+    One line tells the count ``seconds`` after the first. Events are a closed set, so the memory is bounded.
+    """
+
+    def __init__(self, lines: int = THROTTLE_LINES, seconds: float = THROTTLE_SECONDS) -> None:
+        self._lines = lines
+        self._seconds = seconds
+        self._counts: dict[str, int] = {}
+
+    def info(self, event: str, **facts: Any) -> None:
+        """On a running loop, whose timer ends the count."""
+        count = self._counts[event] = self._counts.get(event, 0) + 1
+        if count == 1:
+            asyncio.get_running_loop().call_later(self._seconds, self._summarise, event)
+        if count <= self._lines:
+            log.info(event, **facts)
+
+    def _summarise(self, event: str) -> None:
+        if (left_out := self._counts.pop(event) - self._lines) > 0:
+            log.info(event, left_out=left_out, within_seconds=self._seconds)
