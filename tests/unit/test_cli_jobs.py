@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from holdfast.cli import jobs, show
-from holdfast.cli.jobs import _in_portions, _one_by_one, _portions
+from holdfast.cli.jobs import _in_portions, _one_by_one, _portions, _show_acts
 from holdfast.cli.reach import Reach
 from holdfast.cli.rest import Rest
 from holdfast.errors import NotFound
@@ -76,3 +78,36 @@ def test_progress_is_for_people_at_a_terminal(
     out, err = capsys.readouterr()
     assert ("3 enqueued again" in err) is seen and out == ""
     assert seen or err == ""
+
+
+LONG = "order-" + "0123456789" * 12
+
+
+def test_a_table_in_a_pipe_has_a_line_for_each_row_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    show.table(("job", "stream", "error"), [(4711, LONG, "e" * 300), (4712, "s", "x")], empty="none")
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["job", "stream", "error"]
+    assert first.split() == ["4711", LONG, "e" * 300] and second.split() == ["4712", "s", "x"]
+
+
+def test_a_terminal_folds_free_text_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    show.table(("job", "stream", "error"), [(4711, LONG, "e" * 300)], empty="none")
+    lines = capsys.readouterr().out.splitlines()
+    assert any(LONG in line and "4711" in line for line in lines), "an id can be copied"
+    assert len(lines) == 1 + 300 // show.FOLDED_MIN
+    assert show.fitted(("job", "error"), [4, 300], 80) == [4, 74]
+    assert show.fitted(("job", "error"), [4, 10], 80) == [4, 10]
+
+
+def test_acts_are_shown_with_how_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:
+    act = {"number": 9, "at": "2026-11-17T10:00:00.000Z", "verb": "park", "target": "4711", "count": 1}
+    found = {"acts": [{**act, "by": "ann", "why": "look at it"}], "next_before": 9}
+    _show_acts(cast(Reach, SimpleNamespace(as_json=False)), found)
+    told = capsys.readouterr().out
+    assert "ann" in told and "look at it" in told and "--before 9" in told
+    _show_acts(cast(Reach, SimpleNamespace(as_json=True)), found)
+    assert msgspec.json.decode(capsys.readouterr().out) == found
+    _show_acts(cast(Reach, SimpleNamespace(as_json=False)), {"acts": [], "next_before": None})
+    assert capsys.readouterr().out == "No acts.\n"

@@ -55,6 +55,7 @@ def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
         assert (stream["stream"], stream["head"], stream["waiting"]) == ("s", seqs[0], 2)
         (dead,) = (await rest.ask("GET", "/admin/jobs/dead", key)).json()["jobs"]
         assert (dead["seq"], dead["state"], dead["reason"]) == (seqs[3], "dead", "validation_failure")
+        assert dead["reasons"] == ["validation_failure"]
         assert (await rest.ask("GET", "/admin/jobs/breakers", key)).json() == {"breakers": []}
         assert error_of(await rest.ask("GET", "/admin/jobs/999", key)) == (404, "NOT_FOUND")
         assert error_of(await rest.ask("GET", "/admin/jobs/nonsense", key)) == (404, "NOT_FOUND")
@@ -86,6 +87,9 @@ def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -
         assert [a["verb"] for a in acts] == ["discard", "replay", "dead", "park", "retry", "release"]
         assert {a["why"] for a in acts} == {"to repair it"}
         assert all(a["by"] for a in acts)
+        first = (await rest.ask("GET", "/admin/jobs/acts?limit=4", key)).json()
+        rest_of_it = (await rest.ask("GET", f"/admin/jobs/acts?limit=4&before={first['next_before']}", key)).json()
+        assert first["acts"] + rest_of_it["acts"] == acts and rest_of_it["next_before"] is None
         audit = (await rest.ask("GET", "/admin/audit", rest.admin_key("audit:read"))).json()["records"]
         assert [(record["action"], record["target"]) for record in audit] == [
             ("jobs.release", "s mail"),

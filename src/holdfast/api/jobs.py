@@ -47,6 +47,13 @@ class LimitQuery(Body, frozen=True):
     limit: Limit = 100
 
 
+class ActsQuery(Body, frozen=True):
+    """``before`` is the ``next_before`` of the page before."""
+
+    before: Seq | None = None
+    limit: Limit = 100
+
+
 class TheseJobs(Body, frozen=True):
     seqs: Seqs
     reason: Reason
@@ -83,7 +90,10 @@ class TheseDead(Body, frozen=True):
 
 
 class JobView(Struct, frozen=True):
-    """A job, or a dead letter (``dead_at``). ``payload`` is shown for a single job only."""
+    """A job, or a dead letter (``dead_at``). ``payload`` is shown for a single job only.
+
+    ``reasons`` are all it failed with, in order, the same in succession once: what made a job poison stands before it.
+    """
 
     seq: int
     type: str
@@ -96,6 +106,7 @@ class JobView(Struct, frozen=True):
     created_at: str
     due_at: str | None
     reason: str | None
+    reasons: Sequence[str]
     error_type: str
     error: str
     fingerprint: str
@@ -160,6 +171,7 @@ class StatsView(Struct, frozen=True):
 
 
 class ActView(Struct, frozen=True):
+    number: int
     at: str
     verb: str
     target: str
@@ -169,7 +181,10 @@ class ActView(Struct, frozen=True):
 
 
 class ActList(Struct, frozen=True):
+    """``next_before``: how to ask for the page after this one; null when there is none."""
+
     acts: Sequence[ActView]
+    next_before: int | None
 
 
 class Count(Struct, frozen=True):
@@ -186,8 +201,9 @@ def _view(entry: Entry, *, whole: bool = False) -> JobView:
     return JobView(
         entry.seq, entry.type, entry.stream, "dead" if entry.dead_at is not None else entry.state.name.lower(),
         entry.attempt, entry.strikes, entry.crashes, entry.stages, timestamp(entry.created_at), _when(entry.due_at),
-        entry.reason.name.lower() if entry.reason is not None else None, entry.error_type, entry.error,
-        entry.fingerprint, entry.destination, entry.source, entry.source_id, entry.origin, _when(entry.dead_at),
+        entry.reason.name.lower() if entry.reason is not None else None,
+        [reason.name.lower() for reason in entry.reasons], entry.error_type, entry.error, entry.fingerprint,
+        entry.destination, entry.source, entry.source_id, entry.origin, _when(entry.dead_at),
         entry.payload.decode("utf-8", "replace") if whole else None, entry.trace if whole else None,
     )  # fmt: skip
 
@@ -266,8 +282,11 @@ async def list_job_breakers(deps: Deps, call: Call) -> Answer:
 
 
 async def list_job_acts(deps: Deps, call: Call) -> Answer:
-    found = await call.in_time(deps.work.jobs.acts(call.query.limit))
-    return Answer(ActList([ActView(timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in found]))
+    asked: ActsQuery = call.query
+    found = await call.in_time(deps.work.jobs.acts(asked.limit + 1, asked.before))
+    page = found[: asked.limit]
+    views = [ActView(a.number, timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in page]
+    return Answer(ActList(views, page[-1].number if len(found) > len(page) else None))
 
 
 async def _acted(

@@ -352,7 +352,7 @@ JOBS: Sequence[Endpoint] = (
     ),
     Endpoint(
         "GET", "/admin/jobs/acts", jobs.list_job_acts, "What operators did to jobs, newest first", "operator",
-        "jobs:read", query=jobs.LimitQuery, answer=jobs.ActList, errors=_GONE,
+        "jobs:read", query=jobs.ActsQuery, answer=jobs.ActList, errors=_GONE,
     ),
     Endpoint(
         "GET", "/admin/jobs/dead", jobs.list_dead_jobs, "Dead letters, newest first", "operator", "jobs:read",

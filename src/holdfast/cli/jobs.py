@@ -33,7 +33,8 @@ def _listed(reach: Reach, path: str, asked: dict[str, Any], *, empty: str) -> No
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
     due = (job["due_at"] or job["dead_at"] or "–")[:19]
-    named = (job["seq"], job["type"], job["stream"] or "–", job["state"], job["attempt"], job["reason"] or "–")
+    reasons = " > ".join(job["reasons"]) or job["reason"] or "–"
+    named = (job["seq"], job["type"], job["stream"] or "–", job["state"], job["attempt"], reasons)
     return (*named, due, (job["error"] or "")[:60])
 
 
@@ -127,6 +128,35 @@ def open_breakers(reach: Reach) -> None:
     found = reach.as_operator().get("/admin/jobs/breakers")["breakers"]
     rows = ((b["type"], b["open_until"][:19], b["by"]) for b in found)
     show.listed(reach, found, ("type", "open until", "by"), rows, empty="No breaker is open.")
+
+
+@jobs.command("acts")
+@reaching
+def list_acts(
+    reach: Reach,
+    before: Annotated[int | None, typer.Option(min=1, help="Those before this number: the next page.")] = None,
+    limit: LimitOption = 100,
+) -> None:
+    """List what operators did to jobs, newest first: who, what, why and to how many.
+
+    Examples:
+
+    \b
+      holdfast jobs acts
+      holdfast jobs acts --before 4711 --limit 20 --json
+    """
+    _show_acts(reach, reach.as_operator().get("/admin/jobs/acts", limit=limit, before=before))
+
+
+def _show_acts(reach: Reach, found: dict[str, Any]) -> None:
+    if reach.as_json:
+        show.as_json(found)
+        return
+    columns = ("act", "at", "who", "what", "jobs", "target", "why")
+    rows = ((a["number"], a["at"][:19], a["by"], a["verb"], a["count"], a["target"], a["why"]) for a in found["acts"])
+    show.table(columns, rows, empty="No acts.")
+    if found["next_before"] is not None:
+        show.line(f"… more: --before {found['next_before']}")
 
 
 @jobs.command("retry")

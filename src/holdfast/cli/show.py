@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from holdfast.cli.reach import Reach
 
 STEP_SECONDS = 0.5
+GAP = 2
+FREE_TEXT = frozenset(
+    {"error", "why", "reason", "what", "besides", "title", "last message", "label", "scopes", "facts", "url", "target"}
+)
+"""The columns that a table may fold to fit a terminal; every other one is an id, a name or a figure."""
+FOLDED_MIN = 12
 Moved = Callable[[str, float, float | None], None]
 """Told what is being done, how much of it is, and of how much, if anybody knows."""
 
@@ -34,16 +40,34 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     if not shown:
         typer.echo(empty)
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        drawn.add_column(name, overflow="fold", no_wrap=name in ("chat", "key", "id"))
-    for row in shown:
-        drawn.add_row(*(Text(printable(value)) for value in row))
-    Console(highlight=False, soft_wrap=False).print(drawn)
+    cells = [[printable(value) for value in row] for row in shown]
+    natural = [max(map(cell_len, (name, *column))) for name, *column in zip(columns, *cells, strict=True)]
+    console = Console(highlight=False)
+    widths = fitted(columns, natural, console.width) if console.is_terminal else natural
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name, width in zip(columns, widths, strict=True):
+        drawn.add_column(name, width=width, overflow="fold")
+    for row in cells:
+        drawn.add_row(*map(Text, row))
+    console.width = sum(widths) + GAP * len(widths)
+    console.print(drawn, soft_wrap=False)
+
+
+def fitted(columns: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
+    """The widths on a terminal: only columns of free text are folded. Ids and names stay whole, so that they can be
+    copied; a line that is still too long is for the terminal to wrap.
+    """
+    fitting = list(widths)
+    free = sorted((n for n, name in enumerate(columns) if name in FREE_TEXT), key=lambda n: -widths[n])
+    for n in free:
+        excess = sum(fitting) + GAP * (len(fitting) - 1) - room
+        fitting[n] -= max(0, min(excess, fitting[n] - FOLDED_MIN))
+    return fitting
 
 
 def fields(values: Mapping[str, Any]) -> None:

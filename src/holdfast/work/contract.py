@@ -13,6 +13,7 @@ Cancel-safety: a cancelled or failed ``process`` may have happened. Reports are 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -176,12 +177,16 @@ class Entry:
     source_id: str = ""
     origin: int = 0
     dead_at: float | None = None
+    reasons: Sequence[Reason] = ()
+    """Every reason it failed with, in order; the same in succession once. At most 64: the first 63 and the last."""
 
     @classmethod
     def stored(cls, values: Iterable[tuple[str, Any]]) -> Entry:
         """From the columns of a table: numbers for states and reasons, NULL for what is not known."""
         found = dict(values)
         found["state"], found["reason"] = State(found["state"]), reason_of(found["reason"])
+        kept = found["reasons"]
+        found["reasons"] = [Reason(n) for n in (json.loads(kept) if isinstance(kept, str) else kept or ())]
         for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
             found[name] = found[name] or ""
         return cls(**found)
@@ -290,8 +295,9 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One recorded act of an operator."""
+    """One recorded act of an operator; ``number`` rises with time."""
 
+    number: int
     at: float
     verb: str
     target: str
@@ -460,8 +466,8 @@ class WorkStore(Protocol):
 
     async def open_breakers(self) -> Sequence[OpenBreaker]: ...
 
-    async def acts(self, limit: int = 100) -> Sequence[Act]:
-        """Recorded acts, newest first."""
+    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[Act]:
+        """Recorded acts, newest first; those ``before`` a number, which is the last of the page before."""
         ...
 
     async def close(self) -> None: ...

@@ -21,8 +21,8 @@ from holdfast.bounds import positive
 from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.statements import statements
-from holdfast.work.contract import INBOX_SECONDS, Claimed, JobGone, LeaseLost, Owners, Report, Rewound, Want
-from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure
+from holdfast.work.contract import INBOX_SECONDS, Claimed, Failed, JobGone, LeaseLost, Owners, Report, Rewound, Want
+from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure, Reason
 from holdfast.work.outbox import arguments
 from holdfast.work.postgres.errors import FOREIGN, cut_off, translate, translated
 from holdfast.work.postgres.heartbeat import Beat, Heartbeat
@@ -34,6 +34,8 @@ _SEEN_BATCH = 1000
 _SEEN_BATCHES_MAX = 20
 """At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
 _BACKLOG = 1
+_POISONED = 5
+"""The action of a dead letter whose reason is not what it failed with at last, but PoisonMessage."""
 _LOST = "this worker was declared dead; its jobs belong to others now"
 
 
@@ -350,11 +352,11 @@ def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, .
         report.completed,
         [f.seq for f in failed],
         [f.attempt for f in failed],
-        [v.action for v in verdicts],
+        [_action(f) for f in failed],
         [v.delay_seconds for v in verdicts],
         [v.strike for v in verdicts],
         [v.stream for v in verdicts],
-        [v.reason for v in verdicts],
+        [f.reason for f in failures],
         [f.stages for f in failed],
         [f.error_type for f in failures],
         [f.error for f in failures],
@@ -365,6 +367,11 @@ def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, .
         [child.parent for child in report.children],
         *arguments([child.draft for child in report.children], rng)[:7],
     )
+
+
+def _action(failed: Failed) -> int:
+    poisoned = failed.verdict.reason is Reason.POISON_MESSAGE and failed.failure.reason is not Reason.POISON_MESSAGE
+    return _POISONED if poisoned else failed.verdict.action
 
 
 def _unpack(row: Any, claimed: Claimed) -> None:

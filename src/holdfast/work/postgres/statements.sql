@@ -86,7 +86,7 @@ SELECT holdfast_work.bury_dead(0, $1, $2)
 -- Jobs by sequence. $1 seqs (empty: any), $2 type, $3 stream, $4 reason, $5 state, $6 fingerprint (NULL: any), $7 limit
 SELECT seq, type, stream, state, attempt, strikes, crashes, stages, extract(epoch FROM created_at)::float8 AS created_at,
        extract(epoch FROM due_at)::float8 AS due_at, destination, payload, reason, error_type, error, trace, fingerprint,
-       source, source_id, origin, NULL::float8 AS dead_at
+       source, source_id, origin, NULL::float8 AS dead_at, reasons
   FROM holdfast_work.job
  WHERE (cardinality($1::bigint[]) = 0 OR seq = ANY ($1)) AND ($2::text IS NULL OR type = $2)
    AND ($3::text IS NULL OR stream = $3) AND ($4::smallint IS NULL OR reason = $4)
@@ -97,7 +97,7 @@ SELECT seq, type, stream, state, attempt, strikes, crashes, stages, extract(epoc
 -- Dead letters, newest first; arguments as in find.
 SELECT seq, type, stream, state, attempt, strikes, crashes, stages, extract(epoch FROM created_at)::float8 AS created_at,
        NULL::float8 AS due_at, destination, payload, reason, error_type, error, trace, fingerprint,
-       source, source_id, origin, extract(epoch FROM dead_at)::float8 AS dead_at
+       source, source_id, origin, extract(epoch FROM dead_at)::float8 AS dead_at, reasons
   FROM holdfast_work.dead
  WHERE (cardinality($1::bigint[]) = 0 OR seq = ANY ($1)) AND ($2::text IS NULL OR type = $2)
    AND ($3::text IS NULL OR stream = $3) AND ($4::smallint IS NULL OR reason = $4)
@@ -161,7 +161,8 @@ SELECT holdfast_work.bury($1::bigint[])
 
 -- name: name_reason
 -- Why jobs were buried. $1 seqs, $2 reason, $3 and $4 the error's type and text
-UPDATE holdfast_work.dead SET reason = $2, error_type = $3, error = $4, trace = NULL, fingerprint = NULL
+UPDATE holdfast_work.dead SET reason = $2, error_type = $3, error = $4, trace = NULL, fingerprint = NULL,
+       reasons = holdfast_work.with_reason(reasons, $2::smallint)
  WHERE seq = ANY ($1::bigint[])
 
 -- name: waiting
@@ -192,8 +193,9 @@ WITH recorded AS (
 DELETE FROM holdfast_work.act WHERE number <= (SELECT number FROM recorded) - $6::bigint
 
 -- name: acts
--- $1 limit
-SELECT extract(epoch FROM at)::float8 AS at, verb, target, count, by, why FROM holdfast_work.act ORDER BY number DESC LIMIT $1
+-- $1 limit, $2 before which number (NULL: the newest)
+SELECT number, extract(epoch FROM at)::float8 AS at, verb, target, count, by, why FROM holdfast_work.act
+ WHERE $2::bigint IS NULL OR number < $2 ORDER BY number DESC LIMIT $1
 
 -- name: streams
 -- Blocked streams, longest waiting first. $1 limit

@@ -188,8 +188,8 @@ class PostgresWork:
         rows = await self._fetch("open_breakers")
         return [OpenBreaker(row["type"], row["open_until"], row["by"]) for row in rows]
 
-    async def acts(self, limit: int = 100) -> Sequence[Act]:
-        return [Act(**row) for row in await self._fetch("acts", limit)]
+    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[Act]:
+        return [Act(**row) for row in await self._fetch("acts", limit, before)]
 
     async def close(self) -> None:
         await self._pools.close()

@@ -178,8 +178,8 @@ class EmbeddedWork:
         now = self._clock.now()
         return await self._look(lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))])
 
-    async def acts(self, limit: int = 100) -> Sequence[Act]:
-        return await self._look(lambda db: [Act(*row) for row in db.execute(SQL["acts"], (limit,))])
+    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[Act]:
+        return await self._look(lambda db: [Act(*row) for row in db.execute(SQL["acts"], (limit, before))])
 
     async def close(self) -> None:
         """Nothing of its own to close; see the adapters."""

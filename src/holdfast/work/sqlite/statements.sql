@@ -34,6 +34,13 @@ UPDATE job SET attempt = attempt + :counted, strikes = strikes + :strike, stages
        fingerprint = CASE WHEN :counted THEN :fingerprint ELSE coalesce(fingerprint, :fingerprint) END
  WHERE seq = :seq AND attempt = :attempt - 1
 
+-- name: add_reason
+-- To the reasons a job failed with. The same once more is not added; of more than 64 the first 63 are kept and the last.
+UPDATE job SET reasons = CASE WHEN json_extract(reasons, '$[#-1]') = ?2 THEN reasons
+            WHEN json_array_length(reasons) >= 64 THEN json_replace(reasons, '$[#-1]', ?2)
+            ELSE json_insert(coalesce(reasons, '[]'), '$[#]', ?2) END
+ WHERE seq = ?1
+
 -- name: doom
 -- What is known of a job's last failure, before it is buried.
 UPDATE job SET attempt = attempt + 1, strikes = strikes + :strike, stages = stages | :stages, due_at = NULL,
@@ -41,7 +48,10 @@ UPDATE job SET attempt = attempt + 1, strikes = strikes + :strike, stages = stag
  WHERE seq = :seq AND attempt = :attempt - 1
 
 -- name: bury
-INSERT INTO dead SELECT *, ?2 FROM job WHERE seq = ?1
+INSERT INTO dead (seq, type, payload, stream, destination, state, attempt, strikes, crashes, stages, origin, created_at,
+                  due_at, source, source_id, reason, error_type, error, trace, fingerprint, dead_at, reasons)
+SELECT seq, type, payload, stream, destination, state, attempt, strikes, crashes, stages, origin, created_at,
+       due_at, source, source_id, reason, error_type, error, trace, fingerprint, ?2, reasons FROM job WHERE seq = ?1
 
 -- name: block
 INSERT INTO block (head, stream, policy, since, by, why)
@@ -114,7 +124,10 @@ DELETE FROM seat WHERE id = ?1
 
 -- name: crash
 UPDATE job SET crashes = crashes + 1, attempt = attempt + 1, strikes = strikes + 1, reason = 99,
-       error_type = 'ProcessDied', error = 'its worker died while it was running'
+       error_type = 'ProcessDied', error = 'its worker died while it was running',
+       reasons = CASE WHEN json_extract(reasons, '$[#-1]') = 99 THEN reasons
+            WHEN json_array_length(reasons) >= 64 THEN json_replace(reasons, '$[#-1]', 99)
+            ELSE json_insert(coalesce(reasons, '[]'), '$[#]', 99) END
  WHERE seq IN (SELECT value FROM json_each(?1))
 
 -- name: count_crash
@@ -124,7 +137,7 @@ UPDATE job SET crashes = crashes + 1 WHERE seq = ?1
 SELECT seq FROM job WHERE crashes >= ?2 AND seq IN (SELECT value FROM json_each(?1))
 
 -- name: poison
-UPDATE dead SET reason = 7 WHERE seq = ?1
+UPDATE job SET reason = 7 WHERE seq = ?1
 
 -- name: step
 UPDATE job SET stages = stages | ?2 WHERE seq = ?1
@@ -159,7 +172,7 @@ SELECT stream FROM job WHERE seq = ?1
 
 -- name: find
 SELECT seq, type, stream, state, attempt, strikes, crashes, stages, created_at, due_at, destination, payload, reason,
-       error_type, error, trace, fingerprint, source, source_id, origin, NULL FROM job
+       error_type, error, trace, fingerprint, source, source_id, origin, NULL, reasons FROM job
  WHERE (:seqs IS NULL OR seq IN (SELECT value FROM json_each(:seqs))) AND (:type IS NULL OR type = :type)
    AND (:stream IS NULL OR stream = :stream) AND (:reason IS NULL OR reason = :reason)
    AND (:state IS NULL OR state = :state) AND (:fingerprint IS NULL OR fingerprint = :fingerprint)
@@ -167,7 +180,7 @@ SELECT seq, type, stream, state, attempt, strikes, crashes, stages, created_at, 
 
 -- name: dead
 SELECT seq, type, stream, state, attempt, strikes, crashes, stages, created_at, due_at, destination, payload, reason,
-       error_type, error, trace, fingerprint, source, source_id, origin, dead_at FROM dead
+       error_type, error, trace, fingerprint, source, source_id, origin, dead_at, reasons FROM dead
  WHERE (:seqs IS NULL OR seq IN (SELECT value FROM json_each(:seqs))) AND (:type IS NULL OR type = :type)
    AND (:stream IS NULL OR stream = :stream) AND (:reason IS NULL OR reason = :reason)
    AND (:state IS NULL OR state = :state) AND (:fingerprint IS NULL OR fingerprint = :fingerprint)
@@ -175,7 +188,11 @@ SELECT seq, type, stream, state, attempt, strikes, crashes, stages, created_at, 
 
 -- name: name_reason
 -- Why a job was buried. ?1 seq, ?2 reason, ?3 and ?4 the error's type and text
-UPDATE dead SET reason = ?2, error_type = ?3, error = ?4, trace = NULL, fingerprint = NULL WHERE seq = ?1
+UPDATE dead SET reason = ?2, error_type = ?3, error = ?4, trace = NULL, fingerprint = NULL,
+       reasons = CASE WHEN json_extract(reasons, '$[#-1]') = ?2 THEN reasons
+            WHEN json_array_length(reasons) >= 64 THEN json_replace(reasons, '$[#-1]', ?2)
+            ELSE json_insert(coalesce(reasons, '[]'), '$[#]', ?2) END
+ WHERE seq = ?1
 
 -- name: waiting
 -- The index has only jobs with a destination, which the last condition says.
@@ -208,7 +225,8 @@ INSERT INTO act (at, verb, target, count, by, why) VALUES (?1, ?2, ?3, ?4, ?5, ?
 DELETE FROM act WHERE number <= (SELECT max(number) FROM act) - ?1
 
 -- name: acts
-SELECT at, verb, target, count, by, why FROM act ORDER BY number DESC LIMIT ?1
+SELECT number, at, verb, target, count, by, why FROM act
+ WHERE ?2 IS NULL OR number < ?2 ORDER BY number DESC LIMIT ?1
 
 -- name: streams
 -- In one pass over all jobs (CROSS JOIN: they are outside), however many streams are blocked.

@@ -31,7 +31,18 @@ from holdfast.work.contract import (
     Waiting,
     Want,
 )
-from holdfast.work.job import CRASHES_MAX, Action, Block, Draft, Failure, InvalidArgument, Job, OnFailure, State
+from holdfast.work.job import (
+    CRASHES_MAX,
+    Action,
+    Block,
+    Draft,
+    Failure,
+    InvalidArgument,
+    Job,
+    OnFailure,
+    Reason,
+    State,
+)
 
 SQL = statements("holdfast.work.sqlite")
 MIGRATIONS = migrations("holdfast.work.sqlite")
@@ -70,8 +81,9 @@ def take_seat(db: apsw.Connection, name: str, now: float) -> int:
     for seat, _, _, running in list(db.execute(SQL["seat"])):
         db.execute(SQL["crash"], (running,))
         for (seq,) in list(db.execute(SQL["fatal"], (running, CRASHES_MAX))):
-            _bury(db, seq, now)
             db.execute(SQL["poison"], (seq,))
+            db.execute(SQL["add_reason"], (seq, int(Reason.POISON_MESSAGE)))
+            _bury(db, seq, now)
         db.execute(SQL["leave"], (seat,))
     return int(db.execute(SQL["take_seat"], (name,)).get)
 
@@ -233,6 +245,9 @@ def _fail(db: apsw.Connection, failed: Failed, now: float) -> bool:
     db.execute(SQL["doom" if dead else "keep_failed"], values)
     if not db.changes():
         return False
+    if verdict.action is not Action.POSTPONE:
+        for reason in (failure.reason, verdict.reason):
+            db.execute(SQL["add_reason"], (failed.seq, int(reason)))
     if dead:
         _bury(db, failed.seq, now)
     elif verdict.stream is OnFailure.SKIP:

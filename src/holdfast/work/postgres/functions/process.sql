@@ -1,7 +1,15 @@
+-- with_reason: the reasons a job failed with, and one more. The same once more is not added; of more than 64 the first
+-- 63 are kept and the last.
+CREATE OR REPLACE FUNCTION holdfast_work.with_reason(known smallint[], latest smallint) RETURNS smallint[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN latest IS NULL OR known[cardinality(known)] = latest THEN known ELSE known[1:63] || latest END;
+$$;
+
 -- fail: apply failure reports: retry, park, postpone or bury, and make or lift blocks. A report counts once: it names
 -- the attempt it is about. Returns whether a report fitted no job: it was applied before, or somebody changed the job
 -- while it ran.
--- actions: 1 retry, 2 park, 3 dead, 4 postpone (no attempt counted); policies: 0 block, 1 skip, 2 park.
+-- actions: 1 retry, 2 park, 3 dead, 4 postpone (no attempt counted), 5 dead as poison (reason: what it failed with at
+-- last); policies: 0 block, 1 skip, 2 park.
 CREATE OR REPLACE FUNCTION holdfast_work.fail(
     seqs bigint[], attempts integer[], actions smallint[], delays float8[], strike boolean[], policies smallint[],
     reasons smallint[], stages_done integer[], error_types text[], errors text[], traces text[], fingerprints text[]
@@ -24,9 +32,10 @@ LANGUAGE sql AS $$
                error = CASE WHEN g.action = 4 THEN coalesce(j.error, g.error) ELSE g.error END,
                trace = CASE WHEN g.action = 4 THEN coalesce(j.trace, g.trace) ELSE g.trace END,
                fingerprint = CASE WHEN g.action = 4 THEN coalesce(j.fingerprint, g.fingerprint) ELSE g.fingerprint END,
-               failed_at = CASE WHEN g.action = 4 THEN j.failed_at ELSE clock_timestamp() END
+               failed_at = CASE WHEN g.action = 4 THEN j.failed_at ELSE clock_timestamp() END,
+               reasons = CASE WHEN g.action = 4 THEN j.reasons ELSE holdfast_work.with_reason(j.reasons, g.reason) END
           FROM given AS g
-         WHERE j.seq = g.seq AND j.attempt = g.attempt - 1 AND g.action <> 3
+         WHERE j.seq = g.seq AND j.attempt = g.attempt - 1 AND g.action NOT IN (3, 5)
         RETURNING j.seq, j.stream, j.partition, g.policy
     ), blocked AS (
         INSERT INTO holdfast_work.block (head, stream, partition, policy)
@@ -36,11 +45,14 @@ LANGUAGE sql AS $$
         DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM kept WHERE policy = 1)
     ), removed AS (
         DELETE FROM holdfast_work.job AS j USING given AS g
-         WHERE j.seq = g.seq AND j.attempt = g.attempt - 1 AND g.action = 3
+         WHERE j.seq = g.seq AND j.attempt = g.attempt - 1 AND g.action IN (3, 5)
         RETURNING j.xid, j.seq, j.created_at, j.origin, g.attempt, j.strikes + g.strike::integer AS strikes, j.crashes,
                   j.stages | g.stages AS stages, j.partition, j.state, j.type, j.destination, j.payload, j.stream,
-                  NULL::timestamptz AS due_at, j.source, j.source_id, g.reason, g.error_type, g.error, g.trace,
-                  g.fingerprint, clock_timestamp() AS failed_at
+                  NULL::timestamptz AS due_at, j.source, j.source_id,
+                  CASE WHEN g.action = 5 THEN 7::smallint ELSE g.reason END, g.error_type, g.error, g.trace,
+                  g.fingerprint, clock_timestamp() AS failed_at,
+                  holdfast_work.with_reason(holdfast_work.with_reason(j.reasons, g.reason),
+                                            CASE WHEN g.action = 5 THEN 7::smallint END) AS reasons
     ), buried AS (
         INSERT INTO holdfast_work.dead SELECT removed.*, now() FROM removed RETURNING seq
     ), lifted AS (

@@ -24,7 +24,8 @@ BEGIN
     UPDATE holdfast_work.partition SET owner = NULL, epoch = epoch + 1 WHERE owner = ANY (gone);
     UPDATE holdfast_work.job
        SET crashes = crashes + 1, attempt = attempt + 1, strikes = strikes + 1, reason = 99,
-           error_type = 'ProcessDied', error = 'its worker died while it was running', failed_at = clock_timestamp()
+           error_type = 'ProcessDied', error = 'its worker died while it was running', failed_at = clock_timestamp(),
+           reasons = holdfast_work.with_reason(reasons, 99::smallint)
      WHERE seq = ANY (blamed);
     SELECT array_agg(seq) INTO fatal FROM holdfast_work.job WHERE seq = ANY (blamed) AND crashes >= crashes_max;
     PERFORM holdfast_work.bury(fatal, 7::smallint);
@@ -42,7 +43,8 @@ LANGUAGE sql AS $$
         DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM buried)
     )
     SELECT count(*)::integer FROM buried;
-    UPDATE holdfast_work.dead SET reason = coalesce(because, reason) WHERE seq = ANY (doomed);
+    UPDATE holdfast_work.dead SET reason = coalesce(because, reason), reasons = holdfast_work.with_reason(reasons, because)
+     WHERE seq = ANY (doomed);
     SELECT count(*)::integer FROM holdfast_work.dead WHERE seq = ANY (doomed);
 $$;
 

@@ -1,0 +1,162 @@
+"""What is kept of a job's failures: every reason, in order, also when it dies; and the record of operators' acts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import apsw
+import asyncpg
+import pytest
+from work_stores import WORK_STORES, Hand, Opened, Opener, draft, opener_of, run
+
+from engines import Server
+from holdfast.work.contract import Query
+from holdfast.work.job import Failure, Policies, Reason
+from holdfast.work.postgres import PostgresWork
+from holdfast.work.postgres.store import MIGRATIONS
+from holdfast.work.sqlite import SqliteWork
+from holdfast.work.sqlite.verbs import MIGRATIONS as SQLITE_MIGRATIONS
+
+TIMEOUT, RAISED, POISON, DIED = (
+    Reason.TIMEOUT_EXCEEDED,
+    Reason.HANDLER_EXCEPTION,
+    Reason.POISON_MESSAGE,
+    Reason.UNKNOWN,
+)
+
+
+@pytest.fixture(params=WORK_STORES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    return opener_of(request, tmp_path)
+
+
+def check(opened: Opener, body: Any) -> None:
+    async def main() -> None:
+        async with opened() as o:
+            await body(o)
+
+    run(main())
+
+
+async def fail(o: Opened, hand: Hand, seq: int, reason: Reason) -> None:
+    await hand.turn(failed=[hand.failure(seq, reason)])
+    await o.pass_time(100 * 86400.0)
+    await hand.turn()
+
+
+def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        (seq,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store, policies=Policies.preset("seed").with_type("order", strikes_max=5))
+        await hand.turn()
+        for reason in (TIMEOUT, TIMEOUT, Reason.THROTTLED, RAISED):
+            await fail(o, hand, seq, reason)
+        (waiting,) = await o.store.find(Query(seqs=[seq]))
+        assert list(waiting.reasons) == [TIMEOUT, Reason.THROTTLED, RAISED]
+        await hand.turn(failed=[hand.failure(seq, TIMEOUT)])
+        (dead,) = await o.store.dead(Query())
+        assert dead.reason is POISON
+        assert list(dead.reasons) == [TIMEOUT, Reason.THROTTLED, RAISED, TIMEOUT, POISON]
+
+    check(opened, body)
+
+
+def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        killer, buried, named = await o.store.enqueue([draft("a"), draft("b"), draft("c")])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await fail(o, hand, killer, TIMEOUT)
+        await fail(o, hand, buried, RAISED)
+        await o.store.bury([buried], by="ann", why="hopeless")
+        given = Failure(Reason.DEPENDENCY_FAILURE, "Disabled", "its endpoint was disabled for too long")
+        await o.store.bury([named], by="ann", why="too old", failure=given)
+        for _ in range(3):
+            await hand.turn(running=[killer])
+            await o.kill(hand.seat)
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+        dead = {entry.seq: list(entry.reasons) for entry in await o.store.dead(Query())}
+        assert dead == {killer: [TIMEOUT, DIED, POISON], buried: [RAISED], named: [Reason.DEPENDENCY_FAILURE]}
+
+    check(opened, body)
+
+
+def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        (seq,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(
+            o.store, policies=Policies.preset("seed").with_type("order", strikes_max=1000, factor=1.0)
+        )
+        await hand.turn()
+        for reason in itertools.islice(itertools.cycle([TIMEOUT, RAISED]), 70):
+            await fail(o, hand, seq, reason)
+        await fail(o, hand, seq, Reason.THROTTLED)
+        (entry,) = await o.store.find(Query())
+        assert list(entry.reasons) == [TIMEOUT, RAISED] * 31 + [TIMEOUT, Reason.THROTTLED]
+
+    check(opened, body)
+
+
+def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft(None) for _ in range(5)])
+        for seq in seqs:
+            await o.store.park([seq], by="ann", why=str(seq))
+        first = await o.store.acts(2)
+        second = await o.store.acts(2, before=first[-1].number)
+        assert [act.why for act in [*first, *second]] == [str(seq) for seq in reversed(seqs[1:])]
+        assert await o.store.acts(2, before=1) == []
+
+    check(opened, body)
+
+
+def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(tmp_path: Path) -> None:
+    path = tmp_path / "work.db"
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT")
+    for version, script in enumerate(SQLITE_MIGRATIONS[:3], 1):
+        connection.execute(script)
+        connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
+    connection.execute(
+        "INSERT INTO dead VALUES (1, 't', x'7b7d', NULL, '', 0, 3, 3, 0, 1, 0, 1.0, NULL, NULL, NULL, 4, 'E', 'e', '',"
+        " '', 5.0)"
+    )
+    connection.close()
+
+    async def main() -> None:
+        store = await SqliteWork.open(path)
+        try:
+            (dead,) = await store.dead(Query())
+            assert (dead.dead_at, list(dead.reasons), dead.attempt) == (5.0, [TIMEOUT], 3)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(postgres_server: Server) -> None:
+    async def main() -> None:
+        connection = await asyncpg.connect(postgres_server.url)
+        await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
+        for script in MIGRATIONS[:4]:
+            await connection.execute(script)
+        await connection.execute(
+            "INSERT INTO holdfast_work.dead (xid, seq, created_at, origin, attempt, strikes, crashes, stages,"
+            " partition, state, type, destination, payload, reason, dead_at)"
+            " VALUES ('1', 1, now(), 0, 3, 3, 0, 1, 0, 0, 't', '', '', 4, '2026-01-01')"
+        )
+        store = await PostgresWork.open(postgres_server.url)
+        try:
+            (dead,) = await store.dead(Query())
+            assert (list(dead.reasons), dead.attempt) == ([TIMEOUT], 3)
+            at = await connection.fetchval("SELECT dead_at = '2026-01-01'::timestamptz FROM holdfast_work.dead")
+            assert at is True
+        finally:
+            await store.close()
+            await connection.close()
+
+    run(main())
