@@ -46,7 +46,8 @@ from holdfast.limits.changes import Change  # noqa: E402
 from holdfast.limits.counters.memory import MemoryCounters  # noqa: E402
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings  # noqa: E402
 from holdfast.limits.feed import Feed  # noqa: E402
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place  # noqa: E402
+from holdfast.limits.limiter import Limiter  # noqa: E402
+from holdfast.limits.limiter_settings import LimiterSettings, Place  # noqa: E402
 from holdfast.limits.rules import Decision, Rule, RuleName, RuleSet  # noqa: E402
 from holdfast.limits.rulestore.postgres import (  # noqa: E402
     PostgresBell,

@@ -37,7 +37,7 @@ from holdfast.limits.algorithms import (
     terms_of,
 )
 from holdfast.limits.counters import redis as redis_counters
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key, key_prefix
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Announced, Ask, Counters, Key, key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.counters.pipe import Script
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
@@ -337,6 +337,25 @@ def test_what_was_let_through_already_is_taken_also_beyond_the_limit(
     counting(scenario)
 
 
+@pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
+def test_a_reset_forgets_what_one_counter_has_used(counting: Callable[[Scenario], None], algorithm: Algorithm) -> None:
+    async def scenario(counters: Counters) -> None:
+        rule, hold = terms(algorithm, 2), "h" if algorithm == "concurrency" else ""
+        for name in ("a", "b"):
+            for n in range(2):
+                await one(counters, Ask(at(name), rule, hold=hold and f"h{n}"))
+        assert (await counters.announce("n", 30)).resets == frozenset()
+        assert await counters.reset(at("a")) and not await counters.reset(at("nobody"))
+        left = {name: (await one(counters, Ask(at(name), rule, 1, 0))).remaining for name in ("a", "b")}
+        assert left == {"a": 2, "b": 0}
+        if isinstance(counters, RedisCounters):
+            expected = frozenset(counters.name(at(name)) for name in ("a", "nobody"))
+            assert (await counters.announce("n", 30)).resets == expected
+            assert (await counters.announce("n", 30)).resets == frozenset(), "each is told once"
+
+    counting(scenario)
+
+
 def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         wide, narrow = Ask(at("wide"), terms("fixed_window", 100)), Ask(at("narrow"), terms("fixed_window", 1))
@@ -498,9 +517,9 @@ def test_the_most_absurd_counter_is_nobody_elses_trouble(
 
 def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
-        assert await counters.announce("a", 30) == 1
+        assert await counters.announce("a", 30) == Announced(1, ("a",))
         shared = not isinstance(counters, MemoryCounters)
-        assert await counters.announce("b", 30) == (2 if shared else 1)
+        assert await counters.announce("b", 30) == (Announced(2, ("a", "b")) if shared else Announced(1, ("b",)))
 
     counting(scenario)
 

@@ -153,6 +153,24 @@ def test_mistakes_are_told_in_a_sentence(program: Program) -> None:
 PLAIN = {"algorithm": "token_bucket", "limit": 100, "window": "1m"}
 
 
+def test_a_subjects_use_is_shown_and_reset_on_the_record(program: Program) -> None:
+    program.ok("rules", "set", "peeked", "x", "algorithm=token_bucket", "limit=100", "window=1h")
+    subject = ("peeked", "x", "ann")
+    assert json.loads(program.ok("rules", "peek", *subject, "--json"))["used"] == 0
+    key = program.ok("key", "create", "tenant", "--tenant", "peeked", "--label", "test").splitlines()[0]
+    body = {"resource": "x", "subject": "ann", "cost": 80}
+    Rest(program.url, key).post("/v1/limits/check", body=body)
+    standing = json.loads(program.ok("rules", "peek", *subject, "--json"))
+    assert (standing["used"], standing["remaining"], standing["rule"]) == (80, 20, "peeked/x")
+    assert "used" in program.ok("rules", "reset", *subject, "--reason", "their import ran twice")
+    assert json.loads(program.ok("rules", "peek", *subject, "--json"))["used"] == 0
+    records = Reach(program.url, program.state_dir).as_operator().get("/admin/audit", limit=500)["records"]
+    assert [(r["target"], r["reason"]) for r in records if r["action"] == "limit.reset"] == [
+        ("peeked/x/ann", "their import ran twice")
+    ]
+    assert "no rule limits" in program.run("rules", "peek", "peeked", "elsewhere", "ann").stderr
+
+
 def written(file: Path, *rules: dict[str, Any]) -> str:
     file.write_text(json.dumps(rules))
     return str(file)

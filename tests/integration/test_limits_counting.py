@@ -13,7 +13,8 @@ from holdfast.clock import SystemClock
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.entrances import Entrances
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.message import User
 
@@ -55,6 +56,53 @@ def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_alone(
                         await asyncio.sleep(0.001)
                 assert [node.nodes for node in nodes] == [5] * 5
         await client.aclose()
+
+    asyncio.run(main())
+
+
+def test_counters_that_were_lost_grant_one_more_limit_for_each_loss_and_no_more(redis_server: Server) -> None:
+    """FLUSHALL, a restart without persistence, a failover to an empty replica: the bound that the guide names."""
+
+    async def main() -> None:
+        client = redis.asyncio.Redis.from_url(redis_server.url)
+        counters, limit = RedisCounters(RedisSettings(redis_server.url, prefix="flushed")), 50
+        rules = RuleSet.of([Rule("acme", name, "fixed_window", limit, 366 * 86_400.0) for name in ("x", "kept")])
+        remembers, admitted = Limiter(counters, SystemClock(), PATIENT, rules), 0
+        await asyncio.gather(*(remembers.check("acme", "kept", "ann") for _ in range(limit + 1)))
+        for losses in range(4):
+            fresh = [Limiter(counters, SystemClock(), PATIENT, rules) for _ in range(2)]  # these remember no refusal
+            asked = [node.check("acme", "x", "ann") for node in fresh for _ in range(2 * limit)]
+            admitted += sum(decision.allowed for decision in await asyncio.gather(*asked))
+            assert admitted == limit * (1 + losses)
+            await client.flushall()
+            assert not (await remembers.check("acme", "kept", "ann")).allowed, "who remembers a refusal keeps to it"
+        await counters.aclose()
+        await client.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heartbeat(redis_server: Server) -> None:
+    async def main() -> None:
+        rules, ann = RuleSet.of([Rule("acme", "x", "fixed_window", 5, 366 * 86_400.0)]), Check("acme", "x", "ann")
+        settings = LimiterSettings(heartbeat_seconds=0.1, batch=PATIENT.batch)
+        async with AsyncExitStack() as stack:
+            nodes = []
+            for name in ("a", "b"):
+                counters = RedisCounters(RedisSettings(redis_server.url, prefix="reset"))
+                stack.push_async_callback(counters.aclose)
+                limiter = Limiter(counters, SystemClock(), settings, rules, Place(name))
+                nodes.append(await stack.enter_async_context(limiter))
+            for node in nodes:
+                while (await node.check(*ann)).allowed:
+                    pass
+            await nodes[0].reset(ann)
+            standing = await nodes[1].peek(ann)
+            assert standing is not None and standing.used == 0
+            async with asyncio.timeout(30):
+                while not (await nodes[1].check(*ann)).allowed:  # noqa: ASYNC110 - until it has heard of it
+                    await asyncio.sleep(0.01)
+            assert (await nodes[0].check(*ann)).remaining == 3
 
     asyncio.run(main())
 

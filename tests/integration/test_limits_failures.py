@@ -32,7 +32,8 @@ from holdfast.limits.changes import Change
 from holdfast.limits.control import Control
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.feed import Feed, FeedSettings
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
 from holdfast.limits.rules import Decision, RuleName
 from holdfast.limits.rulestore.contract import Doorbell, RuleReader

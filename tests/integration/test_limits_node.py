@@ -20,7 +20,7 @@ from holdfast.access.principal import USER_SCOPES
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.disk import load_nodes
-from holdfast.limits.limiter import LimiterSettings
+from holdfast.limits.limiter_settings import LimiterSettings
 from holdfast.limits.opening import NODES_NAME
 from holdfast.limits.plane import LimitsSettings
 from holdfast.message import User

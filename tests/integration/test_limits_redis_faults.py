@@ -25,7 +25,8 @@ from engines.fixtures import had
 from holdfast.clock import SystemClock
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.resilience import BreakerSettings
 from holdfast.verify.results import Row

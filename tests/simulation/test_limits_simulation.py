@@ -23,7 +23,8 @@ from tally import tally
 from holdfast.limits.changes import RuleChange
 from holdfast.limits.counters.contract import Ask, Taken
 from holdfast.limits.feed import Feed
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.rules import Algorithm, Decision, Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.contract import Head, Ring
 from holdfast.verify import virtual
@@ -164,7 +165,7 @@ class Undivided(Limiter):
 
     def _report(self, alive: bool) -> None:
         super()._report(alive)
-        self._share.nodes = 1
+        self._share.share_among(1)
 
 
 class Forgiving(Members):

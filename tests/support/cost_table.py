@@ -76,6 +76,8 @@ ENDPOINTS: Mapping[str, Row] = {
     "roll_back_rule": Row(body={"tenantID": "t", "resource": "r", "version": 1}),
     "import_rules": Row(body={"rules": [{**RULE, "resource": f"r-{n}"} for n in range(10_000)], "dryRun": True}),
     "get_limits_status": Row(),
+    "peek_limit": Row(query=f"tenantID={'t' * 60}&resource=send:user&subject={'s' * 1024}"),
+    "reset_limit": Row(body={**WHY, "tenantID": "t" * 60, "resource": "send:user", "subject": "s" * 1024}),
     "check_limit": Row(body=CHECK),
     "check_limits": Row(body={"checks": [{**CHECK, "subject": f"s-{n}"} for n in range(100)]}),
     "renew_limit": Row(body={**CHECK, "hold": "h" * 64}),

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.changes import RuleChange
-from holdfast.limits.counters.contract import Adjustment, Ask, Taken
+from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Taken
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
 from holdfast.limits.rulestore.bell import Bell
@@ -120,10 +120,10 @@ class Shared(MemoryCounters):
         self.adjustments += adjustments
         return await super().adjust(adjustments)
 
-    async def announce(self, node: str, ttl_seconds: float) -> int:
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
         if self.mood != "well":
             raise Unavailable("away")
-        return self.nodes
+        return Announced(self.nodes, (node, *(f"other {n}" for n in range(1, self.nodes))))
 
 
 class Members(Shared):
@@ -133,9 +133,10 @@ class Members(Shared):
         super().__init__()
         self.members: dict[str, float] = {}
 
-    async def announce(self, node: str, ttl_seconds: float) -> int:
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
         if self.mood != "well":
             raise Unavailable("away")
         now = asyncio.get_running_loop().time()
         self.members[node] = now + ttl_seconds
-        return sum(until > now for until in self.members.values())
+        alive = sorted(name for name, until in self.members.items() if until > now)
+        return Announced(len(alive), tuple(alive))

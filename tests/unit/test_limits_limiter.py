@@ -18,9 +18,10 @@ from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidCheck
 from holdfast.limits import limiter as limiting
 from holdfast.limits.batch import BatchSettings
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Taken
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Announced, Ask, Key, Taken
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.limiter import Limiter, LimiterSettings
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
 from holdfast.verify import virtual
 
@@ -300,6 +301,66 @@ def test_a_changed_rule_applies_to_the_share_at_once() -> None:
     virtual.run(main())
 
 
+class Telling(Shared):
+    """Tells each node once of each reset, as Redis does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resets: list[bytes] = []
+        self.told: dict[str, int] = {}
+
+    async def reset(self, key: Key) -> bool:
+        self.resets.append(self.name(key))
+        return await super().reset(key)
+
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+        announced = await super().announce(node, ttl_seconds)
+        since, self.told[node] = self.told.get(node, 0), len(self.resets)
+        return announced._replace(resets=frozenset(self.resets[since:]))
+
+
+def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
+    """A node remembers a refusal for as long as it lasts; it hears of the reset with its next heartbeat."""
+
+    async def main() -> None:
+        counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
+        nodes = [Limiter(counters, virtual.LoopClock(), rules=rules, place=Place(name)) for name in ("here", "there")]
+        here, there = nodes
+        async with here, there:
+            for node in nodes:
+                await ask(node, 101)
+                assert (await ask(node, 1))[0].decided_by == "denial_cache"
+            for _ in range(3):
+                await there.check("acme", "leased", "ann")
+                await asyncio.sleep(0.01)
+            assert there.lease_stock > 0
+            for resource in ("send", "leased"):
+                await here.reset(Check("acme", resource, "ann"))
+            assert allowed(await ask(here, 1)) == 1, "here at once"
+            assert allowed(await ask(there, 1)) == 0
+            await asyncio.sleep(1.1)
+            assert there.lease_stock == 0 and allowed(await ask(there, 1)) == 1
+            standing = await there.peek(Check("acme", "send", "ann"))
+            assert standing is not None and (standing.used, standing.remaining, standing.capacity) == (2, 98, 100)
+            assert await there.peek(Check("acme", "nothing", "ann")) is None
+
+    virtual.run(main())
+
+
+def test_what_a_share_admitted_before_a_reset_is_not_owed_after_it() -> None:
+    async def main() -> None:
+        counters = Telling()
+        async with limiter(counters, rule(10)) as limits:
+            counters.mood = "away"
+            assert allowed(await ask(limits, 12)) == 10
+            counters.mood = "well"
+            await limits.reset(Check("acme", "send", "ann"))
+            await asyncio.sleep(3)
+            assert not counters.adjustments and allowed(await ask(limits, 12)) == 10
+
+    virtual.run(main())
+
+
 def test_live_nodes_are_frozen_while_nobody_answers() -> None:
     async def main() -> None:
         counters = Shared()
@@ -335,7 +396,7 @@ def test_who_was_asked_about_lately_is_remembered_longest() -> None:
 class Wild(Shared):
     """Raises what no contract names when a node says that it lives."""
 
-    async def announce(self, node: str, ttl_seconds: float) -> int:
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
         if self.mood == "wild":
             raise ValueError("a foreign error")
         return await super().announce(node, ttl_seconds)

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from holdfast.clock import ManualClock
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.limiter import Limiter, LimiterSettings
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings
 from holdfast.limits.rules import Algorithm, Rule, RuleSet, Snapshot
 from holdfast.verify import virtual
 

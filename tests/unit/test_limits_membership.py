@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from limitworld import Members
 
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.membership import Membership
-from holdfast.limits.rules import Rule, RuleSet
+from holdfast.limits.rules import Algorithm, Rule, RuleSet
 from holdfast.verify import virtual
 
 NODES = 10
@@ -79,6 +80,48 @@ def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_the
     virtual.run(main())
 
 
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"])
+@pytest.mark.parametrize("limit", [2, 6, 15])
+def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorithm: Algorithm, limit: int) -> None:
+    """A limit of 2 on 6 nodes admitted 6. Who has the remainder differs from subject to subject."""
+
+    async def main() -> None:
+        counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
+        async with AsyncExitStack() as stack:
+            crowd = [Limiter(counters, virtual.LoopClock(), rules=rules, place=Place(f"n{n}")) for n in range(6)]
+            for limits in crowd:
+                await stack.enter_async_context(limits)
+            await asyncio.sleep(1.5)
+            counters.mood = "away"
+            has_more = dict.fromkeys(range(6), 0)
+            for subject in range(60):
+                admitted = [0] * 6
+                for n, limits in enumerate(crowd):
+                    decisions = [await limits.check("acme", "x", f"s{subject}") for _ in range(limit)]
+                    admitted[n] = sum(decision.allowed for decision in decisions)
+                    assert all(d.retry_after > 0 for d in decisions if not d.allowed)
+                    has_more[n] += admitted[n] > limit // 6
+                assert sum(admitted) == limit and max(admitted) - min(admitted) <= 1
+            assert min(has_more.values()) > 0 or limit == 6, "nobody is always the one"
+
+    virtual.run(main())
+
+
+def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_path: Path) -> None:
+    """It kept how many there were and not who: the remainder of a limit is then nobody's."""
+
+    async def main() -> None:
+        counters, file = Members(), tmp_path / "nodes.json"
+        counters.mood = "away"
+        file.write_bytes(b'{"nodes":4}')
+        rules = RuleSet.of([Rule("acme", "x", "fixed_window", 10, 36_000.0)])
+        async with Limiter(counters, virtual.LoopClock(), rules=rules, file=file) as limits:
+            assert limits.nodes == 4
+            assert sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(10)]) == 2
+
+    virtual.run(main())
+
+
 @pytest.mark.parametrize("on_disk", [None, b"", b"{", b'{"nodes":0}', b'{"nodes":-3}', b'{"nodes":1e99}', b"\xff"])
 def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_disk: bytes | None) -> None:
     async def main() -> None:
@@ -90,7 +133,7 @@ def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_disk: by
             assert limits.nodes == 1
             counters.mood = "well"
             await asyncio.sleep(1.1)
-        assert file.read_bytes() == b'{"nodes":1}'
+        assert file.read_bytes() == b'{"nodes":1,"names":["node"]}'
 
     virtual.run(main())
 
@@ -121,15 +164,32 @@ def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
 
 
 def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> None:
-    members = Membership(5.0)
+    members, named = Membership(5.0, "n0"), True
+
+    def seen(count: int, now: float) -> None:
+        members.seen(count, [f"n{n}" for n in range(count)] if named else (), now)
+
     for now, count in enumerate([10, 3, 4, 2, 3, 3]):
-        members.seen(count, float(now))
-        assert members.count == 10
+        seen(count, float(now))
+        assert members.count == len(members.names) == 10
     members.unseen()
-    members.seen(3, 20.0)
-    members.seen(6, 24.0)
-    assert members.count == 10, "begun again"
-    members.seen(2, 25.0)
-    assert members.count == 6, "as many as were seen"
-    members.seen(7, 25.5)
-    assert members.count == 7, "more at once"
+    seen(3, 20.0)
+    seen(6, 24.0)
+    assert members.count == len(members.names) == 10, "begun again"
+    seen(2, 25.0)
+    assert members.count == 6 and members.names == tuple(f"n{n}" for n in range(6)), "as many as were seen"
+    seen(7, 25.5)
+    assert members.count == len(members.names) == 7, "more at once"
+    named = False
+    seen(300, 26.0)
+    assert (members.count, members.names) == (300, ()), "not all names are told of so many"
+
+
+def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_for_a_ttl() -> None:
+    members = Membership(5.0, "a")
+    members.seen(2, ["a", "b"], 0.0)
+    for now in (1.0, 5.9):
+        members.seen(2, ["a", "c"], now)
+        assert members.names == ("a", "b", "c") and members.count == 3
+    members.seen(2, ["a", "c"], 6.0)
+    assert members.names == ("a", "c") and members.count == 2

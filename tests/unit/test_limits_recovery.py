@@ -16,7 +16,8 @@ from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits import share as sharing
 from holdfast.limits.algorithms import terms_of
 from holdfast.limits.counters.contract import Adjustment, Ask
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.verify import virtual
 
@@ -255,7 +256,7 @@ def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
 def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "TERMS_MAX", 3)
     share = sharing.LocalShare(100)
-    share.nodes = 5
+    share.share_among(5)
     rules = [Rule("acme", f"r{n}", "fixed_window", 10 * (n + 1), 3600.0) for n in range(8)]
     for turn in range(2):
         for n, each in enumerate(rules):

@@ -138,13 +138,6 @@ def test_rules_put_one_by_one_answer_like_rules_read_at_once() -> None:
         assert one_by_one.digest == at_once.digest
 
 
-def test_a_share_is_never_nothing() -> None:
-    share = structs.replace(rule("a", "b", 5), burst_size=3).scaled(1, 10)
-    assert (share.limit, share.burst_size) == (1, 1)
-    assert rule("a", "b", 100).scaled(1, 4).limit == 25
-    assert rule("a", "b", 100).scaled(10, 1).limit == 1000
-
-
 class Primary:
     """The truth: a log of changes in which a failover may forget the newest ones."""
 

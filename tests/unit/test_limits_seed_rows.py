@@ -13,7 +13,8 @@ from holdfast.errors import Unavailable
 from holdfast.limits.changes import Change, Changed
 from holdfast.limits.control import Control
 from holdfast.limits.feed import Feed
-from holdfast.limits.limiter import Limiter, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import Place
 from holdfast.limits.rules import Rule, RuleSet, Snapshot
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import REGISTRY

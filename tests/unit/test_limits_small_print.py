@@ -12,7 +12,8 @@ from msgspec import structs
 
 from holdfast.errors import InvalidCheck
 from holdfast.limits.counters.contract import Ask, Taken
-from holdfast.limits.limiter import Limiter, LimiterSettings, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.verify import virtual
 

@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
 
-from holdfast.api.bodies import Body
+from holdfast.api.admin import record
+from holdfast.api.bodies import Body, Reason
 from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.bounds import MIB
-from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, Refused, VersionConflict
+from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
 from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
+from holdfast.limits.decisions import Standing
 from holdfast.limits.form import (
     CHOICES,
     LIMIT_MAX,
@@ -29,7 +31,7 @@ from holdfast.limits.form import (
 )
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX
 from holdfast.limits.rule_import import RULES_MAX, RuleDifference
-from holdfast.limits.rules import Check, Decision, RuleName
+from holdfast.limits.rules import ANY, Check, Decision, RuleName
 from holdfast.message import ID_BYTES_MAX
 from holdfast.wire.frames import Error
 
@@ -173,6 +175,20 @@ class CheckBody(Body, frozen=True):
     resource: Resource
     subject: Subject
     cost: Amount = 1
+
+
+class SubjectQuery(Body, frozen=True):
+    """One subject of a resource, as checks name it; its rule may be the tenant's or that of all tenants."""
+
+    tenantID: Annotated[str, Meta(min_length=1, max_length=TENANT_LENGTH_MAX)]
+    resource: Resource
+    subject: Annotated[str, Meta(min_length=1, max_length=SUBJECT_LENGTH_MAX)]
+
+
+class ResetBody(SubjectQuery, frozen=True):
+    """``reason`` goes into the audit log."""
+
+    reason: Reason
 
 
 class CheckManyBody(Body, frozen=True):
@@ -338,6 +354,28 @@ async def get_admin_health(deps: Deps, call: Call) -> Answer:
 
 async def get_limits_status(deps: Deps, call: Call) -> Answer:
     return Answer(deps.limits.status())
+
+
+async def peek_limit(deps: Deps, call: Call) -> Answer:
+    return Answer(await _standing(deps, call, call.query))
+
+
+async def reset_limit(deps: Deps, call: Call) -> Answer:
+    """Recorded before it is done."""
+    body: ResetBody = call.body
+    await _standing(deps, call, body)
+    target = f"{body.tenantID}/{body.resource}/{body.subject}"
+    await record(deps, call, "limit.reset", target, body.reason, body.tenantID if body.tenantID != ANY else "")
+    await call.done_in_time(deps.limits.limiter.reset(Check(body.tenantID, body.resource, body.subject)))
+    return Answer(await _standing(deps, call, body))
+
+
+async def _standing(deps: Deps, call: Call, asked: SubjectQuery) -> Standing:
+    check = Check(asked.tenantID, asked.resource, asked.subject)
+    standing = await call.in_time(deps.limits.limiter.peek(check))
+    if standing is None:
+        raise NotFound("no rule limits this resource of this tenant")
+    return standing
 
 
 async def check_limit(deps: Deps, call: Call) -> Answer:

@@ -41,6 +41,7 @@ from holdfast.api.bodies import (
 from holdfast.api.call import Endpoint
 from holdfast.api.deps import Backup, BackupRun, PresenceView
 from holdfast.ingest.erasure import Erasure
+from holdfast.limits.decisions import Standing
 from holdfast.limits.rules import Decision
 from holdfast.store.contract import UNREAD_LOOKED_AT, Inspection
 from holdfast.wire.frames import ErrorBody, MessageAck
@@ -307,6 +308,17 @@ RULES: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/admin/limits", limits.get_limits_status, "How fresh and whole the limits of this node are",
         "operator", "status:read", answer=Mapping[str, Any], errors=frozenset({404}),
+    ),
+    Endpoint(
+        "GET", "/admin/limits/subject", limits.peek_limit, "How one subject stands with its limit", "operator",
+        "rules:read", query=limits.SubjectQuery, answer=Standing, errors=_OF_A_CHECK | {404},
+        misfit=limits.invalid_check, note="Nothing is taken. 404 where no rule limits the resource.",
+    ),
+    Endpoint(
+        "POST", "/admin/limits/subject/reset", limits.reset_limit, "Forget what one subject has used", "operator",
+        "rules:write", body=limits.ResetBody, answer=Standing, errors=_OF_A_CHECK | {404}, misfit=limits.invalid_check,
+        note="The answer is how it stands after. Recorded in the audit log. Other nodes, which may remember a refusal, "
+        "hear of it with their next heartbeat, within a second.",
     ),
     Endpoint(
         "POST", "/v1/limits/check", limits.check_limit, "May a subject of this tenant go on?", "tenant",

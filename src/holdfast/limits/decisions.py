@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from holdfast import telemetry
 from holdfast.limits.algorithms import Reading
@@ -19,6 +19,29 @@ from holdfast.limits.shortcuts import Denial, Known
 
 _REFUSED, _ALLOWED, _EXCEEDED = 0, 1, 2
 _DEGRADED = frozenset(("local_share", "open", "closed"))
+
+
+class Standing(Struct, frozen=True):
+    """How a subject stands with the rule that limits it; ``reset_after`` is when nothing is used any more, in seconds.
+
+    The numbers are those of the rule that the counters decide by, which may be newer than the one known here.
+    """
+
+    rule: str
+    rule_version: int
+    algorithm: str
+    limit: int
+    window_seconds: float
+    capacity: int
+    used: int
+    remaining: int
+    reset_after: float
+
+
+def standing_of(plan: Plan, reading: Reading) -> Standing:
+    rule, used = plan.rule, max(0, reading.capacity - reading.remaining)
+    told = (rule.algorithm, reading.limit, rule.window_seconds, reading.capacity, used, reading.remaining)
+    return Standing(plan.label, reading.stamp.version, *told, reading.reset_ms / 1000)
 
 
 class Decisions:

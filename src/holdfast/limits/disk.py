@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, structs
 from holdfast import telemetry
 from holdfast.clock import Ids
 from holdfast.files import replace_file
+from holdfast.limits.counters.contract import NODE_NAMES_MAX
 from holdfast.limits.hearsay import Place
 from holdfast.limits.rules import RuleSet, Snapshot
 from holdfast.message import ID_BYTES_MAX
@@ -41,8 +42,11 @@ class _SavedName(Struct, frozen=True):
     name: Annotated[str, Meta(pattern=f"^[!-~]{{1,{ID_BYTES_MAX}}}$")]
 
 
-class _SavedNodes(Struct, frozen=True):
+class SavedNodes(Struct, frozen=True):
+    """How many nodes were known, and their names; none if not all were."""
+
     nodes: Annotated[int, Meta(ge=1, le=1_000_000)]
+    names: Annotated[tuple[str, ...], Meta(max_length=NODE_NAMES_MAX)] = ()
 
 
 class RulesFile:
@@ -93,15 +97,15 @@ def kept_name(state: Path, ids: Ids) -> str:
     return name
 
 
-def load_nodes(file: Path) -> int | None:
+def load_nodes(file: Path) -> SavedNodes | None:
     """What was saved; None if there is nothing, or nothing that can be trusted."""
-    found = _read(file, _SavedNodes)
-    return found[0].nodes if found is not None else None
+    found = _read(file, SavedNodes)
+    return found[0] if found is not None else None
 
 
-def save_nodes(file: Path, nodes: int) -> bool:
+def save_nodes(file: Path, saved: SavedNodes) -> bool:
     """False if the disk refuses."""
-    return _replace(file, _SavedNodes(nodes))
+    return _replace(file, saved)
 
 
 def _replace(file: Path, saved: Struct, modified_at: float | None = None) -> bool:

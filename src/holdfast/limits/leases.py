@@ -45,6 +45,11 @@ class Leases:
         known.lease = Lease(terms, reading.leased, reading.remaining, reset_at, taken_at, until)
         self._leases.put_last(key, known.lease)
 
+    def forget(self, key: Key, known: Known) -> None:
+        """What was taken is not charged any more: it is neither spent nor given back."""
+        known.lease = None
+        self._leases.drop(key)
+
     def ended(self, now: float, all_of_them: bool = False) -> list[Adjustment]:
         """End what is over, and say once what there is to give back."""
         while (oldest := self._leases.first()) is not None and (all_of_them or now >= oldest[1].until):

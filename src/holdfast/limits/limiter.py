@@ -14,21 +14,21 @@ is the caller's mistake: a cost that can never fit, a subject without end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError, InvalidCheck
 from holdfast.limits.accounts import Accounts
 from holdfast.limits.algorithms import Reading, Terms
-from holdfast.limits.batch import Answer, Batcher, BatchSettings, Entry
+from holdfast.limits.batch import Answer, Batcher, Entry
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
-from holdfast.limits.decisions import Decisions
+from holdfast.limits.decisions import Decisions, Standing, standing_of
 from holdfast.limits.holds import Holds
 from holdfast.limits.leases import Leases
+from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.nodes import Nodes
 from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
 from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
@@ -39,39 +39,6 @@ from holdfast.limits.upkeep import Upkeep
 PLANS_MAX = 65_536
 COUNTED_LATER_MAX = 10_000
 """Checks on their way to the counters whose askers do not wait; above it the local share decides."""
-
-
-@dataclass(frozen=True, slots=True)
-class LimiterSettings:
-    """How one node answers checks."""
-
-    keys_max: int = 65_536
-    """Subjects of which denial, lease and last reading are remembered; who was counted longest ago is forgotten. While
-    the counters are away, as many have a share each; all others together have one more per rule."""
-    lease_percent: float = 1.0
-    """A lease of a rule with precision ``leased``, in percent of its capacity; each node may admit so much more."""
-    lease_seconds: float = 5.0
-    """What is left of a lease after this is given back."""
-    heartbeat_seconds: float = 1.0
-    """How often the node says that it lives, and gives leases back."""
-    node_ttl_seconds: float = 5.0
-    """A node that was silent for so long, and missed for as long again, is not counted when limits are shared out."""
-    batch: BatchSettings = field(default_factory=BatchSettings)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lease_percent <= 10:
-            raise ValueError("lease_percent must be between 0 and 10")
-        if self.keys_max < 1 or self.lease_seconds <= 0 or self.heartbeat_seconds <= 0:
-            raise ValueError("keys_max, lease_seconds and heartbeat_seconds must be greater than 0")
-        if self.node_ttl_seconds < 2 * self.heartbeat_seconds:
-            raise ValueError("node_ttl_seconds must be at least two heartbeats")
-
-
-class Place(NamedTuple):
-    """Which node this is, and whose counters it shares: each region has its own and grants the whole limit."""
-
-    node: str = "node"
-    region: str = "local"
 
 
 class Limiter:
@@ -104,10 +71,11 @@ class Limiter:
         self._decisions = Decisions(self.place.region, clock.monotonic)
         self._known: Bounded[Known] = Bounded(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
-        self._share = LocalShare(self.settings.keys_max)
+        self._share = LocalShare(self.settings.keys_max, self.place.node)
         self._accounts = Accounts(counters, self._share, self._leases, clock.monotonic)
         nodes = Nodes(counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file)
-        self._upkeep = Upkeep(nodes, self._share, self._accounts, self.settings.heartbeat_seconds, self._report)
+        beat = self.settings.heartbeat_seconds
+        self._upkeep = Upkeep(nodes, self._share, self._accounts, beat, self._report, self._forget_named)
         self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._upkeep.recovered)
         self._counted_later = 0
 
@@ -305,6 +273,35 @@ class Limiter:
         plans = (self._plan(check.tenant, check.resource) for check in checks)
         each = zip(plans, decisions, strict=True)
         return [d for plan, d in each if plan is None or not plan.shadow or not d.allowed]
+
+    async def peek(self, check: Check) -> Standing | None:
+        """How a subject stands, and nothing is taken; None if no rule limits it. Raises what the counters raise."""
+        plan = self._plan(check.tenant, check.resource)
+        validate(plan, check.subject, 1)
+        if plan is None:
+            return None
+        taken = await self._counters.take([[Ask((plan.prefix, check.subject), plan.terms, 1, 0)]])
+        return standing_of(plan, taken.readings[0][0])
+
+    async def reset(self, check: Check) -> None:
+        """Forget what a subject has used: here at once, on other nodes with their next heartbeat."""
+        plan = self._plan(check.tenant, check.resource)
+        validate(plan, check.subject, 1)
+        if plan is not None:
+            key = (plan.prefix, check.subject)
+            await self._counters.reset(key)
+            self._forget(key)
+
+    def _forget_named(self, names: Collection[bytes]) -> None:
+        for key in [key for key, _ in self._known.items() if self._counters.name(key) in names]:
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        known = self._known.get(key)
+        if known is not None:
+            self._leases.forget(key, known)
+            self._known.drop(key)
+        self._share.forget(key)
 
     async def renew(self, check: Check, hold: str) -> Decision:
         """Go on holding for another window; refused if the hold was over and there is no room to begin it anew.

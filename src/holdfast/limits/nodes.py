@@ -1,4 +1,4 @@
-"""How many nodes share these counters, as one of them knows it: by heartbeats, and by what it kept on disk.
+"""Which nodes share these counters, as one of them knows it: by heartbeats, and by what it kept on disk.
 
 A node that starts while the counters are away has asked nobody, and if it took itself for the only one, as many nodes
 as start then would each admit the whole limit. So it goes on with what it knew when it last ran, and that holds until
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.limits.counters.contract import Counters
-from holdfast.limits.disk import load_nodes, save_nodes
+from holdfast.limits.counters.contract import NODE_NAMES_MAX, Announced, Counters
+from holdfast.limits.disk import SavedNodes, load_nodes, save_nodes
 from holdfast.limits.membership import Membership
 
 
@@ -29,38 +29,40 @@ class Nodes:
         self._ttl_seconds = ttl_seconds
         self._monotonic = monotonic
         self._file = file
-        self._membership = Membership(ttl_seconds)
-        self._kept = 0
+        self._membership = Membership(ttl_seconds, node)
+        self._kept: SavedNodes | None = None
         self._keeping = False
 
     @property
-    def count(self) -> int:
-        return self._membership.count
+    def known(self) -> SavedNodes:
+        """How many there are, and who, if all are known."""
+        names = self._membership.names
+        return SavedNodes(self._membership.count, names if len(names) <= NODE_NAMES_MAX else ())
 
     async def recall(self) -> None:
         """Begin with what was known when this node last ran."""
         if self._file is not None and (kept := await asyncio.to_thread(load_nodes, self._file)):
-            self._membership = Membership(self._ttl_seconds, kept)
+            self._membership = Membership(self._ttl_seconds, self._node, kept.nodes, kept.names)
             self._kept = kept
 
-    async def announce(self) -> bool:
-        """Say that this node lives, learn who else does. False if nobody answers; the last number known stays."""
+    async def announce(self) -> Announced | None:
+        """Say that this node lives, learn who else does. None if nobody answers; who was last known stays."""
         try:
-            count = await self._counters.announce(self._node, self._ttl_seconds)
+            announced = await self._counters.announce(self._node, self._ttl_seconds)
         except HoldfastError:
             self._membership.unseen()
-            return False
-        self._membership.seen(count, self._monotonic())
-        return True
+            return None
+        self._membership.seen(announced.nodes, announced.names, self._monotonic())
+        return announced
 
     async def keep(self) -> None:
-        """Keep the number on disk if there is another; one that could not be kept is tried again with the next call."""
-        count = self.count
-        if self._file is None or self._keeping or count == self._kept:
+        """Keep them on disk if there are others; what could not be kept is tried again with the next call."""
+        known = self.known
+        if self._file is None or self._keeping or known == self._kept:
             return
         self._keeping = True
         try:
-            if await asyncio.to_thread(save_nodes, self._file, count):
-                self._kept = count
+            if await asyncio.to_thread(save_nodes, self._file, known):
+                self._kept = known
         finally:
             self._keeping = False

@@ -25,7 +25,8 @@ from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.disk import kept_name
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed
-from holdfast.limits.limiter import Limiter, Place
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import Place
 from holdfast.limits.plane import LimitsPlane, LimitsSettings
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.contract import Doorbell, RuleReader, RuleStore

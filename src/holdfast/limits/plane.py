@@ -9,7 +9,8 @@ from typing import Any
 from holdfast.limits.control import Control
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed, FeedSettings
-from holdfast.limits.limiter import Limiter, LimiterSettings
+from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter_settings import LimiterSettings
 from holdfast.limits.rulestore.contract import RetentionSettings
 
 

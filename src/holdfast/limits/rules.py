@@ -24,7 +24,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 Algorithm = Literal["token_bucket", "fixed_window", "sliding_window", "concurrency"]
 Precision = Literal["strict", "leased"]
@@ -109,11 +109,6 @@ class Rule(Struct, frozen=True):
     def label(self) -> str:
         """The rule as people and counter keys call it."""
         return f"{self.tenant}/{self.resource}"
-
-    def scaled(self, numerator: int, denominator: int) -> Rule:
-        """The same rule for a part (or a multiple) of the limit; never below 1, so it never stops everybody."""
-        burst = max(1, self.burst_size * numerator // denominator) if self.burst_size else 0
-        return structs.replace(self, limit=max(1, self.limit * numerator // denominator), burst_size=burst)
 
 
 class Unreadable(Struct, frozen=True):

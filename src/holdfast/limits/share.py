@@ -2,10 +2,12 @@
 
 Per rule ``on_store_failure``:
 
-- ``local_share``: limit ÷ live nodes, beginning with the share of what was seen to remain. The number of nodes is
-  the last one known, from disk if nobody has answered since the start. The bound therefore depends on what membership
-  saw: n nodes of which each sees m admit at most n ÷ m times the limit (5 seen of 10: twice the limit), and never less
-  than 1 each.
+- ``local_share``: limit ÷ live nodes, rounded down, beginning with the share of what was seen to remain. The
+  remainder goes, one each, to the nodes that come first for this rule and subject (rendezvous hashing of their names).
+  So the shares add up to the limit, and a limit below the number of nodes is nothing on most of them. The nodes are
+  those last known, from disk if nobody has answered since the start. The bound therefore depends on what membership
+  saw: n nodes of which each sees m admit at most n ÷ m times the limit (5 seen of 10: twice the limit). Where not all
+  names are known, nobody has the remainder.
 - ``open``: ten times the limit on each node, so still a bound.
 - ``closed``: nothing.
 
@@ -15,6 +17,7 @@ that each node admits at most (``keys_max`` + 1) shares of a rule, however many 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -35,7 +38,8 @@ TERMS_MAX = 1024
 class LocalShare:
     """The node's own counters while the shared ones are away. Milliseconds are the caller's clock."""
 
-    def __init__(self, keys_max: int) -> None:
+    def __init__(self, keys_max: int, node: str = "node") -> None:
+        self._node = node
         self._table = CounterTable(keys_max, overflows=True)
         self._spent: Bounded[tuple[Terms, int]] = Bounded(keys_max)
         self._held: Bounded[tuple[Key, Terms]] = Bounded(keys_max)
@@ -43,26 +47,29 @@ class LocalShare:
         self._unheard: Bounded[float] = Bounded(keys_max)
         """Of what was let through, and when, the shared counters did not tell how it stands."""
         self._seeded: Bounded[float] = Bounded(keys_max)
-        self._terms: dict[int, tuple[Terms, Terms]] = {}
-        """Our share of a rule's terms, by their identity, for which they are kept."""
+        self._terms: dict[tuple[int, int, int], tuple[Terms, Terms]] = {}
+        """Our share of a rule's terms, by their identity, for which they are kept, and by our parts of them."""
         self._nodes = 1
+        self._names: tuple[str, ...] = ()
+        self._ranks: Bounded[int] = Bounded(keys_max)
 
     @property
     def nodes(self) -> int:
         """Live nodes as last known: among so many the limit is shared."""
         return self._nodes
 
-    @nodes.setter
-    def nodes(self, nodes: int) -> None:
-        if nodes != self._nodes:
-            self._nodes = nodes
+    def share_among(self, nodes: int, names: Sequence[str] = ()) -> None:
+        """From now on among so many nodes; ``names`` are those of all of them, or nothing is known of some."""
+        if (nodes, tuple(names)) != (self._nodes, self._names):
+            self._nodes, self._names = nodes, tuple(names)
             self._terms.clear()
+            self._ranks.clear()
 
     def decide_one(self, rule: Rule, ask: Ask, last: Known | None, now: float, times: int = 1) -> Reading:
         """One ask, for so many alike; ``last`` is what the shared counters last said of its key."""
-        if rule.on_store_failure == "closed":
+        if self._is_shut(rule, ask.key):
             return _closed(ask)
-        own = Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, times, hold=ask.hold)
+        own = Ask(ask.key, self._scaled(rule, ask), ask.cost, times, hold=ask.hold)
         self._seed(rule, own, last, now)
         reading = self._table.take(own, now)
         if reading.admitted:
@@ -77,12 +84,12 @@ class LocalShare:
         Everybody asks for himself here, also who asked the counters together with others.
         """
         scaled = [
-            Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, hold=ask.hold)
+            Ask(ask.key, self._scaled(rule, ask), ask.cost, hold=ask.hold)
             for rule, ask in zip(rules, asks, strict=True)
         ]
         for rule, own, last in zip(rules, scaled, known, strict=True):
             self._seed(rule, own, last, now)
-        closed = [rule.on_store_failure == "closed" for rule in rules]
+        closed = [self._is_shut(rule, ask.key) for rule, ask in zip(rules, asks, strict=True)]
         if any(closed):
             each = zip(asks, closed, scaled, strict=True)
             return tuple(_closed(ask) if shut else self._table.refuse(own, now) for ask, shut, own in each)
@@ -95,7 +102,7 @@ class LocalShare:
     def spend(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
         """What was let through before it was counted, and never was, is used here whether it fits or not."""
         if rule.on_store_failure != "closed":
-            own = Ask(ask.key, self._scaled(rule, ask.terms), ask.cost, ask.spent, 0, ask.hold, ask.spent)
+            own = Ask(ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent)
             self._seed(rule, own, last, now)
             self._table.take(own, now)
             self._remember(ask, ask.spent)
@@ -136,20 +143,57 @@ class LocalShare:
     def owes(self) -> bool:
         return len(self._spent) > 0 or len(self._held) > 0
 
+    def forget(self, key: Key) -> None:
+        """The counter of this key was reset: nothing was admitted here, and nothing is owed."""
+        self._table.reset(key)
+        for memory in (self._spent, self._unheard, self._seeded):
+            memory.drop(key)
+        for place, (theirs, _) in self._held.items():
+            if theirs == key:
+                self._held.drop(place)
+
     def release(self, key: Key, terms: Terms, hold: str, now: float) -> bool:
         """Whether it was ours alone; what the shared counters know of they must be told."""
         found = self._table.adjust(Adjustment(key, terms, released=hold), now)
         return self._held.drop((key[0], hold)) and found
 
-    def _scaled(self, rule: Rule, terms: Terms) -> Terms:
-        remembered = self._terms.get(id(terms))
+    def _is_shut(self, rule: Rule, key: Key) -> bool:
+        """Nothing is admitted here: the rule says so, or our part of it is nothing."""
+        if rule.on_store_failure == "open":
+            return False
+        return rule.on_store_failure == "closed" or self._part(rule.capacity, key) == 0
+
+    def _part(self, amount: int, key: Key) -> int:
+        """Ours of so many, among all nodes."""
+        each, rest = divmod(amount, self._nodes)
+        return each + (rest > 0 and self._rank(key) < rest)
+
+    def _rank(self, key: Key) -> int:
+        """How many nodes come before us for this rule and subject; all, if we do not know who they are."""
+        rank = self._ranks.get(key)
+        if rank is None:
+            rank = self._nodes
+            if len(self._names) == self._nodes:
+                ours = _weight(key, self._node)
+                rank = sum(_weight(key, name) < ours for name in self._names)
+            self._ranks.put(key, rank)
+        return rank
+
+    def _scaled(self, rule: Rule, ask: Ask) -> Terms:
+        """Our part of the terms: at least 1, for what was let through already must be counted somewhere."""
+        terms, times = ask.terms, OPEN_FACTOR if rule.on_store_failure == "open" else 0
+        limit = rule.limit * times or max(1, self._part(rule.limit, ask.key))
+        capacity = rule.capacity * times or max(1, self._part(rule.capacity, ask.key))
+        remembered = self._terms.get((id(terms), limit, capacity))
         if remembered is not None:
             return remembered[1]
-        scaled = rule.scaled(OPEN_FACTOR, 1) if rule.on_store_failure == "open" else rule.scaled(1, self._nodes)
         if len(self._terms) >= TERMS_MAX:
             self._terms.clear()
-        own = structs.replace(terms, limit=scaled.limit, capacity=scaled.capacity)
-        self._terms[id(terms)] = (terms, own)
+        window_ms = terms.window_ms
+        if not times and terms.algorithm == "token_bucket" and limit * self._nodes != rule.limit:
+            window_ms *= limit * self._nodes / rule.limit  # what drains on all nodes together is what the rule says
+        own = structs.replace(terms, limit=limit, capacity=capacity, window_ms=window_ms)
+        self._terms[id(terms), limit, capacity] = (terms, own)
         return own
 
     def _seed(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
@@ -166,7 +210,7 @@ class LocalShare:
             return
         self._seeded.put(ask.key, last.at)
         left = max(0, rule.capacity - (last.reading.capacity - last.reading.remaining))
-        used = ask.terms.capacity - left // self._nodes - int(self._table.used(ask.key, now))
+        used = ask.terms.capacity - self._part(left, ask.key) - int(self._table.used(ask.key, now))
         if used > 0:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 
@@ -179,6 +223,12 @@ class LocalShare:
         else:
             known = self._spent.get(key)
             self._spent.put(key, (terms, amount + (known[1] if known else 0)))
+
+
+def _weight(key: Key, node: str) -> tuple[bytes, str]:
+    """Nodes are in another order for each rule and subject, and every node knows it."""
+    named = "\0".join((*key, node)).encode(errors="surrogatepass")
+    return hashlib.blake2b(named, digest_size=8).digest(), node
 
 
 def _closed(ask: Ask) -> Reading:

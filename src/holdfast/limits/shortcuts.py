@@ -54,6 +54,9 @@ class Bounded(Generic[T]):
         """``first``, which is forgotten."""
         return self._values.popitem(last=False) if self._values else None
 
+    def clear(self) -> None:
+        self._values.clear()
+
     def items(self) -> Iterator[tuple[Key, T]]:
         return iter(list(self._values.items()))
 

@@ -7,7 +7,7 @@ heartbeat and not within it: there may be more of it than fits between two.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 
 from holdfast import telemetry
 from holdfast.limits.accounts import Accounts
@@ -16,7 +16,8 @@ from holdfast.limits.share import LocalShare
 
 
 class Upkeep:
-    """Runs from ``begin`` to ``end``. ``report`` is told with each heartbeat whether the counters answered it."""
+    """Runs from ``begin`` to ``end``. ``report`` is told with each heartbeat whether the counters answered it, and
+    ``forget`` which of them were reset."""
 
     def __init__(
         self,
@@ -25,19 +26,21 @@ class Upkeep:
         accounts: Accounts,
         heartbeat_seconds: float,
         report: Callable[[bool], None],
+        forget: Callable[[Collection[bytes]], None],
     ) -> None:
         self._nodes = nodes
         self._share = share
         self._accounts = accounts
         self._heartbeat_seconds = heartbeat_seconds
         self._report = report
+        self._forget = forget
         self._background: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> None:
         """The first heartbeat is over when it returns, answered or not."""
         await self._nodes.recall()
         if not await self._beat():
-            telemetry.log.warning("limits.counters_away_at_start", nodes=self._nodes.count)
+            telemetry.log.warning("limits.counters_away_at_start", nodes=self._nodes.known.nodes)
         self._in_background(self._beat_on())
 
     async def end(self) -> None:
@@ -56,16 +59,20 @@ class Upkeep:
             await self._beat()
 
     async def _beat(self) -> bool:
-        """Whether the counters answered. It never raises: who falls silent gives his share to the others."""
+        """Whether the counters answered. It never raises: a node that stops loses its share to the others."""
         try:
-            alive = await self._nodes.announce()
-            self._share.nodes = self._nodes.count
-            self._report(alive)
-            if alive:
-                self.recovered()
-                self._in_background(self._nodes.keep())
-                await self._accounts.give_back()
-            return alive
+            announced = await self._nodes.announce()
+            known = self._nodes.known
+            self._share.share_among(known.nodes, known.names)
+            self._report(announced is not None)
+            if announced is None:
+                return False
+            if announced.resets:
+                self._forget(announced.resets)
+            self.recovered()
+            self._in_background(self._nodes.keep())
+            await self._accounts.give_back()
+            return True
         except Exception as error:
             telemetry.defect("limits", error)
             return False

@@ -25,6 +25,7 @@ rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", ric
 
 TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every tenant.")]
 ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]
+SubjectArgument = Annotated[str, typer.Argument(help="Who is counted: a user, an address, or what your checks name.")]
 VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 WATCH_SECONDS = 1.0
@@ -197,6 +198,41 @@ def rollback(
     """
     body = {"tenantID": tenant, "resource": resource, "version": version, "reason": reason}
     show.described(reach, sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
+
+
+@rules.command("peek")
+@reaching
+def peek(reach: Reach, tenant: TenantArgument, resource: ResourceArgument, subject: SubjectArgument) -> None:
+    """Show how much of its limit a subject has used. Nothing is taken.
+
+    Examples:
+
+    \b
+      holdfast rules peek acme /api/search user-7
+      holdfast rules peek acme send:user ann
+    """
+    name = {"tenantID": tenant, "resource": resource, "subject": subject}
+    show.described(reach, reach.as_operator().get("/admin/limits/subject", **name))
+
+
+@rules.command("reset")
+@reaching
+def reset(
+    reach: Reach,
+    tenant: TenantArgument,
+    resource: ResourceArgument,
+    subject: SubjectArgument,
+    reason: Reason = ASKED,
+) -> None:
+    """Forget how much of its limit a subject has used. It is recorded in the audit log.
+
+    Example:
+
+    \b
+      holdfast rules reset acme /api/search user-7 --reason "their import ran twice"
+    """
+    body = {"tenantID": tenant, "resource": resource, "subject": subject, "reason": reason}
+    show.described(reach, reach.as_operator().post("/admin/limits/subject/reset", body=body))
 
 
 @rules.command("watch")

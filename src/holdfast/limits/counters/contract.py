@@ -20,6 +20,8 @@ from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.rules import Rule
 
 KEYS_PER_CALL_MAX = 256
+NODE_NAMES_MAX = 256
+"""Names of nodes that are told and kept; among more than these the remainder of a limit is given to nobody."""
 
 Key = tuple[str, str]
 """A counter: (tenant and rule, as ``key_prefix`` writes them; subject)."""
@@ -75,6 +77,15 @@ class Taken(NamedTuple):
     readings: list[tuple[Reading, ...]]
 
 
+class Announced(NamedTuple):
+    """How many nodes live, this one included; their names in order, at most ``NODE_NAMES_MAX``; and the counters that
+    were reset since this node last announced itself, by ``Counters.name``."""
+
+    nodes: int
+    names: tuple[str, ...]
+    resets: frozenset[bytes] = frozenset()
+
+
 class Counters(Protocol):
     """Where what is used is counted."""
 
@@ -100,8 +111,16 @@ class Counters(Protocol):
         """
         ...
 
-    async def announce(self, node: str, ttl_seconds: float) -> int:
-        """This node lives for another ``ttl_seconds``; how many nodes do now, this one included."""
+    async def reset(self, key: Key) -> bool:
+        """Forget what this counter has used; False if it was not there. Others hear of it when they next announce."""
+        ...
+
+    def name(self, key: Key) -> bytes:
+        """What ``Announced.resets`` calls this counter."""
+        ...
+
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+        """This node lives for another ``ttl_seconds``; who does now."""
         ...
 
     async def aclose(self) -> None: ...

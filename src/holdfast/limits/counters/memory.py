@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.clock import Clock
 from holdfast.limits.algorithms import Reading, Terms
-from holdfast.limits.counters.contract import Adjustment, Ask, Key, Taken
+from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Key, Taken
 from holdfast.limits.counters.table import SUBJECTS_MAX, CounterTable
 
 
@@ -40,8 +40,14 @@ class MemoryCounters:
         now = self._monotonic() * 1000
         return sum(self.table.adjust(adjustment, now) for adjustment in adjustments)
 
-    async def announce(self, node: str, ttl_seconds: float) -> int:
-        return 1
+    async def reset(self, key: Key) -> bool:
+        return self.table.reset(key)
+
+    def name(self, key: Key) -> bytes:
+        return "".join(key).encode(errors="surrogatepass")
+
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+        return Announced(1, (node,))
 
     async def aclose(self) -> None:
         self.table.clear()

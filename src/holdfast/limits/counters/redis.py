@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from holdfast.errors import Unavailable
 from holdfast.limits.algorithms import CODES, Reading, Terms
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Key, Taken
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, NODE_NAMES_MAX, Adjustment, Announced, Ask, Key, Taken
 from holdfast.limits.counters.pipe import Call, Pipe, Script
 from holdfast.limits.rules import Stamp
 
@@ -32,6 +32,12 @@ _answers = msgspec.msgpack.Decoder(list[Any])
 
 DECIDE = Script("head", *CODES, "tail")
 ANNOUNCE = Script("announce")
+RESET = Script("reset")
+
+RESETS_TOLD_SECONDS = 60.0
+"""How long nodes are told that a counter was reset; one that was cut off for longer may still remember a refusal."""
+RESETS_MAX = 1_000
+"""Resets that are told; the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class RedisCounters:
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._names: dict[Key, bytes] = {}
+        self._nodes, self._resets = (f"{settings.prefix}:{what}".encode() for what in ("nodes", "resets"))
+        self._announced_at: bytes | str = "0"
         self._pipe: Pipe | None = None
         self._opening: asyncio.Task[Pipe] | None = None
         self._connections: ConnectionPool = ConnectionPool.from_url(
@@ -81,10 +89,18 @@ class RedisCounters:
         packed = [request.adjustment(each) for each in adjustments]
         return sum((await self._decide(request, [], packed, _answers.decode))[2:])
 
-    async def announce(self, node: str, ttl_seconds: float) -> int:
-        key = f"{self._settings.prefix}:nodes".encode()
-        count: int = await self._run(ANNOUNCE, [key], (node, int(ttl_seconds * 1000)), int)
-        return count
+    async def reset(self, key: Key) -> bool:
+        told = (int(RESETS_TOLD_SECONDS * 1000), RESETS_MAX)
+        return bool(await self._run(RESET, [self.name(key), self._resets], told, int))
+
+    def name(self, key: Key) -> bytes:
+        return self._names.get(key) or self._name(key)
+
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+        said = (node, int(ttl_seconds * 1000), self._announced_at, NODE_NAMES_MAX)
+        now, count, names, resets = await self._run(ANNOUNCE, [self._nodes, self._resets], said, list)
+        self._announced_at = now
+        return Announced(count, tuple(name.decode(errors="replace") for name in names), frozenset(resets))
 
     async def aclose(self) -> None:
         if self._opening is not None:

@@ -92,6 +92,14 @@ class CounterTable:
         counter.settle(now)
         return _apply(adjustment, counter, now)
 
+    def reset(self, key: Key) -> bool:
+        """Forget what is used; False if there is no such counter."""
+        counter = self._counters.get(key)
+        if counter is None:
+            return False
+        self._counters[key] = COUNTERS[counter.terms.algorithm](counter.terms)
+        return True
+
     def used(self, key: Key, now: float) -> float:
         """What is used of the counter now; 0 if there is none."""
         counter = self._find(key)

@@ -1,12 +1,18 @@
--- This node lives on; how many nodes do.
+-- This node lives on; which nodes do, and which counters were reset since it last asked.
 --
--- KEYS[1]  sorted set: node -> until (ms)
--- ARGV     [1] the node, [2] for how many ms
--- returns  the number of living nodes
+-- KEYS     [1] sorted set: node -> until (ms), [2] sorted set: counter -> when it was reset (ms)
+-- ARGV     [1] the node, [2] for how many ms, [3] when it last asked (ms), [4] how many names at most
+-- returns  [now ms as text, how many nodes live, their names in order, the counters]
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[2]))
-return redis.call('ZCARD', KEYS[1])
+local nodes = redis.call('ZRANGE', KEYS[1], 0, -1)
+table.sort(nodes)
+local names = {}
+for n = 1, math.min(#nodes, tonumber(ARGV[4])) do
+  names[n] = nodes[n]
+end
+return { string.format('%.17g', now), #nodes, names, redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[3], '+inf') }
