@@ -56,8 +56,11 @@ One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, 
 - **A reply echoes the `request_id`**, so give every request one of its own; a push has none. Replies come in any order.
   Every accepted request is answered, within about 5 s, or the connection ends.
 - Pings are answered with pongs and count as frames; of several that you send without reading only the last may be
-  answered. The server sends none. Many frames may come at once, and must be
-  handled in the order in which they came.
+  answered. The server sends none.
+- **Fields** marked "may be left out" below are missing or `null`; all others are always there.
+- **Many frames may come at once, and must be handled in the order in which they came.** In a language with promises: apply each
+  frame, answers too, in the callback that received it, and settle the promise of whoever asked afterwards. Code that awaits its
+  answer and then moves the cursor does so after the pushes behind that answer were handled, and shows them twice.
 
 **Credential.** `Authorization: Bearer <JWT>`; browsers offer the subprotocols `holdfast.v1, bearer.<JWT>` and get
 `holdfast.v1` back; or an `authenticate` frame first, within 5 s. Never in the URL. [What a token holds](../guides/access.md#user-tokens).
@@ -88,7 +91,8 @@ in the same epoch), for 10 requests a minute; the next gets RATE_LIMITED.
    cursor of; one that has no page among `chats` is pulled with cursor `[0, 0]`, for only a page tells the epoch. `gone`: you are not
    in them any more; drop the cursor. All other chats have not moved and are live.
 
-A retryable `error` instead: send the whole resume again on the same connection, after `retry_after_seconds`.
+A retryable `error` instead: send the whole resume again on the same connection, after `retry_after_seconds`. One that is not
+retryable: there is no resume to be had. Pull each chat you know by itself, on the same connection; pushes and heads tell of the others.
 
 ## Receiving
 
@@ -105,6 +109,8 @@ A push carries no epoch: it is of the epoch of the chat's last page. Before its 
 | a page (`sync_response`, or one of `resumed.chats`) | see below |
 | `error` NOT_A_MEMBER, NOT_FOUND or FORBIDDEN to a pull | the chat is gone: drop the cursor. With `details.scope` or `details.claim` it is the token that does not allow it |
 | `error` SLOW_CONSUMER, a push | you do not read what is sent; read faster. Messages are left out from now on, and `resync` tells of them |
+| any other `error` to a pull | pull again after `retry_after_seconds`, or a second, also if it is not retryable |
+| `error` NOT_A_MEMBER, NOT_FOUND or FORBIDDEN without `request_id` | a frame without an answer was refused, an `ack` say; pull the chat that `details.chat_id` names: only the answer to a pull says that it is gone |
 | any other `error` without `request_id` | a frame without an answer was refused; `details.chat_id` may say which. After RATE_LIMITED send acks and reads again, later |
 
 **Pulling.** `sync_request` with the cursor's epoch and sequence; one at a time per connection, others wait at the server for 2 s at
@@ -119,7 +125,8 @@ below the cursor, and move the cursor to `[epoch, through]`, also over sequences
 **Acknowledging.** Say `ack` with the cursor when it is on disk, merged, a few times a second at most. Never more than you have:
 beyond what was sent it is an error. Acks that stay behind what was sent for 60 s get a `resync`, and the next time a close.
 
-`kind: "event"` messages have a sequence like any other. Their `content` is JSON, and what it does not need is left out:
+`kind: "event"` messages have a sequence like any other; their `client_message_id` is `null`. Their `content` is JSON, and what it does
+not need is left out:
 
 | `event` | fields | |
 |---|---|---|
@@ -138,8 +145,8 @@ A redacted message has no content when it is read again; no frame tells of a red
 2. `message_ack` means that it is on stable storage. It is no delivery: the `message` itself comes to your connections as to any
    other, and carries the `client_message_id` to find it by.
 3. No answer, a lost connection, or an `error` with `retryable: true`: send the same again under the same key, after
-   `retry_after_seconds`. It is stored once, however often it comes, and answered with `deduplicated: true`. `retryable: false` ends it,
-   also where the `outcome` is `unknown` (INTERNAL_ERROR: a defect, which a retry would meet; it may be stored).
+   `retry_after_seconds`; where there is none, after a delay as [for coming back](#leaving-and-coming-back). It is stored once, however often it comes, and answered with `deduplicated: true`. `retryable: false` ends it,
+   whatever its code, also where the `outcome` is `unknown` (INTERNAL_ERROR: a defect, which a retry would meet; it may be stored).
 4. To keep a chat's order through failures, have one send per chat in flight. Or pipeline and, after a failure, send that one
    and all behind it again, in order: those behind it were refused with it.
 
@@ -175,12 +182,12 @@ A refused handshake is an HTTP answer with the error as its body; 429 has it in 
 | how it ended | come back |
 |---|---|
 | close code 4500–4999, or `reconnect_allowed: false` | no; say why. Only a person, or a new start, tries again |
-| 4008, 401 | with a new token; if that is refused too before a connection was established, stop |
+| 4008; 401 at the handshake, as for a token that expired while you were away | with a new token; if that is refused too before a connection was established, stop |
 | 4009 | after `reconnect_delay_ms`, and without that after 30 s; send less |
 | `reconnect_delay_ms` above 0 | after exactly so long: the server spreads its clients |
 | 429, 503 and any other answer with Retry-After | after a delay as below, and not before Retry-After |
 | 400, 403, 404, 426 with our error body | no; without that body it was something between you and the server: as below |
-| anything else: a broken connection, another code, another status | as below |
+| anything else: a broken connection, another code, another status, a handshake without an answer for 10 s | as below |
 
 The delay is random between 0 and a bound that doubles from 1 to 16 s, for ever; the bound is 1 s again after a connection that lasted
 for 16 s. Then resume, and send again whatever got no answer.

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conformance import SCENARIOS, WITHOUT_VERIFY, Scenario, verify
-from scripted_server import CHAT, ScriptedServer
 
 from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message
 from holdfast.errors import HoldfastError
+from holdfast.verify.conformance.scenarios import Scenario, verify
+from holdfast.verify.conformance.subject import Timings
+from holdfast.verify.conformance.suite import SCENARIOS, WITHOUT_VERIFY, name_of
+from holdfast.verify.scripted_server import CHAT, ScriptedServer
 
+TIMINGS = Timings()
 FAST = ClientSettings(
-    reconnect_initial_seconds=0.05,
-    reconnect_cap_seconds=0.2,
-    ack_interval_seconds=0.02,
-    reply_timeout_seconds=2,
-    closing_timeout_seconds=1,
+    reconnect_initial_seconds=TIMINGS.reconnect_initial_ms / 1000,
+    reconnect_cap_seconds=TIMINGS.reconnect_cap_ms / 1000,
+    connect_timeout_seconds=TIMINGS.connect_timeout_ms / 1000,
+    ack_interval_seconds=TIMINGS.ack_interval_ms / 1000,
+    reply_timeout_seconds=TIMINGS.answer_timeout_ms / 1000,
+    closing_timeout_seconds=TIMINGS.closing_timeout_ms / 1000,
 )
-"""Deadlines longer than a busy machine lets this process wait: the server runs in it, and does not answer meanwhile."""
 
 
 class PythonSubject:
@@ -34,7 +41,7 @@ class PythonSubject:
         self.gone = False
         self._server = server
         self._state = state
-        self._generation = 0
+        self._epoch = 1
         self._tokens = itertools.count(1)
         self._sends: set[asyncio.Task[None]] = set()
 
@@ -78,9 +85,10 @@ class PythonSubject:
             async for event in self._client.events():
                 match event:
                     case Message():
-                        self.received.append((self._generation, event.sequence, event.content))
-                    case ChatReset():
-                        self._generation += 1
+                        self.received.append((self._epoch, event.sequence, event.content))
+                    case ChatReset(epoch=epoch):
+                        self._epoch = epoch
+                        self.received.clear()
                     case ChatGone():
                         self.gone = True
                 await self._server.touch()
@@ -92,7 +100,7 @@ class PythonSubject:
         return f"token-{next(self._tokens)}"
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
 def test_the_python_client_conforms(scenario: Scenario, tmp_path: Path) -> None:
     async def main() -> None:
         async with ScriptedServer() as server:
@@ -109,6 +117,54 @@ def test_the_python_client_conforms(scenario: Scenario, tmp_path: Path) -> None:
 
 
 def test_the_guide_names_every_scenario_and_no_other() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs/guides/client-conformance.md"
+    page = ROOT / "docs/guides/client-conformance.md"
     named = re.findall(r"^\| (\w+) \|", page.read_text(), re.MULTILINE)
-    assert named[1:] == [scenario.__name__ for scenario in SCENARIOS]
+    assert [name for name in named if name not in ("scenario", "command", "event")] == list(map(name_of, SCENARIOS))
+    for name, value in asdict(TIMINGS).items():
+        assert re.search(rf"`{name}` {value}\b", page.read_text()), f"the guide does not say {name} {value}"
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast.cli", "conformance", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_program_that_speaks_json_lines_is_driven_and_judged() -> None:
+    some = ("in_order", "token_expiry", "killed_client", "reset_then_messages")
+    chosen = [argument for name in some for argument in ("--scenario", name)]
+    driver = str(ROOT / "examples/conformance/python_client.py")
+    ended = conformance("--json", *chosen, "--", sys.executable, driver)
+    report = json.loads(ended.stdout)
+    assert (ended.returncode, report["conforms"]) == (0, True), ended.stdout + ended.stderr
+    assert [result["scenario"] for result in report["scenarios"]] == list(some)
+
+
+def test_the_suite_finds_a_client_that_handles_answers_late_every_time() -> None:
+    """It shows duplicates or a wrong order only where an answer and a push arrive in one piece."""
+    late = str(ROOT / "tests/support/late_client.py")
+    apart = conformance("--scenario", "rotation", "--scenario", "duplicate_pushes", "--", sys.executable, late)
+    assert apart.returncode == 0, apart.stdout
+    together = ("resumed_then_messages", "empty_resumed_then_message", "reset_then_messages")
+    chosen = [argument for name in together for argument in ("--scenario", name)]
+    ended = conformance("--json", "--patience", "2", *chosen, "--", sys.executable, late)
+    judged = {result["scenario"]: result["passed"] for result in json.loads(ended.stdout)["scenarios"]}
+    assert ended.returncode == 1
+    assert judged == {"resumed_then_messages": False, "empty_resumed_then_message": True, "reset_then_messages": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "name the program"),
+        (("--", "no-such-program-anywhere"), "there is no program"),
+        (("--scenario", "nonsense", "--", "true"), "there is no scenario nonsense"),
+        (("--scenario", "gap", "--", "true"), "the program ended by itself"),
+        (("--scenario", "gap", "--", "cat"), "which is no event"),
+    ],
+)
+def test_what_cannot_be_driven_is_said_at_once(arguments: tuple[str, ...], says: str) -> None:
+    ended = conformance(*arguments)
+    assert ended.returncode != 0 and says in ended.stdout + ended.stderr

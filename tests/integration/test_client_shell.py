@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from scripted_server import CHAT, ScriptedServer
 
 from holdfast.client import Client, ClientSettings, ConnectionChanged, Message, SendRefused
 from holdfast.errors import (
@@ -24,6 +23,7 @@ from holdfast.errors import (
     Unauthorized,
     Unavailable,
 )
+from holdfast.verify.scripted_server import CHAT, ScriptedServer
 
 QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.2, ack_interval_seconds=0.02)
 

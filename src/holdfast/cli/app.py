@@ -8,6 +8,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli.chats import chat
+from holdfast.cli.conformance import conformance
 from holdfast.cli.cutoff import ban, disconnect, mute, revoke, unban, unmute
 from holdfast.cli.jobs import jobs
 from holdfast.cli.operate import backup, erase, key, restore, status, token
@@ -76,6 +77,7 @@ app.add_typer(rules, name="rules")
 app.add_typer(jobs, name="jobs")
 app.add_typer(webhooks, name="webhooks")
 app.command()(verify)
+app.command()(conformance)
 app.command()(backup)
 app.command()(restore)
 app.command()(erase)

@@ -1,8 +1,8 @@
 """A chat server that fails in every way the protocol allows, as a scenario tells it.
 
 ``ScriptedServer`` speaks protocol version 1 from memory and shares no code with Holdfast's server, so that a
-misunderstanding is not made twice. It drops before or after storing, pushes twice, leaves a hole, numbers anew,
-refuses, closes, falls silent; and it notes what a client must not do.
+misunderstanding is not made twice. It drops before or after storing, pushes twice, leaves a hole, raises the epoch,
+refuses, closes, falls silent, writes many frames in one piece; and it notes what a client must not do.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from websockets.http11 import Request, Response
 CHAT = "chat_conformance"
 USER = "alice"
 PATIENCE_SECONDS = 30.0
+"""How long a scenario waits for what must come."""
 SLICE_SECONDS = 0.02
 NOT_A_MEMBER = {
     "code": "NOT_A_MEMBER",
@@ -38,6 +39,8 @@ class Script:
     """What the server does wrong next; counters count down."""
 
     refuse_handshakes: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    hang_handshakes: int = 0
+    """How many handshakes are never answered."""
     refusal_body: bytes = b'{"error": {"code": "REFUSED", "message": "as scripted", "details": {}}}'
     drop_before_store: int = 0
     drop_after_store: int = 0
@@ -46,7 +49,10 @@ class Script:
     ack_errors: list[dict[str, Any]] = field(default_factory=list)
     push_twice: bool = False
     skip_pushes: int = 0
+    pull_errors: list[dict[str, Any]] = field(default_factory=list)
     silent: bool = False
+    holding: frozenset[str] = frozenset()
+    """Frames of these types wait for ``release``, which writes them in one piece."""
     heartbeat_ms: int = 30_000
     page_limit: int = 500
     page_seconds: float = 0.0
@@ -64,21 +70,33 @@ class Connection:
     live: bool = False
     closed_at: float | None = None
     frames: list[dict[str, Any]] = field(default_factory=list)
+    held: list[tuple[str, bytes]] = field(default_factory=list)
+    """Frames of the server that wait for ``release``, by their type."""
+
+    def asked(self, kind: str) -> int:
+        """How many frames of this type the client has sent here."""
+        return sum(frame["type"] == kind for frame in self.frames)
 
 
 class ScriptedServer:
     """A chat with one user in it, in memory. Use it as ``async with ScriptedServer() as server``."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.script = Script()
+        self._patience_seconds = patience_seconds
         self.epoch = 1
         self.is_member = True
+        self.newest = 0
+        """The highest sequence of this epoch, also if the message was lost since."""
         self.messages: list[dict[str, Any]] = []
         self.keys: dict[str, dict[str, Any]] = {}
         self.connections: list[Connection] = []
         self.handshakes: list[float] = []
         self.acked = (0, 0)
         self.violations: list[str] = []
+        self.failure: str | None = None
+        """Why there is no use in waiting any longer."""
+        self._ending = asyncio.Event()
         self._server: Server | None = None
         self._changed = asyncio.Condition()
 
@@ -90,6 +108,7 @@ class ScriptedServer:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
+        self._ending.set()
         self._server.close()
         await self._server.wait_closed()
 
@@ -108,12 +127,18 @@ class ScriptedServer:
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         async def wait() -> None:
             async with self._changed:
-                await self._changed.wait_for(condition)
+                await self._changed.wait_for(lambda: condition() or self.failure is not None)
 
         try:
-            await asyncio.wait_for(wait(), PATIENCE_SECONDS)
+            await asyncio.wait_for(wait(), self._patience_seconds)
         except TimeoutError:
-            raise AssertionError(f"in vain waited for: {what}") from None
+            raise AssertionError(f"waited {self._patience_seconds:g} s for {what}") from None
+        if self.failure is not None:
+            raise AssertionError(self.failure)
+
+    async def until_live(self, connections: int = 1) -> None:
+        """A client has resumed, on at least this many connections since the beginning."""
+        await self.until(lambda: len(self.connections) >= connections and self.here.live, "a resumed connection")
 
     async def touch(self) -> None:
         async with self._changed:
@@ -123,13 +148,43 @@ class ScriptedServer:
         """Somebody else writes."""
         await self._store("bob", f"bob-{len(self.messages)}", content)
 
+    def append_event(self, change: dict[str, Any]) -> dict[str, Any]:
+        """Somebody changed the chat: a message of kind event, which is not pushed here."""
+        message = self._append("bob", f"event-{len(self.messages)}", json.dumps(change))
+        message.update(kind="event", client_message_id=None)
+        return message
+
     async def renumber(self, contents: list[str]) -> None:
-        """An operator restored or repaired the chat: a new epoch, other messages."""
+        """An operator restored or repaired the chat, and the server tells of it."""
+        self.raise_epoch(contents)
+        await self.push_frame("heartbeat", {"heads": {CHAT: [self.epoch, len(self.messages)]}})
+
+    def raise_epoch(self, contents: list[str]) -> None:
+        """A new epoch, other messages."""
         self.epoch += 1
+        self.newest = 0
         self.messages = []
         for content in contents:
             self._append("bob", f"bob-{self.epoch}-{content}", content)
-        await self.push_frame("heartbeat", {"heads": {CHAT: [self.epoch, len(self.messages)]}})
+
+    async def lose(self, count: int) -> None:
+        """The store was put back to an older state, and nobody has noticed: the last messages are gone."""
+        for message in self.messages[-count:]:
+            self.keys.pop(message["client_message_id"], None)
+        del self.messages[-count:]
+
+    def hold(self, *kinds: str) -> None:
+        self.script.holding = frozenset(kinds)
+
+    async def release(self, *order: str) -> None:
+        """Write the frames that were held, in one piece: all those of each type, in this order of types."""
+        held, self.here.held, self.script.holding = self.here.held, [], frozenset()
+        assert {kind for kind, _ in held} == set(order), f"held {[kind for kind, _ in held]}, wanted {order}"
+        self.here.socket.transport.write(b"".join(frame for kind in order for each, frame in held if each == kind))
+
+    def holds(self, *kinds: str) -> bool:
+        """Whether frames of all these types wait for ``release``."""
+        return set(kinds) <= {kind for kind, _ in self.here.held}
 
     async def push_frame(self, kind: str, payload: dict[str, Any]) -> None:
         await self._write(self.here, kind, payload)
@@ -155,8 +210,12 @@ class ScriptedServer:
 
     # The protocol
 
-    def _handshake(self, socket: ServerConnection, request: Request) -> Response | None:
+    async def _handshake(self, socket: ServerConnection, request: Request) -> Response | None:
         self.handshakes.append(time.monotonic())
+        await self.touch()
+        if self.script.hang_handshakes:
+            self.script.hang_handshakes -= 1
+            await self._ending.wait()
         if request.path != "/v1/ws":
             self.violations.append(f"asked for {request.path}")
         if self.script.refuse_handshakes:
@@ -215,6 +274,8 @@ class ScriptedServer:
                 else:
                     await self._write(connection, "resumed", self._resumed(payload["cursors"]), request_id)
                     connection.live = True
+            case "sync_request" if self.script.pull_errors:
+                await self._write(connection, "error", self.script.pull_errors.pop(0), request_id)
             case "sync_request" if not self.is_member:
                 await self._write(connection, "error", NOT_A_MEMBER, request_id)
             case "sync_request":
@@ -250,9 +311,10 @@ class ScriptedServer:
         epoch, after, proof = (*cursor, None)[:3]
         if proof not in (None, _proof(epoch, after)):
             self.violations.append(f"cursor {[epoch, after]} was shown with the proof of another")
-        if epoch == self.epoch and after > len(self.messages):
-            self.violations.append(f"cursor {after} is beyond the head {len(self.messages)}")
-        reset = epoch != self.epoch
+        beyond = epoch == self.epoch and after > len(self.messages)
+        if beyond and after > self.newest:
+            self.violations.append(f"cursor {after} was never sent: the newest message was {self.newest}")
+        reset = epoch != self.epoch or beyond
         start = 0 if reset else after
         messages = self.messages[start : start + min(limit, self.script.page_limit)]
         through = start + len(messages)
@@ -269,7 +331,7 @@ class ScriptedServer:
 
     def _ack(self, payload: dict[str, Any]) -> None:
         mark = (payload["epoch"], payload["sequence"])
-        if payload["epoch"] == self.epoch and payload["sequence"] > len(self.messages):
+        if payload["epoch"] == self.epoch and payload["sequence"] > self.newest:
             self.violations.append(f"acked {mark}, which was never sent")
         self.acked = max(self.acked, mark)
 
@@ -315,6 +377,7 @@ class ScriptedServer:
             "created_at": "2026-01-01T00:00:00.000Z",
         }
         self.messages.append(message)
+        self.newest = max(self.newest, len(self.messages))
         self.keys[key] = message
         return message
 
@@ -339,13 +402,23 @@ class ScriptedServer:
         frame: dict[str, Any] = {"type": kind, "payload": payload}
         if request_id is not None:
             frame["request_id"] = request_id
+        text = json.dumps(frame).encode()
         try:
-            if seconds:
-                await _trickle(connection.socket, json.dumps(frame).encode(), seconds)
+            if kind in self.script.holding:
+                connection.held.append((kind, _text_frame(text)))
+                await self.touch()
+            elif seconds:
+                await _trickle(connection.socket, text, seconds)
             else:
-                await connection.socket.send(json.dumps(frame))
+                await connection.socket.send(text, text=True)
         except ConnectionClosed:
             pass
+
+
+def _text_frame(text: bytes) -> bytes:
+    """A whole WebSocket frame, as a server writes it (RFC 6455 section 5.2)."""
+    size = bytes([len(text)]) if len(text) < 126 else b"\x7e" + len(text).to_bytes(2, "big")
+    return b"\x81" + size + text
 
 
 def _proof(epoch: int, sequence: int) -> str:
@@ -354,7 +427,7 @@ def _proof(epoch: int, sequence: int) -> str:
 
 async def _trickle(socket: ServerConnection, text: bytes, seconds: float) -> None:
     """One frame over a link so slow that it takes so long. Nobody may write to it meanwhile."""
-    frame = b"\x81\x7e" + len(text).to_bytes(2, "big") + text
+    frame = _text_frame(text)
     size = math.ceil(len(frame) * SLICE_SECONDS / seconds)
     for start in range(0, len(frame), size):
         socket.transport.write(frame[start : start + size])

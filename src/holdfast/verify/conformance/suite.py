@@ -1,0 +1,79 @@
+"""Every scenario, run one after the other, and what came of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from holdfast.verify.conformance import scenarios, together
+from holdfast.verify.conformance.scenarios import Scenario, verify
+from holdfast.verify.conformance.subject import ProgramSubject
+from holdfast.verify.scripted_server import ScriptedServer
+
+SCENARIOS: list[Scenario] = [
+    scenarios.in_order, scenarios.drop_before_store, scenarios.drop_after_store, scenarios.duplicate_pushes,
+    scenarios.gap, scenarios.heads, scenarios.resync, scenarios.pushes_during_a_pull, scenarios.slow_link,
+    scenarios.reset, scenarios.reset_of_one_device, scenarios.rotation, scenarios.shutdown_with_delay,
+    scenarios.slow_closing, scenarios.announced_and_not_closed, scenarios.token_expiry,
+    scenarios.token_refused_at_connect, scenarios.bad_handshakes, scenarios.unanswered_handshake, scenarios.blackhole,
+    scenarios.refusals, scenarios.refused_without_a_delay, scenarios.other_refusals, scenarios.replaced,
+    scenarios.killed_client, scenarios.resume_refused_for_now, scenarios.resume_refused_for_good,
+    scenarios.refused_ack, scenarios.doubted_membership, scenarios.removed, scenarios.unknown_and_missing,
+    scenarios.codes_to_return_from, scenarios.codes_to_stop_at,
+    together.resumed_then_messages, together.empty_resumed_then_message, together.reset_then_messages,
+    together.page_then_messages, together.messages_then_page, together.ack_then_message, together.message_then_ack,
+    together.messages_then_resync, together.messages_then_closing,
+]  # fmt: skip
+
+WITHOUT_VERIFY = (scenarios.replaced, scenarios.removed, scenarios.token_refused_at_connect)
+"""Scenarios after which the client has no more of the chat to show or to ack."""
+
+
+class Result(Struct, frozen=True):
+    """What came of one scenario. ``why`` and ``log`` (the end of the program's) are of a failure."""
+
+    scenario: str
+    passed: bool
+    seconds: float
+    why: str = ""
+    log: Sequence[str] = ()
+
+
+def name_of(scenario: Scenario) -> str:
+    return str(scenario.__name__)
+
+
+async def run_suite(
+    command: Sequence[str],
+    chosen: Sequence[Scenario],
+    patience_seconds: float,
+    on_result: Callable[[Result], None],
+) -> list[Result]:
+    """Run each scenario with a program and a state file of its own; a failure does not end the run."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-conformance-") as folder:
+        for scenario in chosen:
+            result = await _run(command, scenario, Path(folder) / f"{name_of(scenario)}.state", patience_seconds)
+            on_result(result)
+            results.append(result)
+    return results
+
+
+async def _run(command: Sequence[str], scenario: Scenario, state: Path, patience_seconds: float) -> Result:
+    started, why = time.monotonic(), ""
+    async with ScriptedServer(patience_seconds) as server:
+        subject = ProgramSubject(command, server, state)
+        try:
+            async with subject:
+                await scenario(server, subject)
+                if scenario not in WITHOUT_VERIFY:
+                    await verify(server, subject)
+        except AssertionError as error:
+            why = str(error)
+        why = server.failure or why
+    seconds = round(time.monotonic() - started, 2)
+    return Result(name_of(scenario), not why, seconds, why, list(subject.log) if why else [])
