@@ -205,3 +205,21 @@ def test_the_index_names_every_page() -> None:
         if page not in linked and page != index and page.parent.name not in behind
     ]
     assert not missing, f"docs/README.md does not link {missing}"
+
+
+ON_A_COMMAND_LINE = re.compile(
+    r"--token[ =](?!<str>)|-H [\"']?Authorization|Bearer (\$|\"\$)|curl [^\n]*hf_(admin|tenant)_"
+)
+
+
+def test_the_check_of_credentials_finds_them() -> None:
+    for line in ("holdfast status --token hf_admin_x", 'curl -H "Authorization: Bearer $KEY" http://x/', "--token=$T"):
+        assert ON_A_COMMAND_LINE.search(line), line
+    assert not ON_A_COMMAND_LINE.search("holdfast status --token-file admin.key; curl -H @auth.txt http://x/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_example_puts_a_key_on_a_command_line(page: Path) -> None:
+    """Everybody on the machine sees it there; the pages of the reference show every ``--help``."""
+    for block in re.findall(r"^ *```(?:sh|text|bash)?\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert not (found := ON_A_COMMAND_LINE.search(block)), f"{name_of(page)}: {found.group() if found else ''}"

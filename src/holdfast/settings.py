@@ -33,7 +33,7 @@ from holdfast.ingest.waiting import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
 from holdfast.limits.plane import LimitsSettings
 from holdfast.message import check_id
-from holdfast.places import default_state_dir
+from holdfast.places import default_state_dir, state_dir_in
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.housekeeping import KeySettings
@@ -107,6 +107,10 @@ class Server:
     @property
     def state_path(self) -> Path:
         """Where everything is kept; ``state_dir`` left empty: where commands look too when they are told nothing."""
+        return state_dir_in(self.state_dir_given)
+
+    @property
+    def state_dir_given(self) -> Path:
         return Path(self.state_dir).expanduser() if self.state_dir else default_state_dir()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StateDirectory
+from holdfast.places import state_dir_in
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import held, holder
 
@@ -72,3 +73,45 @@ def test_what_is_no_directory_or_cannot_be_made_is_said(tmp_path: Path) -> None:
         pass
     with pytest.raises(StateDirectory, match=r"cannot be (made|written)"), held(Path("/proc/nowhere")):
         pass
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o707, 0o1777, 0o720])
+def test_a_directory_that_others_can_write_to_is_refused_with_what_to_run(tmp_path: Path, mode: int) -> None:
+    directory = tmp_path / "with spaces"
+    directory.mkdir()
+    (directory / "chats.db").write_text("")
+    directory.chmod(mode)
+    assert state_dir_in(directory) == directory
+    with pytest.raises(StateDirectory, match="others can write") as refused, held(directory):
+        pass
+    assert [path.name for path in directory.iterdir()] == ["chats.db"], "nothing was changed"
+    command = refused.value.message.split("`")[1]
+    subprocess.run(command, shell=True, check=True)
+    with held(directory):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_an_empty_one_that_others_can_write_to_gets_a_private_directory_of_its_own(tmp_path: Path) -> None:
+    """As a volume is when it is mounted; a file system may have its own folder in it."""
+    (tmp_path / "lost+found").mkdir()
+    tmp_path.chmod(0o777)
+    inside = tmp_path / "state"
+    for _ in range(2):
+        assert state_dir_in(tmp_path) == inside
+        with held(state_dir_in(tmp_path)):
+            assert stat.S_IMODE(inside.stat().st_mode) == 0o700
+    inside.chmod(0o770)
+    with pytest.raises(StateDirectory, match="chmod 700"), held(inside):
+        pass
+    tmp_path.chmod(0o700)
+    assert state_dir_in(tmp_path) == tmp_path, "one of our own is used as it is"
+
+
+def test_one_that_somebody_else_put_there_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    (tmp_path / "state").symlink_to(theirs)
+    with pytest.raises(StateDirectory, match="made by somebody else"), held(tmp_path / "state"):
+        pass
+    assert list(theirs.iterdir()) == []

@@ -421,3 +421,47 @@ def test_every_shell_can_complete_commands(shell: str, tmp_path: Path, monkeypat
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "holdfast chat o")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
     assert "open" in program.run_process().stdout
+
+
+# Credentials and the state directory
+
+
+def test_a_credential_comes_from_a_file_or_the_environment(program: Program, nowhere: Program, tmp_path: Path) -> None:
+    file = tmp_path / "admin.key"
+    file.write_text(json.loads((program.state_dir / "secrets.json").read_text())["admin_key"] + "\n")
+    assert "node_id" in nowhere.ok("status", "--json", "--url", program.url, "--token-file", str(file))
+    with patched_environment({**nowhere.environment, "HOLDFAST_TOKEN_FILE": str(file)}):
+        assert CliRunner().invoke(app, ["status", "--url", program.url]).exit_code == 0
+    both = nowhere.run("status", "--token", "x", "--token-file", str(file))
+    assert both.returncode == 1 and "not both" in both.stderr
+    for text, why in (("", "holds no token"), ("two\nlines", "holds no token"), (None, "cannot be read")):
+        bad = tmp_path / "bad.key"
+        bad.unlink(missing_ok=True)
+        if text is not None:
+            bad.write_text(text)
+        refused = nowhere.run("status", "--token-file", str(bad))
+        assert refused.returncode == 1 and why in refused.stderr
+
+
+def test_a_server_on_an_empty_volume_keeps_its_state_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    program = Program(volume)
+    server = program.serve()
+    assert f"others can write to {volume}: everything is in {volume / 'state'}" in (tmp_path / "serve.log").read_text()
+    assert [path.name for path in volume.iterdir()] == ["state"]
+    assert "node_id" in program.ok("status", "--json"), "commands find it with the same option"
+    server.terminate()
+    server.wait(PATIENCE_SECONDS)
+    (volume / "state").chmod(0o777)
+    refused = program.run_process("serve")
+    assert refused.returncode != 0 and f"chmod 700 {volume / 'state'}" in refused.stderr
+
+
+def test_the_help_of_backup_says_which_secrets_are_in_one(program: Program) -> None:
+    said = " ".join(program.ok("backup", "--help").split())
+    assert "the secrets with which webhooks are signed" in said and "hashes of the API keys" in said
+    folder = Path(json.loads(program.ok("backup", "--json"))["path"])
+    assert not (folder / "secrets.json").exists()
+    assert {"webhooks.db", "keys.json"} <= {path.name for path in folder.iterdir()}

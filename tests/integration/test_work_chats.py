@@ -228,9 +228,9 @@ def test_each_answer_of_the_server_has_its_reason(status: int, code: str, reason
 
 def test_an_answer_that_is_not_of_a_holdfast_server_is_no_verdict_on_the_message() -> None:
     for status, text in ((404, b"<html>no such site"), (301, b""), (502, b"\xff"), (400, b'{"error": "no"}')):
-        failure = judged(status, text, "soon")
+        failure = judged(status, text, 0.0)
         assert failure is not None and failure.reason is Reason.DEPENDENCY_FAILURE
-    assert judged(200, b"", "") is None and judged(201, b"{}", 0.0) is None
+    assert judged(200, b"", 0.0) is None and judged(201, b"{}", 0.0) is None
 
 
 def test_a_transport_that_cannot_work_is_refused_when_it_is_made() -> None:

@@ -45,7 +45,7 @@ def token(
     \b
       holdfast token --user alice
       holdfast token --user display --scope chats:read
-      curl -H "Authorization: Bearer $(holdfast token --user alice)" http://127.0.0.1:8080/v1/chats
+      printf 'Authorization: Bearer %s' "$(holdfast token --user alice)" | curl -H @- http://127.0.0.1:8080/v1/chats
     """
     made = reach.mint(user, tenant, hours, scopes or (), chats or ())
     if reach.as_json:
@@ -81,9 +81,11 @@ def backup(
     reach: Reach,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Copy everything the running server keeps, but its secrets, into a folder of its state directory.
+    """Copy everything the running server keeps, but secrets.json, into a folder of its state directory.
 
-    The server goes on serving. Copy the folder to another machine.
+    The server goes on serving. Copy the folder to another machine, and keep it secret: it holds every message, the
+    secrets with which webhooks are signed and the hashes of the API keys. The secret that signs tokens and the first
+    admin key are in secrets.json, which is not in it: keep a copy of that file elsewhere.
 
     Example:
 

@@ -22,7 +22,7 @@ from holdfast.cli.rest import Rest
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id, check_tenant
-from holdfast.places import default_state_dir
+from holdfast.places import default_state_dir, state_dir_in
 
 if TYPE_CHECKING:
     from holdfast.access.secrets import Secrets
@@ -46,7 +46,15 @@ Credential = Annotated[
     str | None,
     typer.Option(
         "--token", envvar="HOLDFAST_TOKEN", rich_help_panel=SERVER, show_envvar=True,
-        help="A user token or API key, instead of one from the state directory.",
+        help="A user token or API key, instead of one from the state directory. Others see it in the list of "
+        "processes: use the variable or --token-file.",
+    ),
+]  # fmt: skip
+CredentialFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", envvar="HOLDFAST_TOKEN_FILE", rich_help_panel=SERVER, show_envvar=True,
+        help="A file with the user token or API key.",
     ),
 ]  # fmt: skip
 Config = Annotated[
@@ -76,6 +84,22 @@ class Reach:
     token: str | None = None
     config: Path | None = None
     as_json: bool = False
+    token_file: Path | None = None
+
+    def with_credential(self) -> Reach:
+        """With the token out of its file; InvalidMessage if it cannot be read, or if two were given."""
+        if self.token_file is None:
+            return self
+        if self.token:
+            raise InvalidMessage("give --token or --token-file (HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE), not both")
+        try:
+            with self.token_file.expanduser().open() as file:
+                token = file.read(CREDENTIAL_BYTES_MAX).strip()
+        except OSError as error:
+            raise InvalidMessage(f"{self.token_file} cannot be read: {error.strerror}") from error
+        if not token or any(c.isspace() for c in token):
+            raise InvalidMessage(f"{self.token_file} holds no token: one line is expected, with nothing else in it")
+        return replace(self, token=token, token_file=None)
 
     @property
     def address(self) -> str:
@@ -90,8 +114,12 @@ class Reach:
     @property
     def state_path(self) -> Path:
         if self.state_dir is not None:
-            return self.state_dir.expanduser()
-        return settings_of(self.config).server.state_path if self._configures("SERVER") else default_state_dir()
+            return state_dir_in(self.state_dir.expanduser())
+        return (
+            settings_of(self.config).server.state_path
+            if self._configures("SERVER")
+            else state_dir_in(default_state_dir())
+        )
 
     @property
     def stopped_state(self) -> Path | None:
@@ -129,7 +157,9 @@ class Reach:
                 )
             return self.token
         if not user:
-            raise InvalidMessage("say who you are: --user alice (uses the state directory's secret) or --token TOKEN")
+            raise InvalidMessage(
+                "say who you are: --user alice (uses the state directory's secret) or --token-file FILE"
+            )
         return self.mint(user, tenant, TOKEN_HOURS)
 
     def as_user(self, user: str | None, tenant: str) -> Rest:
@@ -165,11 +195,13 @@ def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None
 _SHARED: dict[str, tuple[Any, Any]] = {
     "url": (Url, None),
     "token": (Credential, None),
+    "token_file": (CredentialFile, None),
     "state_dir": (StateDir, None),
     "config": (Config, None),
     "as_json": (AsJson, False),
 }
-_REMOTE = ("url", "token")
+_REMOTE = ("url", "token", "token_file")
+CREDENTIAL_BYTES_MAX = 64 * 1024
 
 
 def reaching(function: Callable[..., None]) -> Callable[..., None]:
@@ -189,7 +221,7 @@ def _with_options(function: Callable[..., None], shared: Mapping[str, tuple[Any,
         own = {name: given.pop(name) for name in shared}
         reach = replace(outer, **{name: value for name, value in own.items() if value})
         with told(reach.as_json):
-            function(reach, **given)
+            function(reach.with_credential(), **given)
 
     own = list(inspect.signature(function).parameters.values())[1:]
     hints = get_type_hints(function, include_extras=True)

@@ -41,7 +41,7 @@ def verify(
     """See whether a running server keeps its promises, with chats of its own; exit code 0 only if it keeps them all.
 
     Three devices talk in two new chats, their connections are cut, some messages are sent twice under one id, and a
-    stranger tries to read and write. Users are made up, with a tenant API key (--token hf_tenant_…) or the secret of
+    stranger tries to read and write. Users are made up, with a tenant API key (--token-file) or the secret of
     the state directory; with a user token, all devices are that user's and nobody is a stranger. In the end everybody
     leaves the chats; it says what is left.
 
@@ -49,7 +49,7 @@ def verify(
 
     \b
       holdfast verify
-      holdfast verify https://chat.example.org --token hf_tenant_… --seconds 60 --history verify.jsonl
+      holdfast verify https://chat.example.org --token-file tenant.key --seconds 60 --history verify.jsonl
       holdfast verify --replay verify.jsonl
     """
     from holdfast.verify.history import load

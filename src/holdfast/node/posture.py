@@ -23,6 +23,8 @@ def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
     full = settings.durability.sqlite.synchronous == "FULL"
     kept = "an ack means that the message is on disk" if full else "A POWER CUT MAY LOSE WHAT WAS ACKNOWLEDGED"
     yield f"  storage   SQLite in {state}; {kept}"
+    if state != server.state_dir_given:
+        yield f"            others can write to {server.state_dir_given}: everything is in {state}, mode 0700"
     yield f"  secrets   {state / 'secrets.json'}, readable only by you"
     if server.trusted_proxies:
         yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"

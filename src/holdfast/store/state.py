@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import StateDirectory
+from holdfast.places import STATE_NAME, others_can_write
 from holdfast.sqlite.copies import cannot
 from holdfast.sqlite.restore import finish
 
@@ -21,10 +24,12 @@ def held(directory: Path) -> Iterator[Path]:
     """Make the directory if it is not there (mode 0700) and hold it for this process until the block ends.
 
     The lock goes with the process, however it dies; its file stays and names the last holder. StateDirectory says
-    who holds it, or what is wrong with it. What this process makes meanwhile, only its user may read: the directory may
-    have been made by somebody with other ideas. A restore that was killed half-way is completed first.
+    who holds it, or what is wrong with it: others can write to it, say. What this process makes meanwhile, only its
+    user may read: the directory may have been made by somebody with other ideas. A restore that was killed half-way is
+    completed first.
     """
     _make(directory)
+    _check_private(directory)
     descriptor = _open_lock(directory)
     mask = os.umask(0o077)
     try:
@@ -67,6 +72,22 @@ def _make(directory: Path) -> None:
         raise StateDirectory(f"{directory} is not a directory; choose another --state-dir") from None
     except OSError as error:
         raise StateDirectory(f"{directory} cannot be made ({error.strerror}); choose another --state-dir") from error
+
+
+def _check_private(directory: Path) -> None:
+    """Whoever can write to it could put their own files in place of ours: StateDirectory says what to run."""
+    try:
+        found, shared = directory.lstat(), others_can_write(directory.parent)
+        mode = stat.S_IMODE(directory.stat().st_mode)
+    except OSError as error:
+        raise StateDirectory(f"{directory} cannot be read ({error.strerror}); choose another --state-dir") from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StateDirectory(
+            f"others can write to {directory} (mode {mode:04o}): run `chmod 700 {shlex.quote(str(directory))}`",
+            directory=str(directory),
+        )
+    if shared and directory.name == STATE_NAME and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid()):
+        raise StateDirectory(f"{directory} was made by somebody else; remove it, or choose another --state-dir")
 
 
 def _open_lock(directory: Path) -> int:
