@@ -29,6 +29,7 @@ import structlog
 import uvloop
 
 from harness import arguments, finish, median, percentile, say
+from work_crashes import crash_recovery_rounds
 from work_peers import PeerMissing, graphile, pgqueuer, procrastinate
 from work_producers import held_transaction_ratio
 
@@ -45,8 +46,13 @@ from holdfast.work.sqlite import SqliteWork
 
 STREAMS = 500
 FAILS_ONE_IN = 499  # a prime, so that the failures fall into different streams
-PARTS = ("peers", "blocked", "held", "producers", "latency", "sqlite")
-FIGURES = {"holdfast": "jobs_per_s_postgres", "sqlite": "jobs_per_s_sqlite", "latency p99 ms": "latency_p99_ms"}
+PARTS = ("peers", "blocked", "held", "producers", "latency", "crash", "sqlite")
+FIGURES = {
+    "holdfast": "jobs_per_s_postgres",
+    "sqlite": "jobs_per_s_sqlite",
+    "latency p99 ms": "latency_p99_ms",
+    "rounds after a crash": "crash_recovery_rounds",
+}
 PEERS = {
     "pgqueuer 5x10": "jobs_vs_pgqueuer",
     "pgqueuer 5x100": "jobs_vs_pgqueuer_100",
@@ -245,6 +251,8 @@ async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, flo
             await runs.add(name, measured)
     if "latency" in parts:
         await runs.add("latency p99 ms", lambda: latency(url, 3 if quick else 10))
+    if "crash" in parts:
+        await runs.add("rounds after a crash", lambda: crash_recovery_rounds(url))
     if "producers" in parts:
         await runs.add(
             "producers beside a held one", lambda: held_transaction_ratio(url, *((5, 0.3) if quick else (7, 2.0)))

@@ -688,14 +688,64 @@ def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened
             else:
                 assert claimed.started != {killer}, "a suspect is not started unannounced"
                 await hand.call(running=[killer])
-            assert hand.jobs[killer].crashes == crash
-            assert hand.jobs[killer].attempt == crash + 1
+            job = hand.jobs[killer]
+            assert (job.crashes, job.attempt, job.strikes) == (crash, 1, 0), "a death costs no attempt and no strike"
             await o.kill(hand.seat)
         survivor = await Hand.sit(o.store, "survivor")
         assert await survivor.turn() == [innocent]
         (dead,) = await o.store.dead(Query())
         assert (dead.seq, dead.crashes, dead.reason) == (killer, 3, Reason.POISON_MESSAGE)
+        assert (dead.attempt, dead.strikes, dead.error_type) == (0, 0, "ProcessDied")
+        assert dead.error == "its worker died 3 times while it was in flight"
         assert survivor.jobs[innocent].crashes == 0
+
+    check(opened, body)
+
+
+def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        seqs = await o.store.enqueue([draft(None) for _ in range(5)])
+
+        async def dies(*in_flight: int) -> list[int]:
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            await hand.call(running=list(in_flight))
+            await o.kill(hand.seat)
+            heir = await Hand.sit(o.store, "heir")
+            await heir.turn()
+            await heir.seat.leave()
+            return [heir.jobs[seq].crashes for seq in seqs if seq in heir.jobs]
+
+        assert await dies(*seqs[:3]) == [1, 1, 1, 0, 0]
+        assert await dies(*seqs[1:]) == [1, 2, 2, 0, 0], "those without a crash are not to blame"
+        assert await dies(seqs[3], seqs[4]) == [1, 2, 2, 1, 1]
+        assert await dies(*seqs[:2]) == [2, 2, 1, 1], "the third death is poison"
+        assert [entry.seq for entry in await o.store.dead(Query())] == seqs[1:2]
+        for entry in await o.store.find(Query()):
+            assert (entry.attempt, entry.strikes, entry.error_type) == (0, 0, "ProcessDied")
+            assert entry.error == "its worker died while it was in flight"
+
+    check(opened, body)
+
+
+def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        (seq,) = await o.store.enqueue([draft()])
+        hand = await Hand.sit(o.store)
+        await hand.turn()
+        await hand.turn(failed=[hand.failure(seq)])
+        for _ in range(3):
+            await o.pass_time(3600)
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            await hand.call(running=[seq])
+            await o.kill(hand.seat)
+            if entries := await o.store.find(Query()):
+                assert (entries[0].reason, entries[0].error) == (Reason.HANDLER_EXCEPTION, "boom")
+        await Hand.sit(o.store)
+        (dead,) = await o.store.dead(Query())
+        assert (dead.attempt, dead.strikes, dead.crashes, dead.reason) == (1, 1, 3, Reason.POISON_MESSAGE)
+        assert dead.error == "its worker died 3 times while it was in flight; before that: ValueError: boom"
 
     check(opened, body)
 

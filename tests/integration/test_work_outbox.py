@@ -140,7 +140,7 @@ def test_a_schema_of_a_newer_program_is_refused(postgres_server: Server) -> None
         async with postgres_work(postgres_server.url) as o:
             connection = await asyncpg.connect(postgres_server.url)
             await connection.execute("UPDATE holdfast_work.version SET number = 99")
-            with pytest.raises(StateCorrupted, match="version 99; this program knows up to 3: upgrade it"):
+            with pytest.raises(StateCorrupted, match=f"version 99; this program knows up to {SCHEMA_VERSION}: upgrade"):
                 await PostgresWork.open(postgres_server.url)
             await connection.close()
             assert o.store is not None

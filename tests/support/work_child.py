@@ -1,4 +1,5 @@
-"""A worker process for tests: ``python work_child.py URL LOG NAME DEAD_AFTER``. It logs its runs as JSON lines.
+"""A worker process for tests: ``python work_child.py URL LOG NAME DEAD_AFTER [CONCURRENCY]``, with ``sqlite:PATH`` or a
+URL of PostgreSQL. It logs its runs as JSON lines.
 
 What a job does is in its payload: how long it takes, which file it waits for, whether its effect is applied in a
 transaction (table ``effects``), whether it kills its process. Without a beat for DEAD_AFTER seconds it is taken over.
@@ -16,10 +17,12 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.work.contract import WorkStore
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Policies
 from holdfast.work.postgres import PostgresWork, SeatSettings
+from holdfast.work.sqlite import SqliteWork
 
 
 class Deed(msgspec.Struct):
@@ -31,10 +34,16 @@ class Deed(msgspec.Struct):
     fail_attempts: int = 0
 
 
-async def main(url: str, log_path: str, name: str, dead_after: str) -> None:
-    dead, stuck = float(dead_after), max(5.0, float(dead_after))
+async def opened(url: str, dead: float) -> WorkStore:
+    if url.startswith("sqlite:"):
+        return await SqliteWork.open(Path(url.removeprefix("sqlite:")))
+    stuck = max(5.0, dead)
     seat = SeatSettings(0.2, dead_after_seconds=dead, no_start_after_seconds=dead * 2 / 3, stuck_after_seconds=stuck)
-    store = await PostgresWork.open(url, seat_settings=seat, connections_max=12)
+    return await PostgresWork.open(url, seat_settings=seat, connections_max=12)
+
+
+async def main(url: str, log_path: str, name: str, dead_after: str, concurrency: str = "16") -> None:
+    store = await opened(url, float(dead_after))
     handlers = Handlers()
     with Path(log_path).open("a", buffering=1) as log:  # noqa: ASYNC230 - a log line per run, in a test
 
@@ -60,7 +69,10 @@ async def main(url: str, log_path: str, name: str, dead_after: str) -> None:
                 run = [deed.stream, ctx.job.seq, name, started, time.monotonic(), succeeded]
                 log.write(json.dumps(run) + "\n")
 
-        settings = WorkerSettings(concurrency=16, balance_seconds=0.2, poll_max_seconds=0.1, jobs_max=64)
+        runners = int(concurrency)
+        settings = WorkerSettings(
+            concurrency=runners, balance_seconds=0.2, poll_max_seconds=0.1, jobs_max=max(64, runners)
+        )
         policies = Policies.preset("seed").with_type("Deed", base_seconds=0.01)
         worker = Worker(store, handlers, name=name, settings=settings, policies=policies)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.work.balance import place_of, share_of
 from holdfast.work.contract import Want
 from holdfast.work.destinations import Destinations
-from holdfast.work.job import LANES, PARTITIONS, Block, Job
+from holdfast.work.job import LANES, PARTITIONS, SUSPECTS_MAX, Block, Job
 from holdfast.work.streams import Streams
 
 
@@ -205,12 +207,88 @@ def test_memory_is_bounded_in_jobs_and_bytes() -> None:
     assert streams.room() == (2, 9)
 
 
-def test_suspects_are_announced_one_at_a_time() -> None:
+def test_suspects_are_in_flight_eight_at_a_time_beside_whatever_else_is() -> None:
     streams = Streams()
-    streams.add([*jobs(None, 1, 2, crashes=1), *jobs(None, 3)])
-    assert start_all(streams) == [1, 3]
+    streams.add([*jobs(None, *range(1, 11), crashes=1), *jobs(None, 11, 12)])
+    assert start_all(streams) == [*range(1, 9), 11, 12]
+    assert not streams.announcing.possible(100, 100)
+    streams.done(streams.started[5])
+    assert start_all(streams) == [9]
+
+
+def test_a_suspect_is_not_announced_behind_another_job_of_its_stream() -> None:
+    """It would take the place of one that could run."""
+    streams = Streams()
+    streams.add([job for n in range(16) for job in jobs(f"s{n}", 2 * n + 1, 2 * n + 2, crashes=1)])
+    assert start_all(streams) == [2 * n + 1 for n in range(8)]
+    assert len(streams.announcing.announced) == 8
+
+
+def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
+    streams = Streams()
+    streams.add([*jobs("a", 1), *jobs(None, 2, crashes=2), *jobs(None, 4, 5), *jobs("b", 6, crashes=2)])
+    streams.add(jobs(None, 7))
+    assert start_all(streams, announce=1) == [1]
+    assert start_all(streams) == [], "it waits for what runs, and nothing else is announced meanwhile"
+    assert streams.announcing.isolates and not streams.announcing.possible(100, 100)
     streams.done(streams.started[1])
-    assert start_all(streams) == [2]
+    assert streams.announcing.possible(100, 100)
+    assert start_all(streams) == [2] and streams.announcing.announced == {2}
+    assert start_all(streams) == [] and not streams.announcing.possible(100, 100)
+    streams.done(streams.started[2])
+    assert start_all(streams) == [4, 5], "what was there before the next one that must be alone"
+    for seq in (4, 5):
+        streams.done(streams.started[seq])
+    assert start_all(streams) == [6]
+    streams.done(streams.started[6])
+    assert start_all(streams) == [7] and not streams.announcing.isolates
+
+
+def test_what_waits_to_be_alone_and_is_given_away_holds_up_nobody() -> None:
+    streams = Streams()
+    streams.add(
+        [Job(1, "t", b""), Job(2, "t", b"", partition=7, crashes=2), Job(3, "t", b"", "a", partition=7, crashes=2)]
+    )
+    assert start_all(streams) == [1]
+    assert streams.announcing.isolates
+    streams.add(jobs(None, 4))
+    streams.close([7])
+    assert not streams.announcing.isolates
+    assert start_all(streams) == [4]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_suspects_are_bounded_and_everybody_has_a_turn(seed: int) -> None:
+    """Whatever comes and ends in whatever order, with rewinds in between."""
+    rng, streams = random.Random(seed), Streams()
+    keys = [None, None, *(f"s{n}" for n in range(12))]
+    todo = {
+        seq: Job(seq, "order", b"{}", rng.choice(keys), crashes=rng.choice([0, 0, 0, 1, 1, 2])) for seq in range(1, 121)
+    }
+    coming, turns = deque(todo.values()), 0
+    while todo:
+        turns += 1
+        assert turns < 3000, f"{len(todo)} wait for ever"
+        if coming:
+            streams.add([coming.popleft() for _ in range(min(len(coming), rng.randrange(8)))])
+        if rng.random() < 0.05:
+            streams.rewound([])
+            coming = deque(job for seq, job in sorted(todo.items()) if seq not in streams.started)
+        window = 20 - len(streams.announcing.announced)
+        possible = streams.announcing.possible(window, window)
+        before = set(streams.announcing.announced)
+        streams.announcing.announce(window, window)
+        announced = streams.announcing.announced
+        assert possible or announced == before, "a worker that rests would miss it"
+        crashes = [todo[seq].crashes for seq in announced]
+        assert crashes.count(1) <= SUSPECTS_MAX
+        assert 2 not in crashes or crashes == [2]
+        while streams.next():
+            pass
+        for seq in rng.sample(sorted(streams.started), min(len(streams.started), rng.randrange(4))):
+            streams.done(streams.started[seq])
+            streams.reported([seq])
+            del todo[seq]
 
 
 def test_followers_of_suspects_do_not_use_up_the_announcements() -> None:

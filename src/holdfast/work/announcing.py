@@ -4,9 +4,13 @@ A job is waiting, then announced (the store has recorded that it is about to run
 account), then started, then ended. What is announced of a stream is always the front of its line; its first job in
 flight is a *head*, the others are *ahead* of their time. Heads come first, so that a deep stream keeps nobody waiting.
 How many of a line are announced ahead of their time follows its pace, twice what ended between two announcements: a
-slow stream has one. Suspects, which were running when a process died, are announced one at a time, so that the culprit
-is found and the others go free. A job without a stream is a head that nobody follows. A job whose type has a cap per
-destination (``destinations``) is announced as a head only, and not while its destination has reached the cap.
+slow stream has one. A job without a stream is a head that nobody follows. A job whose type has a cap per destination
+(``destinations``) is announced as a head only, and not while its destination has reached the cap.
+
+A *suspect* was in flight when a process died. A death is laid to the suspects in flight, if there are any; so the
+culprit is found, and the others go free, in three steps. Jobs with one crash are announced as heads only, at most
+``SUSPECTS_MAX`` at once, beside whatever else is in flight. One with more crashes is announced when nothing is in
+flight, and nothing else until it has ended: while such a job waits, no other is announced. The third death is its own.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from holdfast.work.destinations import Destination, Destinations
-from holdfast.work.job import Job
+from holdfast.work.job import SUSPECTS_MAX, Job
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +69,15 @@ class Announcing:
         self.ahead = 0
         """How many of the announced stand behind another one of their line."""
         self._round = 0
-        # A head may start when it is announced; a follower's line has something in flight; a suspect waits until no
-        # other is in flight.
+        # A head may start when it is announced; a follower's line has something in flight; a suspect waits for others,
+        # a loner until nothing is in flight.
         self._heads: OrderedDict[Place, None] = OrderedDict()
         self._followers: OrderedDict[Place, None] = OrderedDict()
         self._suspects: OrderedDict[Place, None] = OrderedDict()
-        self._suspect: int | None = None
+        self._loners: OrderedDict[Place, None] = OrderedDict()
+        self._suspects_in_flight: set[int] = set()
+        self._loner_in_flight: int | None = None
+        self._all_waiting = (self._heads, self._followers, self._suspects, self._loners)
         self._ready: deque[Line | Job] = deque()
 
     @property
@@ -83,26 +90,34 @@ class Announcing:
         """How many jobs could run side by side if every head were announced."""
         return len(self.announced) - self.ahead + len(self._heads)
 
+    @property
+    def isolates(self) -> bool:
+        """Whether a job is in flight alone, or is the next to be: nothing else may be announced."""
+        return self._loner_in_flight is not None or bool(self._loners)
+
+    @property
+    def _has_turn(self) -> bool:
+        """Whether a suspect waits that may be announced."""
+        return bool(self._suspects) and len(self._suspects_in_flight) < SUSPECTS_MAX
+
     def possible(self, heads: int, ahead: int) -> bool:
         """Whether ``announce`` might find something."""
-        if heads > 0 and (self._heads or (self._suspects and self._suspect is None)):
-            return True
-        return ahead > 0 and bool(self._followers)
+        if self.isolates:
+            return not self.announced
+        return (heads > 0 and (bool(self._heads) or self._has_turn)) or (ahead > 0 and bool(self._followers))
 
     def announce(self, heads: int, ahead: int) -> None:
         """Choose more waiting jobs to be told to the store as in flight: up to ``heads`` that could start at once,
         oldest first, and up to ``ahead`` behind those.
         """
         self._round += 1
-        while self._suspects and self._suspect is None and heads > 0:
-            place, _ = self._suspects.popitem(last=False)
-            if isinstance(place, Line) and place.in_flight:
-                self._followers[place] = None
-            else:
-                heads -= self._announce(place, 1)
-        while self._heads and heads > 0:
+        if self._loners and not self.announced:
+            self._announce(self._loners.popitem(last=False)[0], 1)
+        while self._has_turn and heads > 0 and not self.isolates:
+            heads -= self._announce(self._suspects.popitem(last=False)[0], 1)
+        while self._heads and heads > 0 and not self.isolates:
             heads -= self._announce(self._heads.popitem(last=False)[0], 1)
-        while self._followers and ahead > 0:
+        while self._followers and ahead > 0 and not self.isolates:
             ahead -= self._announce(self._followers.popitem(last=False)[0], ahead)
 
     def announced_by_store(self, job: Job, place: Place) -> None:
@@ -134,7 +149,7 @@ class Announcing:
         line.kept_pace(self._round)
         if line.told:
             self.ahead -= 1
-        if line.told < len(line.queue) and line not in self._suspects:
+        if line.told < len(line.queue):
             if not line.told:
                 self._followers.pop(line, None)
             self.offer(line)
@@ -155,7 +170,7 @@ class Announcing:
             in_flight = line.in_flight
             if not in_flight:
                 self._heads[line] = None
-            elif in_flight <= line.reach and not self._destinations.is_capped(line.queue[line.told]):
+            elif in_flight <= line.reach and not self._only_as_head(line.queue[line.told]):
                 self._followers[line] = None
 
     def place(self, line: Line) -> None:
@@ -181,12 +196,10 @@ class Announcing:
         for seq in self.announced & self._waiting.keys():
             self.withdraw(self._waiting[seq])
         self._destinations.clear_lines()
-        if self._suspect in self._waiting:
-            self._suspect = None
         for line in lines:
             line.queue.clear()
             line.told, line.listed, line.waits_for = 0, False, None
-        for waiting in (self._heads, self._followers, self._suspects):
+        for waiting in self._all_waiting:
             waiting.clear()
         self.ahead = 0
         self._ready.clear()
@@ -200,8 +213,9 @@ class Announcing:
         if job.seq not in self.announced:
             return
         self.announced.discard(job.seq)
-        if self._suspect == job.seq:
-            self._suspect = None
+        self._suspects_in_flight.discard(job.seq)
+        if self._loner_in_flight == job.seq:
+            self._loner_in_flight = None
         if (destination := self._destinations.of(job)) is not None:
             self._destinations.withdrawn(destination)
             self._offer_waiting(destination)
@@ -228,22 +242,18 @@ class Announcing:
         self.ahead += count if in_flight else count - 1
         line.told += count
         self.go_on(line)
-        if line not in self._suspects:
-            self.offer(line)
+        self.offer(line)
         return count
 
     def _tell(self, place: Place, jobs: Iterable[Job]) -> int:
-        """How many could be announced: suspects wait for each other, a capped job for its destination."""
+        """How many could be announced: a suspect waits for others, a capped job for its destination."""
         count = 0
         for job in jobs:
             destination = self._destinations.of(job)
             if destination is not None and isinstance(place, Line) and not self._may_add(place, destination, count):
                 break
-            if job.crashes:
-                if self._suspect is not None:
-                    self._suspects[place] = None
-                    break
-                self._suspect = job.seq
+            if job.crashes and not self._may_add_suspect(place, job, count):
+                break
             self.announced.add(job.seq)
             if destination is not None:
                 self._destinations.announced(destination)
@@ -260,8 +270,27 @@ class Announcing:
         line.waits_for = destination
         return False
 
+    def _may_add_suspect(self, place: Place, job: Job, chosen: int) -> bool:
+        """Whether the suspect may be announced; it counts as such then, and otherwise waits for its turn."""
+        if chosen or (isinstance(place, Line) and place.in_flight):
+            return False
+        if job.crashes > 1:
+            if self.announced:
+                self._loners[place] = None
+                return False
+            self._loner_in_flight = job.seq
+        elif len(self._suspects_in_flight) >= SUSPECTS_MAX:
+            self._suspects[place] = None
+            return False
+        else:
+            self._suspects_in_flight.add(job.seq)
+        return True
+
+    def _only_as_head(self, job: Job) -> bool:
+        return job.crashes > 0 or self._destinations.is_capped(job)
+
     def _displace(self, place: Place) -> None:
-        for waiting in (self._heads, self._followers, self._suspects):
+        for waiting in self._all_waiting:
             waiting.pop(place, None)
         if isinstance(place, Line) and place.waits_for is not None:
             del place.waits_for.lines[place]

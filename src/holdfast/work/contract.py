@@ -357,7 +357,11 @@ class Seat(Protocol):
         ...
 
     async def owners(self) -> Owners:
-        """Bury the dead (counting a crash for what they ran), then tell who is alive and who owns what."""
+        """Bury the dead, then tell who is alive and who owns what.
+
+        A death is laid to the suspects that were in flight, else to all that was: they get a crash, but neither an
+        attempt nor a strike, and are poison with the third.
+        """
         ...
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
@@ -390,7 +394,7 @@ class Seat(Protocol):
         """The last word of a process whose event loop is stuck, from another thread: store the report, count a crash
         for the job that is to blame, and give up the seat. Blocks.
 
-        Without a culprit everything that ``report.running`` names gets a crash, as if the process had died.
+        Without a culprit the death is laid to what ``report.running`` names, as if the process had died.
         """
         ...
 

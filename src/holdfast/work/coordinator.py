@@ -344,7 +344,8 @@ class _Shift:
         jobs, bytes_max = self._streams.room()
         if not bytes_max:
             jobs = 0
-        starting = max(0, self._window - len(self._streams.announcing.announced))
+        announcing = self._streams.announcing
+        starting = 0 if announcing.isolates else max(0, self._window - len(announcing.announced))
         backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
         shut, probing = self._runner.shut()
         return Want(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing)

@@ -36,7 +36,9 @@ STORE_RETRY_SECONDS = 1.0
 SEQ_MAX = (1 << 63) - 1
 """The greatest sequence a store can keep: 64 bits with a sign."""
 CRASHES_MAX = 3
-"""A job that was running when its process died this often is isolated as poison."""
+"""A job that was in flight when its process died this often is isolated as poison."""
+SUSPECTS_MAX = 8
+"""How many jobs with one crash are in flight at once; one with more crashes is in flight alone."""
 
 FAILED_BIT = 32768
 """The seed's `Failed`; shown in the views, never stored: it is a state, not progress."""

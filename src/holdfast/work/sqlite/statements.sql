@@ -122,19 +122,24 @@ UPDATE seat SET notice = 1
 -- name: leave
 DELETE FROM seat WHERE id = ?1
 
--- name: crash
-UPDATE job SET crashes = crashes + 1, attempt = attempt + 1, strikes = strikes + 1, reason = 99,
-       error_type = 'ProcessDied', error = 'its worker died while it was running',
-       reasons = CASE WHEN json_extract(reasons, '$[#-1]') = 99 THEN reasons
-            WHEN json_array_length(reasons) >= 64 THEN json_replace(reasons, '$[#-1]', 99)
-            ELSE json_insert(coalesce(reasons, '[]'), '$[#]', 99) END
- WHERE seq IN (SELECT value FROM json_each(?1))
+-- name: blamed
+-- Of what was in flight when the worker died, ?1: the suspects, which have a crash already, else all.
+SELECT seq FROM (SELECT seq, crashes, max(crashes) OVER () AS most FROM job WHERE seq IN (SELECT value FROM json_each(?1)))
+ WHERE crashes > 0 OR most = 0
 
 -- name: count_crash
 UPDATE job SET crashes = crashes + 1 WHERE seq = ?1
 
--- name: fatal
-SELECT seq FROM job WHERE crashes >= ?2 AND seq IN (SELECT value FROM json_each(?1))
+-- name: crash
+-- No attempt and no strike. A failure of its own says more than that somebody died; but of poison everything is said.
+-- ?1 seq, ?2 crashes at which a job is poison
+UPDATE job SET crashes = crashes + 1, reason = coalesce(reason, 99),
+       error_type = CASE WHEN crashes + 1 >= ?2 THEN 'ProcessDied' ELSE coalesce(error_type, 'ProcessDied') END,
+       error = CASE WHEN crashes + 1 < ?2 THEN coalesce(error, 'its worker died while it was in flight')
+                    ELSE 'its worker died ' || ?2 || ' times while it was in flight'
+                         || CASE WHEN error_type <> 'ProcessDied'
+                                 THEN substr('; before that: ' || error_type || ': ' || coalesce(error, ''), 1, 1000) ELSE '' END END
+ WHERE seq = ?1 RETURNING crashes
 
 -- name: poison
 UPDATE job SET reason = 7 WHERE seq = ?1

@@ -77,13 +77,15 @@ def enqueue_marked(db: apsw.Connection, drafts: Iterable[Draft], mark: Mark | No
 
 
 def take_seat(db: apsw.Connection, name: str, now: float) -> int:
-    """End the seat before, counting a crash for what it ran, and take a new one."""
+    """End the seat before, counting a crash for what it had in flight, and take a new one."""
     for seat, _, _, running in list(db.execute(SQL["seat"])):
-        db.execute(SQL["crash"], (running,))
-        for (seq,) in list(db.execute(SQL["fatal"], (running, CRASHES_MAX))):
-            db.execute(SQL["poison"], (seq,))
-            db.execute(SQL["add_reason"], (seq, int(Reason.POISON_MESSAGE)))
-            _bury(db, seq, now)
+        for (seq,) in list(db.execute(SQL["blamed"], (running,))):
+            crashes = db.execute(SQL["crash"], (seq, CRASHES_MAX)).get
+            db.execute(SQL["add_reason"], (seq, int(Reason.UNKNOWN)))
+            if crashes >= CRASHES_MAX:
+                db.execute(SQL["poison"], (seq,))
+                db.execute(SQL["add_reason"], (seq, int(Reason.POISON_MESSAGE)))
+                _bury(db, seq, now)
         db.execute(SQL["leave"], (seat,))
     return int(db.execute(SQL["take_seat"], (name,)).get)
 
