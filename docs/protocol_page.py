@@ -25,7 +25,7 @@ EITHER = {"error", "connection_established"}
 
 WHEN = {
     "server_shutdown": "drain, at most 30 s",
-    "idle_timeout": "no answer to a heartbeat for 10 s",
+    "idle_timeout": "nothing from the client for 10 s after a heartbeat, and nothing more of what was sent before it is taken",
     "slow_consumer": "5 s without a new low after the warning, or 60 s in all",
     "memory_pressure": "the gateway's buffers are above their budget; the fullest go first",
     "rotation": "24 h old; or an operator closed it",
@@ -157,12 +157,11 @@ frame. Above it the server does not read the socket until you are within the rat
 
 ## Staying connected
 
-- The server says `heartbeat` every `heartbeat_interval_ms`, and wants a `heartbeat_ack` within 10 s: answer from the
-  code that reads the socket, not from behind an application that may be busy.
-- **Slow links.** A heartbeat waits behind what was sent before it, and a page of 256 KiB takes 100 s at 20 kbit/s. So **say
-  `heartbeat_ack` unasked, about every tenth of the heartbeat interval, as long as bytes come in and their frame is not whole**:
-  it answers the heartbeat that is on its way (unasked, it counts against the rate of frames). Who sees whole frames only, as in a
-  browser, says it on a timer while `resume` or `sync_request` waits for its answer.
+- The server says `heartbeat` every `heartbeat_interval_ms`, and wants a `heartbeat_ack` within 10 s of its arrival: answer from
+  the code that reads the socket, not from behind an application that may be busy.
+- **Slow links.** A heartbeat waits behind what was sent before it, and a page of 256 KiB takes 100 s at 20 kbit/s. The server
+  knows: the 10 s begin again as long as your machine, or the proxy before it, takes bytes; behind a proxy there is the time that
+  those bytes take at 20 kbit/s, two minutes at most; and whatever you send shows that you are there. Only answer when asked.
 - Count every deadline of your own from the last bytes that came, not from the last whole frame. Nothing at all for
   `heartbeat_interval_ms` and 15 s more, or no answer within 15 s while no frame is coming in: the connection is dead, drop it.
   Who sees whole frames only gives a page two minutes, and on a slow link asks for small ones (`limit`).
@@ -190,7 +189,8 @@ A refused handshake is an HTTP answer with the error as its body; 429 has it in 
 | anything else: a broken connection, another code, another status, a handshake without an answer for 10 s | as below |
 
 The delay is random between 0 and a bound that doubles from 1 to 16 s, for ever; the bound is 1 s again after a connection that lasted
-for 16 s. Then resume, and send again whatever got no answer.
+for 16 s, and the end of such a connection with `reconnect_delay_ms` is no failure. So after a restart the first try comes after that
+delay (500 clients a second, over 10 s at most), and the next, if the server is not back yet, within 0 to 1 s. Then resume, and send again whatever got no answer.
 
 ## What is ephemeral
 

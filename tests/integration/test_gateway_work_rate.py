@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import struct
 from asyncio import Transport
 from contextlib import suppress
@@ -18,16 +17,13 @@ from flooder import PING, TEXT, frame, said
 from picows import WSUpgradeRequest
 from program import Program
 from sockets import serve, token
+from websocket_sender import Sender
 
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.entrance import Entrance
 from holdfast.gateway.port import READ_BYTES_MAX
 from holdfast.node.node import Node
 
-UPGRADE = (
-    "GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-)
 PINGS = 20_000
 UNBOUNDED = {
     "gateway__backpressure__inbound__other_rate_limit_per_second": 1e9,
@@ -38,39 +34,6 @@ UNBOUNDED = {
 """No rate keeps a flood from being read."""
 QUEUED_BYTES_MAX = 1024
 """What may wait in the transport of a socket that takes nothing: the rest of one frame."""
-
-
-class Sender:
-    """A WebSocket client on a raw socket."""
-
-    def __init__(self, port: int, credential: str = "", receive_buffer: int = 0) -> None:
-        self.socket = socket.socket()
-        if receive_buffer:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.setblocking(False)
-        self._port = port
-        self._head = UPGRADE + (f"Authorization: Bearer {credential}\r\n" if credential else "") + "\r\n"
-        self._loop = asyncio.get_running_loop()
-        self.got = b""
-
-    async def connect(self, until: bytes = b"\r\n\r\n") -> Sender:
-        await self._loop.sock_connect(self.socket, ("127.0.0.1", self._port))
-        await self._loop.sock_sendall(self.socket, self._head.encode())
-        while until not in self.got:
-            more = await self._loop.sock_recv(self.socket, 4096)
-            assert more, self.got
-            self.got += more
-        return self
-
-    async def send(self, data: bytes) -> None:
-        await self._loop.sock_sendall(self.socket, data)
-
-    async def read_to_end(self) -> bytes:
-        """What comes until the server ends; a reset raises."""
-        got = b""
-        while more := await self._loop.sock_recv(self.socket, 65_536):
-            got += more
-        return got
 
 
 def closing_of(data: bytes) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Message, User
+from holdfast.session.heartbeat import Transmission
 from holdfast.store.changes import Act, CreateChat, RemoveMember
 from holdfast.store.contract import Store
 from holdfast.store.history import History
@@ -75,6 +76,9 @@ class FakeSocket:
 
     def abort(self) -> None:
         self.aborted = True
+
+    def transmission(self) -> Transmission:
+        return Transmission.of_buffer(self.unsent)
 
     def pause_reading(self) -> None:
         self.reading = False

@@ -9,6 +9,7 @@ from typing import TypeVar
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.message import Acked, Cursor, Message, Page, ResumeRead, User
 from holdfast.session.effects import Close, Effect, Effects, Fetch, FetchResume
+from holdfast.session.heartbeat import Transmission
 from holdfast.session.limits import SessionLimits
 from holdfast.session.session import Session
 from holdfast.wire.closing import Closing
@@ -111,7 +112,7 @@ class Talk:
 
     def tick(self, seconds: float = 0.0) -> list[Effect]:
         self.now += seconds
-        return self.do(self.session.tick(self.now, self.unsent))
+        return self.do(self.session.tick(self.now, Transmission.of_buffer(self.unsent)))
 
     def wait(self, seconds: float) -> list[Effect]:
         """Let time pass as a gateway does: tick whenever the session has something to do."""
@@ -121,7 +122,7 @@ class Talk:
             if due > end:
                 break
             self.now = due
-            effects += self.do(self.session.tick(self.now, self.unsent))
+            effects += self.do(self.session.tick(self.now, Transmission.of_buffer(self.unsent)))
         else:
             raise AssertionError("tick does not do what next_tick says it has to do")
         self.now = end

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace as with_proof
@@ -936,16 +935,6 @@ def test_whole_frames_are_no_answer_to_a_question() -> None:
     bench.pass_time(14)
     bench.get(message(1))
     assert [a for a in bench.pass_time(1) if isinstance(a, Drop)], "a question that was lost would never be asked again"
-
-
-def test_while_a_frame_comes_in_slowly_the_server_hears_that_somebody_is_here() -> None:
-    """Its heartbeat waits behind the frame, and has 10 s by default."""
-    bench = Bench(at(0))
-    bench.open()
-    said = []
-    for _ in range(60):
-        said += [bench.now] * written(bench.trickle(1)).count(HeartbeatAck())
-    assert len(said) == 20 and max(b - a for a, b in pairwise(said)) <= 3
 
 
 def test_an_announced_closing_that_does_not_come_drops_the_connection() -> None:

@@ -64,6 +64,19 @@ def test_the_server_s_delay_is_taken_as_it_is_and_once() -> None:
     assert isinstance(verdict, Retry) and verdict.delay_seconds <= 2
 
 
+def test_after_a_restart_that_was_announced_the_first_retry_comes_within_a_second() -> None:
+    machine = reconnect()
+    for _ in range(10):
+        machine.closed(None)
+    machine.lasted()
+    machine.announced(announced(Closing.SERVER_SHUTDOWN, 20))
+    assert machine.closed(4000) == Retry(0.02, "server_shutdown")
+    assert machine.unreachable("it has not started yet").delay_seconds <= 1
+    machine.announced(announced(Closing.SERVER_SHUTDOWN, 20))
+    machine.closed(4000)
+    assert max(machine.unreachable("and again").delay_seconds for _ in range(50)) > 1, "one that did not last counts"
+
+
 def test_after_too_many_frames_a_client_stays_away_for_thirty_seconds_though_nothing_was_announced() -> None:
     verdict = reconnect().closed(4009)
     assert isinstance(verdict, Retry)

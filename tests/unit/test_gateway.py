@@ -383,6 +383,21 @@ def test_no_answer_to_a_heartbeat_closes_as_idle() -> None:
     run(story())
 
 
+def test_a_client_that_sends_anything_is_not_idle() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            socket = parts.connect("alice")
+            await settle()
+            for _ in range(30):
+                await asyncio.sleep(8)
+                socket.connection.work_done(1)  # a pong, a fragment, a part of a frame
+            assert socket.closed is None
+            await asyncio.sleep(41)
+            assert socket.closed == (4001, "idle_timeout")
+
+    run(story())
+
+
 def test_a_heartbeat_that_has_not_left_yet_waits_for_its_answer_as_long_as_bytes_leave() -> None:
     async def story() -> None:
         async with bench() as parts:
@@ -501,6 +516,25 @@ def test_a_drain_answers_open_requests_before_it_closes() -> None:
             assert 0 <= frames[-1]["payload"]["reconnect_delay_ms"] <= 10_000
             assert socket.closed == (4000, "server_shutdown")
             socket.connection.lost()
+            await draining
+
+    run(story())
+
+
+@pytest.mark.parametrize(("connections", "seconds"), [(1, 0.002), (100, 0.2), (3_000, 2)])
+def test_after_a_restart_clients_return_at_five_hundred_a_second_within_the_spread(
+    connections: int, seconds: float
+) -> None:
+    async def story() -> None:
+        async with bench(GatewayLimits(reconnect_spread_seconds=2)) as parts:
+            sockets = [parts.connect(None) for _ in range(connections)]
+            draining = asyncio.create_task(parts.gateway.drain())
+            await settle()
+            delays = [socket.take()[-1]["payload"]["reconnect_delay_ms"] / 1000 for socket in sockets]
+            assert max(delays) <= seconds
+            assert connections == 1 or max(delays) >= seconds * 0.9, "spread over all of it"
+            for socket in sockets:
+                socket.connection.lost()
             await draining
 
     run(story())

@@ -12,6 +12,7 @@ from holdfast.errors import ServerBusy
 from holdfast.message import Cursor, Message, Page
 from holdfast.session.effects import Fetch, Observed, Sign, Submit
 from holdfast.session.heartbeat import Heartbeat as Beats
+from holdfast.session.heartbeat import Transmission
 from holdfast.session.limits import SessionLimits, Timeouts
 from holdfast.session.places import Place
 from holdfast.wire.closing import Closing
@@ -50,12 +51,39 @@ def test_no_answer_in_ten_seconds_closes_as_idle() -> None:
     assert isinstance(talk.read()[-1], ConnectionClosing)
 
 
-def test_other_frames_are_no_answer() -> None:
+def test_whatever_is_read_shows_that_the_client_is_there() -> None:
     talk = Talk()
     talk.wait(35)
-    talk.receive(send())
-    talk.wait(5)
+    talk.session.heard()
+    talk.wait(25)
+    assert talk.closing is None
+    talk.wait(10)
     assert talk.closing is Closing.IDLE_TIMEOUT
+
+
+SLOW_LINKS = {
+    "bytes leave, and more wait": ([(100, 10), (100, 20), (100, 30)], True),
+    "the last bytes have left": ([(100, 10), (0, 20)], True),
+    "more is written and nothing leaves": ([(100, 10), (200, 10)], False),
+    "nothing was before it, and it arrived": ([(0, 10), (0, 60)], False),
+    "nothing leaves": ([(100, 10), (100, 10)], False),
+    "a proxy has taken a page": ([(0, 250_000), (0, 250_050)], True),
+    "the page had its time": ([(0, 250_000), *[(0, 250_050)] * 11], False),
+    "a proxy takes nothing more": ([(0, 250_000), (50, 250_000)], False),
+}
+"""What was unacknowledged and acknowledged when the heartbeat was sent, and then every ten seconds."""
+
+
+@pytest.mark.parametrize("link", SLOW_LINKS)
+def test_an_answer_is_awaited_as_long_as_the_heartbeat_may_be_on_its_way(link: str) -> None:
+    """What the kernel and a proxy hold is seen too: 128 KiB are a minute of a slow link."""
+    samples, alive = SLOW_LINKS[link]
+    talk = Talk()
+    talk.now = talk.session.next_tick
+    for sample in samples:
+        talk.do(talk.session.tick(talk.now, Transmission(0, *sample)))
+        talk.now += 10.1
+    assert (talk.closing is None) is alive
 
 
 def test_a_heartbeat_s_time_begins_anew_while_what_is_before_it_is_still_leaving() -> None:

@@ -19,7 +19,7 @@ from holdfast.client.inbox import Inbox
 from holdfast.client.outbox import Entry, Outbox
 from holdfast.client.reads import Reads
 from holdfast.client.refusals import refusal
-from holdfast.client.session import NEVER, STILL_HERE_SHARE, Pace, Resuming, Session, Sync
+from holdfast.client.session import NEVER, Pace, Resuming, Session, Sync
 from holdfast.client.settings import ClientSettings
 from holdfast.errors import HoldfastError
 from holdfast.message import Cursor, Message, Page
@@ -121,7 +121,7 @@ class Machine:
                 for chat in chats:
                     self._actions += self._chats.heard_of(chat.chat_id, None, chat.head, now, certain=True)
             case Heartbeat(heads=heads):
-                self._say_here(session, now)
+                self._write(HeartbeatAck())
                 for chat_id, (epoch, head) in heads.items():
                     self._actions += self._chats.heard_of(chat_id, epoch, head, now)
             case Typing() | Presence() | Receipt() as ephemeral:
@@ -142,8 +142,6 @@ class Machine:
         session = self._session
         if session is not None:
             session.heard_at = session.coming_at = now
-            if now >= session.said_at + session.still_here_seconds and session.pace.allows(now):
-                self._say_here(session, now)
         return self._done(now)
 
     def renewed(self, token: str, device_id: str, expires_at: float | None, now: float) -> list[Action]:
@@ -244,7 +242,6 @@ class Machine:
         session.accepted = True
         interval = established.heartbeat_interval_ms / 1000
         session.silence_seconds = interval + self._settings.silence_grace_seconds
-        session.still_here_seconds = interval * STILL_HERE_SHARE
         self._actions.append(Online(established))
         limits = established.limits
         self._page_messages = int(min(self._settings.page_messages, limits.get("page_messages_max", NEVER)))
@@ -416,10 +413,6 @@ class Machine:
     def _answer_due(self, session: Session) -> float:
         asked_at = min(session.waits_since(), self.outbox.oldest_in_flight())
         return max(asked_at, session.coming_at) + self._settings.reply_timeout_seconds
-
-    def _say_here(self, session: Session, now: float) -> None:
-        session.said_at = now
-        self._write(HeartbeatAck())
 
     def _expires(self, session: Session, expires_at: float | None, now: float) -> None:
         if expires_at is not None:

@@ -48,12 +48,14 @@ class Reconnect:
         self._rng = rng
         self._can_renew = can_renew
         self._failures = 0
+        self._lasted = False
         self._renewed = False
         self._closing: ConnectionClosing | None = None
 
     def lasted(self) -> None:
         """The connection has lived long enough to be called good: the next failure is a first one again."""
         self._failures = 0
+        self._lasted = True
 
     def established(self) -> None:
         """The server took the token."""
@@ -66,13 +68,14 @@ class Reconnect:
     def closed(self, code: int | None) -> Verdict:
         """The connection ended with ``code``; None: without a closing handshake."""
         closing, self._closing = self._closing, None
+        lasted, self._lasted = self._lasted, False
         reason = closing.reason if closing else _reason_of(code)
         if (code is not None and 4500 <= code <= 4999) or (closing and not closing.reconnect_allowed):
             return Stop(stopped(reason, closing.message if closing else ""))
         if code == Closing.TOKEN_EXPIRED.code or reason == Closing.TOKEN_EXPIRED.reason:
             return self._renew("the token has expired")
         if closing and closing.reconnect_delay_ms > 0:
-            self._failures += 1
+            self._failures += not lasted  # a restart is no failure: if it takes longer, the next try is the first retry
             return Retry(closing.reconnect_delay_ms / 1000, reason)
         return self._later(reason, RATE_LIMITED_SECONDS if code == Closing.RATE_LIMITED.code else None)
 

@@ -11,9 +11,6 @@ from holdfast.wire.frames import CursorClaim
 NEVER = float("inf")
 SHARE_OF_RATE = 0.9
 """What we use of the rate the server allows: a network bunches what left well spaced."""
-STILL_HERE_SHARE = 0.1
-"""Of a heartbeat interval. So often we say that we are here while frames come in slowly, for the server's heartbeat
-may wait behind them; it gives a third of the interval for the answer by default."""
 
 
 class Sync:
@@ -105,18 +102,16 @@ class Session:
         "renew_at",
         "resumed_many",
         "resuming",
-        "said_at",
         "silence_seconds",
-        "still_here_seconds",
         "sync",
         "synced",
     )
 
     def __init__(self, now: float) -> None:
         self.accepted = self.synced = False
-        self.opened_at = self.heard_at = self.said_at = now
+        self.opened_at = self.heard_at = now
         self.coming_at = -NEVER
-        self.silence_seconds = self.still_here_seconds = NEVER
+        self.silence_seconds = NEVER
         self.pace = Pace({}, now)
         self.resuming: Resuming | None = None
         self.resumed_many = False

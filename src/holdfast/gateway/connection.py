@@ -181,6 +181,8 @@ class Connection:
 
     def work_done(self, work: int) -> None:
         """So many frames, at least one, were read at once and handled. Above the work rate reading pauses."""
+        if self.session is not None:
+            self.session.heard()
         if self.closing is None and self._work.spend(work, self._plane.clock.monotonic()):
             self._hold(_Hold.WORK)
             self.due = 0.0
@@ -235,7 +237,7 @@ class Connection:
                 self.close(Closing.UNAUTHORIZED, message="no `authenticate` frame in time")
         else:
             if now >= self.session.next_tick:
-                self.do(self.session.tick(now, self._socket.unsent if self.paused else 0))
+                self.do(self.session.tick(now, self._socket.transmission()))
             self.due = self.session.next_tick
         if self._work.paused:
             self.due = 0.0
@@ -247,7 +249,7 @@ class Connection:
                 self.close(Closing.UNAUTHORIZED, message="too many frames before authentication")
             else:
                 window = self._plane.limits.backpressure.inbound.work_pause_window_seconds
-                self.close(Closing.RATE_LIMITED, delay_ms=int(window * 1000) + self._plane.spread_ms())
+                self.close(Closing.RATE_LIMITED, delay_ms=int(window * 1000) + self._host.spread_ms())
         elif self._work.resume(now):
             self._release(_Hold.WORK)
 
@@ -379,7 +381,7 @@ class Connection:
     def _refuse(self, error: HoldfastError, request_id: str | None) -> None:
         self.write(encode_frame(error_payload(error), request_id))
         if error.retryable:
-            self.close(Closing.OVERLOADED, delay_ms=self._plane.spread_ms())
+            self.close(Closing.OVERLOADED, delay_ms=self._host.spread_ms())
         elif error.details.get("expired"):
             self.close(Closing.TOKEN_EXPIRED)
         else:
@@ -435,7 +437,7 @@ class Connection:
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
             self._answer_early(error)
-            self.close(Closing.UPSTREAM_FAILURE, delay_ms=self._plane.spread_ms())
+            self.close(Closing.UPSTREAM_FAILURE, delay_ms=self._host.spread_ms())
             return
         if self.closing is None:
             self.established = True

@@ -14,6 +14,7 @@ from holdfast.gateway.limits import GatewayLimits
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.entrances import Sends
 from holdfast.message import User
+from holdfast.session.heartbeat import Transmission
 from holdfast.session.limits import SessionLimits
 from holdfast.store.history import History
 
@@ -44,6 +45,10 @@ class Socket(Protocol):
         """Bytes that were written and have not left the process."""
         ...
 
+    def transmission(self) -> Transmission:
+        """How far what was written has come, as far as this machine can tell."""
+        ...
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
@@ -69,6 +74,10 @@ class Host(Protocol):
         ...
 
     def typing(self, user: User, chat_id: str, active: bool) -> None: ...
+
+    def spread_ms(self) -> int:
+        """When a client that is sent away with the others should come back."""
+        ...
 
     def log(self, connection: Connection, event: str, **facts: str) -> None:
         """A line about this connection, for operators."""
@@ -102,7 +111,3 @@ class Plane:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "session_limits", self.limits.session)
-
-    def spread_ms(self) -> int:
-        """When a client that is sent away with many others should come back."""
-        return int(self.rng.random() * self.limits.reconnect_spread_seconds * 1000)

@@ -30,6 +30,8 @@ from holdfast.wire.closing import Closing
 from holdfast.wire.run import Run
 
 TICK_SECONDS = 0.25
+RETURNS_PER_SECOND = 500
+"""Clients that are sent away together come back at this rate, or sooner (``reconnect_spread_seconds``)."""
 
 
 class Neighbours(Protocol):
@@ -210,6 +212,11 @@ class Gateway:
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         self._neighbours.typing(user, chat_id, active)
 
+    def spread_ms(self) -> int:
+        """So few come back at once that a node which has just started can read the chats of each."""
+        seconds = min(self._plane.limits.reconnect_spread_seconds, len(self._connections) / RETURNS_PER_SECOND)
+        return int(self._plane.rng.random() * seconds * 1000)
+
     def log(self, connection: Connection, event: str, **facts: str) -> None:
         user = connection.session.user if connection.session is not None else None
         self._log.write(self.now(), event, connection.connection_id, user, **facts)
@@ -265,7 +272,7 @@ class Gateway:
             if waiting <= self._memory_budget_bytes:
                 return
             waiting -= size
-            connection.close(Closing.MEMORY_PRESSURE, delay_ms=self._plane.spread_ms())
+            connection.close(Closing.MEMORY_PRESSURE, delay_ms=self.spread_ms())
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -279,7 +286,7 @@ class Gateway:
         while self._connections and clock.monotonic() < end:
             for connection in list(self._connections.values()):
                 if connection.session is None or not connection.session.open_requests:
-                    connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self._plane.spread_ms())
+                    connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self.spread_ms())
             self._empty.clear()
             if self._connections:
                 await wait_at_most(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
@@ -291,7 +298,7 @@ class Gateway:
     def _send_away(self, closing: Closing) -> None:
         """Close everybody, each with a time of its own to come back."""
         for connection in list(self._connections.values()):
-            connection.close(closing, delay_ms=self._plane.spread_ms())
+            connection.close(closing, delay_ms=self.spread_ms())
 
 
 def _give_up(connection: Connection, error: BaseException) -> None:

@@ -37,7 +37,9 @@ class GatewayLimits:
     connections are shed (memory_pressure, 4003).
     """
     reconnect_spread_seconds: float = 10
-    """Clients that are sent away together are asked to return spread over so long."""
+    """Clients that are sent away together are asked to return spread over so long at most; fewer than 5,000 over less,
+    500 a second.
+    """
     upstream_failure_close_seconds: float = 0
     """Writes refused by the breaker for so long: close every connection (upstream_failure, 4007). 0: never; sends fail
     fast and deliveries go on.

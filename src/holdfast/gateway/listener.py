@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from asyncio import Transport, get_running_loop
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +21,15 @@ from picows import (
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Socket
 from holdfast.gateway.linger import linger
+from holdfast.session.heartbeat import Transmission
 from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
 from holdfast.wire.frames import SUBPROTOCOL
 
 HEADER_BYTES_MAX = 14
+TCP_INFO = getattr(socket, "TCP_INFO", 0)
+"""Linux has it; elsewhere only our own buffer is seen."""
+_TCP_INFO_FIELDS = struct.Struct("=24xI92xQ16xI")
+"""Of Linux' ``tcp_info``: segments that are not acknowledged, bytes that are, bytes that wait to be sent."""
 
 
 class Listener(WSListener):
@@ -78,7 +85,8 @@ class Listener(WSListener):
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
-        self._raw = transport.underlying_transport
+        shown: Any = transport.underlying_transport  # what the port shows picows of it
+        self._raw = shown.transport
         self.write = self._raw.write
         self._connection = self._connect(self)
         # Nothing of the handshake is kept as long as the connection: its headers hold the credential.
@@ -167,6 +175,15 @@ class Listener(WSListener):
     @property
     def unsent(self) -> int:
         return self._raw.get_write_buffer_size()
+
+    def transmission(self) -> Transmission:
+        unsent = self._raw.get_write_buffer_size()
+        try:
+            info = self._raw.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, _TCP_INFO_FIELDS.size)
+            unacknowledged, acknowledged, waiting = _TCP_INFO_FIELDS.unpack(info)
+        except (OSError, struct.error):  # another system, or the socket is gone
+            return Transmission.of_buffer(unsent)
+        return Transmission(unsent, unsent + unacknowledged + waiting, acknowledged)
 
     def pause_reading(self) -> None:
         self._held = True

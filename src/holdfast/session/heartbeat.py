@@ -14,22 +14,47 @@ from holdfast.session.limits import Timeouts
 from holdfast.session.places import Place
 
 Places = dict[str, Place]
+SLOW_LINK_BYTES_PER_SECOND = 2_500
+SLOW_LINK_SECONDS_MAX = 120.0
+"""A client behind a proxy is given the time that what was written for it takes at 20 kbit/s, two minutes at most."""
+
+
+class Transmission(NamedTuple):
+    """How far what was written has come.
+
+    ``unsent``: bytes that have not left the process. ``unacknowledged``: 0 if the far machine has taken everything.
+    ``acknowledged``: changes whenever it has taken more.
+    """
+
+    unsent: int = 0
+    unacknowledged: int = 0
+    acknowledged: int = 0
+
+    @classmethod
+    def of_buffer(cls, unsent: int) -> Transmission:
+        """Where only our own buffer can be seen."""
+        return cls(unsent, unsent, -unsent)
+
+
+NOTHING_WAITS = Transmission()
 
 
 class Heartbeat:
     """When to ask, and whether the answer is late."""
 
-    __slots__ = ("_asked_at", "_lagging_since", "_timeouts", "_unsent", "due")
+    __slots__ = ("_arrived", "_asked_at", "_lagging_since", "_seen", "_timeouts", "due")
 
     def __init__(self, timeouts: Timeouts, first: float) -> None:
         self._timeouts = timeouts
         self.due = first
         self._asked_at: float | None = None
-        self._unsent = 0
+        self._seen = NOTHING_WAITS
+        self._arrived = 0
+        """What had been acknowledged at the heartbeat before the last one: so much surely reached the client."""
         self._lagging_since: dict[str, float] | None = None
 
     def answered(self) -> bool:
-        """The client answered; whether it had been asked."""
+        """Something was read from the client: it is there. Whether it had been asked."""
         asked, self._asked_at = self._asked_at is not None, None
         return asked
 
@@ -38,18 +63,22 @@ class Heartbeat:
         """When an answer must have come, if one is awaited."""
         return None if self._asked_at is None else self._asked_at + self._timeouts.heartbeat_timeout_seconds
 
-    def late(self, now: float, unsent: int) -> bool:
-        """Whether the answer is overdue; ``unsent``: what the transport has not passed on yet.
+    def late(self, now: float, sent: Transmission) -> bool:
+        """Whether the answer is overdue.
 
-        A heartbeat cannot be answered before it has arrived, so its time begins anew as long as bytes leave.
+        A heartbeat cannot be answered before it has arrived, so its time begins again as long as there is something to
+        take before it and the far machine takes it. That machine may be a proxy: what it took lately may still be on
+        its way over a slow link, and has the time that it needs there.
         """
         deadline = self.deadline
         if deadline is None or now < deadline:
             return False
-        stuck, self._unsent = unsent == self._unsent, unsent
-        if not stuck:
+        before, self._seen = self._seen, sent
+        if sent.acknowledged != before.acknowledged and (before.unacknowledged or sent.unacknowledged):
             self._asked_at = now
-        return stuck
+            return False
+        on_its_way = 0 if sent.unacknowledged else max(sent.acknowledged - self._arrived, 0)
+        return now >= deadline + min(on_its_way / SLOW_LINK_BYTES_PER_SECOND, SLOW_LINK_SECONDS_MAX)
 
     def knows(self, chat_id: str, place: Place, head: Cursor) -> bool:
         """Whether ``compare`` would change nothing."""
@@ -72,11 +101,11 @@ class Heartbeat:
             lagging[chat_id] = now
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
-    def ask(self, places: Places, now: float, unsent: int, chats_max: int) -> dict[str, tuple[int, int]]:
+    def ask(self, places: Places, now: float, sent: Transmission, chats_max: int) -> dict[str, tuple[int, int]]:
         """A heartbeat is sent now; the heads it names. Of more than ``chats_max`` the others come soon, in turn."""
         self.due = now + self._timeouts.heartbeat_interval_seconds
         if self._asked_at is None:
-            self._asked_at, self._unsent = now, unsent
+            self._asked_at, self._arrived, self._seen = now, self._seen.acknowledged, sent
         lagging = self._lagging_since or {}
         still = {c: since for c, since in lagging.items() if c in places and places[c].heard > places[c].through}
         self._lagging_since = still or None

@@ -26,7 +26,7 @@ from holdfast.session.effects import (
     Submit,
     Verify,
 )
-from holdfast.session.heartbeat import Heartbeat, StaleAcks
+from holdfast.session.heartbeat import NOTHING_WAITS, Heartbeat, StaleAcks, Transmission
 from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note, reads_that_waited
 from holdfast.session.pulls import Pull, Pulls
@@ -418,11 +418,15 @@ class Session:
 
     # What time brings.
 
-    def tick(self, now: float, unsent: int = 0) -> Effects:
-        """Time went by; ``unsent`` bytes of what was taken are still in the transport. Calling it early is harmless."""
+    def heard(self) -> None:
+        """Bytes of the client were read: whatever they are, it is there."""
+        self._heartbeat.answered()
+
+    def tick(self, now: float, sent: Transmission = NOTHING_WAITS) -> Effects:
+        """Time went by; ``sent``: how far what was taken has come. Calling it early is harmless."""
         if self.closed:
             return NOTHING
-        if (closing := self._overdue(now, unsent)) is not None:
+        if (closing := self._overdue(now, sent)) is not None:
             return self.close(closing)
         effects: list[Effect] = []
         for pull in self._pulls.too_old(now):
@@ -432,23 +436,23 @@ class Session:
         self._deliveries.catch_up(effects, now)
         self._pull_next(effects)
         if now >= self._heartbeat.due:
-            self._beat(effects, now, unsent)
+            self._beat(effects, now, sent)
         return effects
 
-    def _overdue(self, now: float, unsent: int) -> Closing | None:
+    def _overdue(self, now: float, sent: Transmission) -> Closing | None:
         if self._expires_at is not None and now >= self._expires_at:
             return Closing.TOKEN_EXPIRED
         if self._deliveries.grace_is_over(now):
             return Closing.SLOW_CONSUMER
-        if self._heartbeat.late(now, unsent):
+        if self._heartbeat.late(now, sent):
             return Closing.IDLE_TIMEOUT
         if now >= self._rotates_at:
             return Closing.ROTATION
         return Closing.OVERLOADED if self._overload.judge(self._limits.timeouts, now) else None
 
-    def _beat(self, effects: list[Effect], now: float, unsent: int) -> None:
+    def _beat(self, effects: list[Effect], now: float, sent: Transmission) -> None:
         places = self._deliveries.places
-        if not self._deliveries.lanes.runs and not unsent:
+        if not self._deliveries.lanes.runs and not sent.unsent:
             stale, diverged = self._stale_acks.check(places, now)
             if diverged:
                 effects += self.close(Closing.STATE_DIVERGED)
@@ -457,7 +461,7 @@ class Session:
                 effects.append(Observed(Sign.ACKS_STALE))
                 places[chat_id].fall_behind()
                 self._deliveries.owe(chat_id, places[chat_id], effects)
-        heads = self._heartbeat.ask(places, now, unsent, self._limits.pages.resume_chats_per_frame)
+        heads = self._heartbeat.ask(places, now, sent, self._limits.pages.resume_chats_per_frame)
         self._deliveries.say(HeartbeatPayload(heads), None, effects)
 
     @property

@@ -116,7 +116,7 @@ class SyncRequest(ClientFrame, frozen=True, tag="sync_request"):
 
 
 class HeartbeatAck(ClientFrame, frozen=True, tag="heartbeat_ack"):
-    """The answer to ``heartbeat``; unasked, while a frame comes in slowly. No reply."""
+    """The answer to ``heartbeat``. No reply."""
 
     payload: Nothing = field(default_factory=Nothing)
 

@@ -108,8 +108,7 @@ async def resync(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def slow_link(server: ScriptedServer, subject: Subject) -> None:
-    """A page takes longer than any answer may, and a heartbeat behind it could not come through: the client says
-    unasked that it is here, and stays."""
+    """A page takes longer than any answer may: the client counts from the last bytes that came, and stays."""
     await server.until_live()
     server.script.heartbeat_ms, server.script.page_seconds = 1_000, 1.5
     server.cut()
@@ -119,8 +118,6 @@ async def slow_link(server: ScriptedServer, subject: Subject) -> None:
         await server.say(f"theirs {n} " + "x" * 500)
     await server.push_frame("resync", {"chats": [{"chat_id": CHAT, "head": 3}]})
     await server.until(lambda: server.acked == (server.epoch, 3), "the ack of the page")
-    unasked = [frame for frame in server.here.frames if frame["type"] == "heartbeat_ack"]
-    require(len(unasked) >= 5, f"said {len(unasked)} times that it was here in 1.5 s")
     require(len(server.connections) == 2, "nothing was wrong with the connection")
 
 

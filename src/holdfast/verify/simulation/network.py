@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from holdfast.session.heartbeat import Transmission
 from holdfast.wire.codec import ServerFrame, decode_server_frame
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ class Wire:
     @property
     def unsent(self) -> int:
         return self._down_bytes
+
+    def transmission(self) -> Transmission:
+        return Transmission.of_buffer(self._down_bytes if self._paused else 0)
 
     def pause_reading(self) -> None:
         self._server_reads = False

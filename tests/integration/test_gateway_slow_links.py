@@ -1,0 +1,53 @@
+"""A real client on a slow link that only answers what it is asked, as a browser does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flooder import TEXT, frame, said
+from sockets import create_chat, serve, token
+from websocket_sender import Sender
+
+from holdfast.node.node import Node
+
+MESSAGES, CONTENT_BYTES = 10, 4_000
+READ_BYTES, READ_SECONDS = 2_048, 0.1
+"""20 KB a second: the page, which fits into the buffers of the kernels, is on its way for two seconds."""
+SETTINGS: dict[str, Any] = {
+    "gateway__timeouts__heartbeat_interval_seconds": 0.4,
+    "gateway__timeouts__heartbeat_timeout_seconds": 0.4,
+}
+
+
+def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_nothing(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        chat_id = await create_chat(node, "alice")
+        headers = {"Authorization": f"Bearer {token(node, 'alice')}"}
+        async with httpx.AsyncClient(base_url=node.url, headers=headers) as http:
+            for n in range(MESSAGES):
+                body = {"content": "x" * CONTENT_BYTES}
+                sent = await http.post(f"/v1/chats/{chat_id}/messages", json=body, headers={"Idempotency-Key": f"k{n}"})
+                assert sent.status_code < 300, sent.text
+        reader = Sender(node.settings.server.port, token(node, "alice"), receive_buffer=4_096)
+        await reader.connect(b"connection_established")
+        await reader.send(frame(TEXT, said("sync_request", chat_id=chat_id, epoch=0, after_sequence=0)))
+        loop = asyncio.get_running_loop()
+        began, got = loop.time(), b""
+        while len(got) < MESSAGES * CONTENT_BYTES:
+            more = await loop.sock_recv(reader.socket, READ_BYTES)
+            assert more, "closed in the middle of the page"
+            got += more
+            await asyncio.sleep(READ_SECONDS)
+        assert loop.time() - began > 3 * SETTINGS["gateway__timeouts__heartbeat_timeout_seconds"]
+        (connection,) = node.gateway.open_connections
+        assert connection.closing is None
+        rest = await reader.read_to_end()
+        closing = (got + rest)[(got + rest).rindex(b'{"type":"connection_closing"') :]
+        assert json.loads(closing.rpartition(b"\x88")[0])["payload"]["reason"] == "idle_timeout", "it took everything"
+        reader.socket.close()
+
+    serve(tmp_path, story, **SETTINGS)
