@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, get_type_hints
 
@@ -43,7 +44,7 @@ rate_limit_per_second = 20
 def page() -> str:
     lines = [INTRODUCTION]
     group = ""
-    for path, default in paths():
+    for path, default in _with_listed(paths()):
         head, _, _ = path.rpartition(".")
         if head != group:
             group = head
@@ -58,6 +59,19 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _with_listed(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Every setting; behind a list of groups (``[[access.issuers]]``) the settings of each."""
+    for path, default in found:
+        yield path, default
+        if is_dataclass(kind := _listed(_kind(path))):
+            yield from ((f"{path}.{each.name}", each.default) for each in fields(kind))
+
+
+def _listed(kind: Any) -> Any:
+    """What a list holds; any other kind as it is."""
+    return kind.__args__[0] if getattr(kind, "__origin__", None) is tuple else kind
+
+
 def _text_under(path: str) -> str:
     """What stands under the field of a setting, or of a group of them."""
     group, _, name = path.rpartition(".")
@@ -67,7 +81,7 @@ def _text_under(path: str) -> str:
 
 def _under_fields(kind: Any) -> dict[str, str]:
     """The texts that follow the fields of a class in its source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    body = ast.parse(textwrap.dedent(inspect.getsource(_listed(kind)))).body[0].body  # type: ignore[attr-defined]
     return {
         field.target.id: text.value.value
         for field, text in pairwise(body)
@@ -78,12 +92,14 @@ def _under_fields(kind: Any) -> dict[str, str]:
 def _kind(path: str) -> Any:
     kind: Any = Settings
     for part in filter(None, path.split(".")):
-        kind = get_type_hints(kind)[part]
+        kind = get_type_hints(_listed(kind))[part]
     return kind
 
 
 def _type(path: str) -> str:
     kind = _kind(path)
+    if is_dataclass(_listed(kind)):
+        return "list of groups"
     if kind in (int, float, str, bool):
         return {int: "integer", float: "number", str: "text", bool: "true or false"}[kind]
     return {"tuple[str, ...]": "list of texts", "str | None": "text"}.get(str(kind), " or ".join(_choices(kind)))
@@ -96,6 +112,8 @@ def _choices(kind: Any) -> Iterator[str]:
 
 def _default(value: Any) -> str:
     match value:
+        case _ if value is MISSING:
+            return "required"
         case bool():
             return str(value).lower()
         case ():

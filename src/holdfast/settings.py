@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
 from holdfast.access.door import ConnectionLimits, HttpLimits
+from holdfast.access.issuers import IssuerSettings, check_issuers
 from holdfast.access.tokens import TokenSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
@@ -121,6 +122,13 @@ class Access:
     tokens: TokenSettings = field(default_factory=TokenSettings)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     http: HttpLimits = field(default_factory=HttpLimits)
+    issuers: tuple[IssuerSettings, ...] = ()
+    """Your own sign-ins whose tokens are taken beside this server's: ``[[access.issuers]]`` for each; in a variable a
+    JSON array.
+    """
+
+    def __post_init__(self) -> None:
+        check_issuers(self.issuers, self.tokens.issuer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +354,16 @@ def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> N
             raise _no_setting(path, source)
         if is_dataclass(hints[name]) and isinstance(value, dict):
             _check_names(value, hints[name], f"{path}.", source)
+        elif (kind := _listed(hints[name])) is not None and isinstance(value, list):
+            for number, item in enumerate(value):
+                if isinstance(item, dict):
+                    _check_names(item, kind, f"{path}[{number}].", source)
+
+
+def _listed(kind: Any) -> Any:
+    """The group that a setting is a list of, or None."""
+    listed = get_args(kind)[0] if getattr(kind, "__origin__", None) is tuple else None
+    return listed if is_dataclass(listed) else None
 
 
 def _no_setting(path: str, source: str) -> BadSetting:
@@ -368,13 +386,29 @@ def _put(tree: dict[str, Any], path: str, value: Any, source: str) -> None:
         kind = hints[part]
     if is_dataclass(kind):
         raise BadSetting(f"{source}: {path} is a group of settings, not a setting")
-    if isinstance(value, str) and getattr(kind, "__origin__", None) is tuple:
+    if isinstance(value, str) and (listed := _listed(kind)) is not None:
+        value = _tables(value, listed, path, source)
+    elif isinstance(value, str) and getattr(kind, "__origin__", None) is tuple:
         value = [item.strip() for item in value.split(",") if item.strip()]
     for part in parents:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
             raise BadSetting(f"{source}: {path} is inside a setting that the file gives as a value")
     tree[leaf] = value
+
+
+def _tables(text: str, kind: Any, path: str, source: str) -> list[Any]:
+    """A list of groups as a variable or an option gives it."""
+    try:
+        tables = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        tables = None
+    if not isinstance(tables, list):
+        raise BadSetting(f"{source}: {path} must be a JSON array of objects")
+    for number, item in enumerate(tables):
+        if isinstance(item, dict):
+            _check_names(item, kind, f"{path}[{number}].", source)
+    return tables
 
 
 def _explain(error: str) -> str:

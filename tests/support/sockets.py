@@ -22,10 +22,10 @@ from holdfast.settings import load
 Story = Callable[[Node], Awaitable[None]]
 
 
-def serve(tmp_path: Path, story: Story, **settings: Any) -> None:
+def serve(tmp_path: Path, story: Story, file: Path | None = None, **settings: Any) -> None:
     """Run a story against a whole node on SQLite and a free port."""
     paths = {name.replace("__", "."): value for name, value in settings.items()}
-    loaded = load(None, {}, {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths})
+    loaded = load(file, {}, {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths})
 
     async def run() -> None:
         async with asyncio.timeout(120), running(loaded) as node:

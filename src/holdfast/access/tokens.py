@@ -4,8 +4,9 @@ A token is trusted only if its key is ours, its algorithm is the one pinned to t
 counts for nothing), and ``exp``, ``aud``, ``iss`` and ``sub`` are present and right. What a caller learns from
 a refusal is what to do about it, never why the signature failed.
 
-Keys come from a function of the token's ``kid``, so that a set of public keys (JWKS) takes the place of the
-shared secret without a change here.
+This server signs with a secret of its own (HS256). Tokens of other issuers come with keys that those publish (RS256,
+ES256, EdDSA; ``holdfast.access.issuers``): which key set counts for a token is decided by its algorithm first, so that
+no key of one kind is ever used as the other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jwt
 
@@ -32,7 +33,7 @@ SECRET_BYTES_MIN = 32
 _SCOPES_ARE = f"the scopes of a token are {', '.join(sorted(USER_SCOPES))}"
 _INVALID = "the token is not valid here: get a new one"
 _CLAIMS = ("exp", "aud", "iss", "sub")
-_TAKEN_CLAIMS = frozenset({*_CLAIMS, "nbf", "iat", "jti", "tenant", "chats"})
+TAKEN_CLAIMS = frozenset({*_CLAIMS, "nbf", "iat", "jti", "tenant", "chats"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,30 @@ class TokenKey:
     def signed(self, token: Compact) -> bool:
         """Whether the token was signed with this key, by its algorithm."""
         return token.header.get("alg") == self.algorithm and self._verify(token.signed, token.signature)
+
+
+ASYMMETRIC = frozenset({"RS256", "ES256", "EdDSA"})
+"""What another issuer may sign with. HS256 is this server's own: a public key is never taken for a secret."""
+
+
+class Terms(NamedTuple):
+    """What the tokens of one issuer must say. ``tenants`` None: of any tenant."""
+
+    issuer: str
+    audience: str
+    scope_claim: str
+    tenants: tuple[str, ...] | None = None
+
+
+class TrustedIssuer(Protocol):
+    """Somebody else whose tokens are taken."""
+
+    @property
+    def terms(self) -> Terms: ...
+
+    def key(self, kid: str | None) -> TokenKey:
+        """The key that a token names; Unauthorized if there is none, Unavailable while that is not known."""
+        ...
 
 
 KeySource = Callable[[str | None], TokenKey | None]
@@ -105,7 +130,7 @@ class TokenSettings:
             raise BadSetting("token leeway_seconds must be between 0 and 60")
         if self.ttl_seconds_max <= 0:
             raise BadSetting("token ttl_seconds_max must be greater than 0")
-        if not self.scope_claim or self.scope_claim in _TAKEN_CLAIMS:
+        if not self.scope_claim or self.scope_claim in TAKEN_CLAIMS:
             raise BadSetting(f"token scope_claim must be a claim of its own, not {self.scope_claim!r}")
         if unknown := sorted(set(self.default_scopes) - USER_SCOPES):
             raise BadSetting(f"token default_scopes: there is no scope {unknown[0]}; {_SCOPES_ARE}")
@@ -121,9 +146,13 @@ class Tokens:
         clock: Clock,
         check: Callable[[Principal], None] = lambda principal: None,
         ids: Ids | None = None,
+        issuers: Mapping[str, TrustedIssuer] | None = None,
     ) -> None:
-        """``check`` raises Unauthorized for a principal who is cut off."""
+        """``check`` raises Unauthorized for a principal who is cut off; ``issuers`` are others whose tokens are taken,
+        by their ``iss``."""
         self._settings = settings
+        self._terms = Terms(settings.issuer, settings.audience, settings.scope_claim)
+        self._issuers = issuers or {}
         self._keys = keys
         self._clock = clock
         self._default_scopes = frozenset(settings.default_scopes)
@@ -182,23 +211,31 @@ class Tokens:
 
     def read(self, token: str) -> Principal:
         """``verify`` without regard to revocations: also for whoever revokes the token."""
-        found, claims = self._claims(token)
+        found, claims, terms = self._claims(token)
         expires_at, issued_at = self._lifetime(claims)
-        tenant = claims.get("tenant", self._settings.default_tenant)
-        if tenant is None:
-            raise Unauthorized("the token lacks the claim tenant", claim="tenant")
+        tenant = self._tenant(claims, terms)
         for claim, value, check in (("sub", claims["sub"], check_id), ("tenant", tenant, check_tenant)):
             problem = check(value, claim) if isinstance(value, str) else f"{claim} must be a string"
             if problem:
                 raise Unauthorized(f"the token's claim is not usable: {problem}", claim=claim)
-        scopes, chats = self._grants(claims)
+        scopes, chats = self._grants(claims, terms.scope_claim)
         token_id = _token_id(claims.get("jti"), found)
         return Principal(tenant, claims["sub"], scopes, "user", expires_at, chats, issued_at, token_id)
 
-    def _grants(self, claims: Mapping[str, Any]) -> tuple[frozenset[UserScope], frozenset[str] | None]:
+    def _tenant(self, claims: Mapping[str, Any], terms: Terms) -> Any:
+        """The tenant a token names, or the one its issuer stands for; another issuer speaks for its own only."""
+        own = terms.tenants
+        default = self._settings.default_tenant if own is None else own[0] if len(own) == 1 else None
+        tenant = claims.get("tenant", default)
+        if tenant is None:
+            raise Unauthorized("the token lacks the claim tenant", claim="tenant")
+        if own is not None and tenant not in own:
+            raise Unauthorized("the token's issuer does not speak for the tenant it names", claim="tenant")
+        return tenant
+
+    def _grants(self, claims: Mapping[str, Any], claim: str) -> tuple[frozenset[UserScope], frozenset[str] | None]:
         """The scopes of a token and the chats it is limited to; Unauthorized names the claim that is wrong."""
         scopes, chats = self._default_scopes, None
-        claim = self._settings.scope_claim
         if claim in claims:
             named = _texts(claims, claim)
             if unknown := [name for name in named if name not in USER_SCOPES]:
@@ -214,30 +251,43 @@ class Tokens:
                 raise Unauthorized(f"the token's claim chats names more than {CHATS_MAX} chats", claim="chats")
         return scopes, chats
 
-    def _claims(self, token: str) -> tuple[Compact, Mapping[str, Any]]:
+    def _claims(self, token: str) -> tuple[Compact, Mapping[str, Any], Terms]:
         """The claims of a token whose signature, issuer and audience are right; times are not checked yet."""
         if len(token) > TOKEN_BYTES_MAX:
             raise Unauthorized(f"the token is longer than {TOKEN_BYTES_MAX} bytes")
         try:
             found = read(token)
-            key = self._keys(found.header.get("kid"))
-            if key is None or not key.signed(found):
+            key, terms = self._keys(found.header.get("kid")), self._terms
+            if key is None or key.algorithm != found.header.get("alg"):
+                key, terms = self._foreign(found)
+            if not key.signed(found):
                 raise Unauthorized(_INVALID)
             claims = json_object(found.payload)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             # What the parsers and the library say of a token that is none; all mean the same here.
             raise Unauthorized(_INVALID) from None
-        self._check(claims)
-        return found, claims
+        self._check(claims, terms)
+        return found, claims, terms
 
-    def _check(self, claims: Mapping[str, Any]) -> None:
-        """Unauthorized unless the claims are there, of our issuer and for our audience."""
+    def _foreign(self, found: Compact) -> tuple[TokenKey, Terms]:
+        """The key of a token that is not ours, and its issuer's terms. What it says of its issuer only chooses the
+        key: it counts when the signature is right."""
+        issuer = None
+        if self._issuers and found.header.get("alg") in ASYMMETRIC:
+            named = json_object(found.payload).get("iss")
+            issuer = self._issuers.get(named) if isinstance(named, str) else None
+        if issuer is None:
+            raise Unauthorized(_INVALID)
+        return issuer.key(found.header.get("kid")), issuer.terms
+
+    def _check(self, claims: Mapping[str, Any], terms: Terms) -> None:
+        """Unauthorized unless the claims are there, of this issuer and for its audience."""
         for claim in _CLAIMS:
             if claims.get(claim) is None:
                 raise Unauthorized(f"the token lacks the claim {claim}", claim=claim)
-        if claims["iss"] != self._settings.issuer:
+        if claims["iss"] != terms.issuer:
             raise Unauthorized("the token comes from another issuer", claim="iss")
-        if not _is_meant_for(self._settings.audience, claims["aud"]):
+        if not _is_meant_for(terms.audience, claims["aud"]):
             raise Unauthorized("the token is meant for another audience", claim="aud")
         if not isinstance(claims.get("jti", ""), str):
             raise Unauthorized(_INVALID)

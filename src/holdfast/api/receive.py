@@ -32,6 +32,7 @@ from holdfast.errors import (
     RateLimited,
     Refused,
     Unauthorized,
+    Unavailable,
 )
 from holdfast.limits.answers import refusal, refusing
 from holdfast.limits.entrances import Entrance, questions
@@ -107,8 +108,9 @@ def _admit(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Reques
     """Who is asking, allowed to ask this. What is open to anybody does not mind a bad credential."""
     try:
         principal = identify(deps, request)
-    except Refused as refusal:
-        if endpoint.caller == "anybody" or b"authorization" not in request.headers:
+    except (Refused, Unavailable) as refusal:
+        unknown = b"authorization" not in request.headers or isinstance(refusal, Unavailable)
+        if endpoint.caller == "anybody" or unknown:
             strangers.asked(address_of(request, deps), request.path)
         elif isinstance(refusal, Unauthorized):
             strangers.failed_login(address_of(request, deps))

@@ -291,6 +291,10 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
         said.append(f"the rules here are stale: {what} (docs/guides/runbooks/rules-stale.md)")
     if limits.get("counters") == "down":
         said.append("the counters do not answer: each node admits its share (docs/guides/limits.md)")
+    for name, issuer in (status.get("issuers") or {}).items():
+        if issuer["trouble"]:
+            keys = f"{issuer['keys']} known keys go on" if issuer["keys"] else "its tokens are answered 503"
+            said.append(f"issuer {name}: {issuer['trouble']}; {keys} (docs/guides/runbooks/issuer-keys.md)")
     if parked := (status.get("webhooks") or {}).get("parked"):
         jobs = f"{sum(parked.values()):,} of its jobs are" if len(parked) == 1 else f"{sum(parked.values()):,} jobs are"
         said.append(f"webhooks disabled: {', '.join(parked)}; {jobs} parked (docs/guides/webhooks.md)")

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast import __version__, telemetry
 from holdfast.access.door import ConnectionCounts, HttpCounts
+from holdfast.access.issuers import ISSUERS_FILE, Issuers
 from holdfast.access.keys import KeyRing
 from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
@@ -41,6 +42,7 @@ from holdfast.limits.entrances import LimitedSends
 from holdfast.limits.plane import LimitsPlane
 from holdfast.message import User
 from holdfast.node.backup import Backups
+from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.node.posture import origins_of
 from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.resilience import BreakerState
@@ -77,8 +79,9 @@ class Node:
         self._keys = keys
         self._store = store
         self._revocations = revocations
+        self.issuers = Issuers(settings.access.issuers, fetch_jwks, clock, settings.server.state_path / ISSUERS_FILE)
         secret = shared_secret(secrets.jwt_secret.encode())
-        self.tokens = Tokens(settings.access.tokens, secret, clock, revocations.check, self._ids)
+        self.tokens = Tokens(settings.access.tokens, secret, clock, revocations.check, self._ids, self.issuers)
         self._durability = GuardedStore(
             store,
             clock,
@@ -180,6 +183,7 @@ class Node:
                 role("probe", self._probe),
                 role("housekeeping", self._housekeeping.run),
                 role("revocations", self._revocations.follow),
+                role("issuers", self.issuers.run),
             ):
                 yield
         finally:
@@ -288,6 +292,7 @@ class Node:
             "dead_letters": [
                 {"position": letter.position, "reason": letter.reason} for letter in await self._dead_letters.read(10)
             ],
+            "issuers": self.issuers.status(),
             "limits": self.limits.status(),
             "webhooks": self._work.webhooks.parked(),
             "settings": {path: str(value) for path, value, _ in differences(self.settings)},
