@@ -50,7 +50,8 @@ One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, 
 1 to 64 printable ASCII characters without spaces; times are RFC 3339 in UTC; a sequence is below 2^53.
 
 - **What a client sends** is strict: an unknown type, field or value is answered with an `error`, and the connection lives;
-  ten such frames in 60 s close it. At most 64 KiB a frame and 16 fragments, no binary, no compression.
+  ten such frames in 60 s close it. Of a key that an object has twice, the last counts.
+  At most 64 KiB a frame and 16 fragments, no binary, no compression.
 - **What the server sends** may gain types and fields: ignore what you do not know (`reply_delta` and `reply_state`, of streamed AI
   replies, are to come). Accept frames of 1 MiB: a page has 256 KiB, and a single message, escaped, may be larger.
 - **A reply echoes the `request_id`**, so give every request one of its own; a push has none. Replies come in any order.
@@ -62,7 +63,7 @@ One WebSocket at `/v1/ws`, JSON text frames: `{{"type": …, "request_id": …, 
   frame, answers too, in the callback that received it, and settle the promise of whoever asked afterwards. Code that awaits its
   answer and then moves the cursor does so after the pushes behind that answer were handled, and shows them twice.
 
-**Credential.** `Authorization: Bearer <JWT>`; browsers offer the subprotocols `holdfast.v1, bearer.<JWT>` and get
+**Credential.** `Authorization: Bearer <JWT>` (this header, Host, X-Device-ID and Sec-WebSocket-* once each, or 400); browsers offer the subprotocols `holdfast.v1, bearer.<JWT>` and get
 `holdfast.v1` back; or an `authenticate` frame first, within 5 s. Never in the URL. [What a token holds](../guides/access.md#user-tokens).
 A token's scopes count for each frame: `send_message` needs `chats:send`; `resume`, `sync_request`, `ack` and `read` need `chats:read`,
 typing both; else `error` FORBIDDEN with `details.scope`. A token that is good for some chats only is in no other: they are not pushed, and

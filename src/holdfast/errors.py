@@ -24,7 +24,8 @@
     └── OperatorError         the operator's: the message says what to do
         ├── BadSetting
         ├── StateDirectory        locked, unreadable, read-only
-        │   └── StateInUse            another process has it
+        │   ├── StateInUse            another process has it
+        │   └── DiskFull          INSUFFICIENT_STORAGE    no room is left: nothing was changed
         └── StateCorrupted        the database is damaged or newer than this program
 
 A timeout is unknown, never failed. Foreign errors are translated into these at the seam where they arise.
@@ -171,6 +172,13 @@ class StateDirectory(OperatorError):
 
 class StateInUse(StateDirectory):
     """Another process has it open."""
+
+
+class DiskFull(StateDirectory):
+    """There is no room for what was to be written, and nothing is left of it; the message says where to make some."""
+
+    code = "INSUFFICIENT_STORAGE"
+    outcome = "rejected"
 
 
 class StateCorrupted(OperatorError):

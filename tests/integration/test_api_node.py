@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shlex
 import stat
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -13,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from program import patched_environment
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from holdfast.access.principal import USER_SCOPES
@@ -111,6 +114,27 @@ def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(tmp
         assert [(r["action"], r["reason"]) for r in records] == [("backup", "nightly")]
 
     with_node(tmp_path / "state", scenario)
+
+
+def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path, progress: object) -> None:
+        target.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+        answer = await client.post("/admin/backup", json={"reason": "nightly"}, headers=bearer(node.secrets.admin_key))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["outcome"]) == (507, "INSUFFICIENT_STORAGE", "rejected")
+        assert "No space left on device; make room" in error["message"]
+        assert not [*(tmp_path / "state" / "backups").iterdir()]
+
+    monkeypatch.setattr("holdfast.sqlite.backup.copy_file", full)
+    with capture_logs() as lines:
+        with_node(tmp_path / "state", scenario)
+    [failed] = [line for line in lines if line["event"] == "api.request_failed"]
+    assert not failed["exc_info"] and "make room" in failed["error"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

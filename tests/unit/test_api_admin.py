@@ -11,7 +11,7 @@ from rest import Rest, error_of, serving, with_rest
 from holdfast.access.keys import KeyRing, load_keys, save_keys
 from holdfast.api.deps import ApiSettings, Backup, BackupStep, PresenceView
 from holdfast.clock import ManualClock
-from holdfast.errors import HoldfastError, InternalError, OutcomeUnknown, StateDirectory, Unavailable
+from holdfast.errors import DiskFull, HoldfastError, InternalError, OutcomeUnknown, StateDirectory, Unavailable
 from holdfast.message import Chat, Draft, User
 from holdfast.store import decide
 from holdfast.store.changes import RETAIN_AT_ONCE, Act, Changed, Command, Retain
@@ -359,7 +359,7 @@ def test_a_keyed_halt_is_done_once() -> None:
 
 def test_trouble_inside_is_told_to_operators_where_it_is_theirs_and_to_nobody_else(tmp_path: Path) -> None:
     async def full() -> Backup:
-        raise StateDirectory("/srv/backups cannot be written: No space left on device")
+        raise DiskFull("/srv/backups cannot be written: No space left on device; make room, and do it again")
 
     troubles = [StateDirectory("/srv/secret/place is read-only"), InternalError("KeyError: /srv/secret/place")]
 
@@ -369,7 +369,8 @@ def test_trouble_inside_is_told_to_operators_where_it_is_theirs_and_to_nobody_el
     async def scenario(rest: Rest) -> None:
         admin = rest.admin_key()
         answer = await rest.ask("POST", "/admin/backup", admin, {"reason": "nightly"})
-        assert error_of(answer) == (500, "INTERNAL_ERROR") and "No space left" in answer.text
+        assert error_of(answer) == (507, "INSUFFICIENT_STORAGE") and "make room" in answer.text
+        assert answer.json()["error"]["outcome"] == "rejected"
         chat = await rest.chat()
         for _ in range(len(troubles)):
             hidden = await rest.ask("GET", f"/v1/chats/{chat}/presence", rest.token("alice"))

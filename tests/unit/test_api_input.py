@@ -120,6 +120,15 @@ def test_only_json_is_taken(media_type: str) -> None:
     with_rest(scenario)
 
 
+def test_of_a_key_given_twice_the_last_counts() -> None:
+    async def scenario(rest: Rest) -> None:
+        headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
+        answer = await rest.client.post("/v1/chats", content=b'{"name": "a", "name": "b"}', headers=headers)
+        assert answer.json()["chat"]["name"] == "b"
+
+    with_rest(scenario)
+
+
 def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
     async def scenario(rest: Rest) -> None:
         alice, key = rest.token("alice"), rest.tenant_key()

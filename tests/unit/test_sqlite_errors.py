@@ -6,6 +6,7 @@ import apsw
 import pytest
 from structlog.testing import capture_logs
 
+from holdfast.errors import DiskFull
 from holdfast.sqlite.errors import MEANINGS, Doing, translate
 
 FILE = "/var/lib/holdfast/chats.db"
@@ -21,3 +22,8 @@ def test_clients_learn_neither_the_file_nor_the_librarys_words_and_the_log_has_b
         found = translate(kind("no such table: secrets"), FILE, doing)
     assert FILE not in found.message and "secrets" not in found.message and not found.details
     assert logs[0]["file"] == FILE and "no such table" in logs[0]["cause"]
+
+
+def test_a_disk_without_room_has_an_error_of_its_own() -> None:
+    found = translate(apsw.FullError("database or disk is full"), FILE, Doing.OPENING)
+    assert isinstance(found, DiskFull) and FILE in found.message and "free some space" in found.message

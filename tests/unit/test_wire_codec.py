@@ -298,3 +298,17 @@ def test_what_went_wrong_inside_is_for_the_log_and_not_for_clients(error: Holdfa
         {"client_message_id": "c1"},
     )
     assert payload.message == "something went wrong here; it is logged"
+
+
+@pytest.mark.parametrize("content", [r"\ud83d", r"\uD83D and so on", r"\ude00", r"\ud83d\ud83d"])
+def test_half_of_a_surrogate_pair_is_called_that(content: str) -> None:
+    payload = f'{{"client_message_id": "c", "chat_id": "a", "content": "{content}"}}'
+    with pytest.raises(InvalidMessage, match="one half of a surrogate pair"):
+        decode_client_frame(f'{{"type": "send_message", "payload": {payload}}}'.encode())
+    with pytest.raises(InvalidMessage, match="truncated"):
+        decode_client_frame(b'{"type": "send_message", "payload": {')
+
+
+def test_of_a_key_given_twice_the_last_counts() -> None:
+    frame = decode_client_frame(b'{"type": "typing_start", "payload": {"chat_id": "a", "chat_id": "b"}}')
+    assert isinstance(frame, TypingStart) and frame.payload.chat_id == "b"

@@ -6,7 +6,7 @@ All maps here are bounded; each says what happens at its bound.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -18,6 +18,22 @@ Network = IPv4Network | IPv6Network
 FORWARDED_HOPS_MAX = 32
 ADDRESSES_MAX = 4096
 """Of so many addresses the group is remembered: a connection asks for it three times."""
+
+
+GIVEN_ONCE = {
+    name.lower().encode(): name
+    for name in (
+        "Host", "Authorization", "Content-Type", "Idempotency-Key", "Origin", "X-Act-As", "X-Device-ID",
+        "Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions",
+    )
+}  # fmt: skip
+"""Headers that say who asks or what is asked: given twice, nobody knows which is meant, and a proxy may have judged
+by the other."""
+
+
+def repeated_header(repeated: Iterable[bytes]) -> str | None:
+    """The first of these names (in lower case) that may be given once; None: all may be repeated."""
+    return next((GIVEN_ONCE[name] for name in repeated if name in GIVEN_ONCE), None)
 
 
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:

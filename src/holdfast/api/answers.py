@@ -31,6 +31,7 @@ STATUS = {
     "SERVER_BUSY": 503,
     "CHAT_HALTED": 503,
     "SERVICE_UNAVAILABLE": 503,
+    "INSUFFICIENT_STORAGE": 507,
 }
 """Error code to status; documented in docs/reference/rest.md."""
 

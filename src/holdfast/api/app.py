@@ -22,7 +22,7 @@ from holdfast.api.request import App, Receive, Request, Response, Scope, Send, V
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
 from holdfast.api.strangers import Strangers
-from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, RateLimited
+from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, OperatorError, RateLimited
 from holdfast.telemetry import log
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -132,12 +132,13 @@ def _view(deps: Deps, strangers: Strangers, keyed: Keyed, endpoint: Endpoint) ->
             return respond(await keyed.run(endpoint, call), endpoint.status)
         except HoldfastError as error:
             if error.private:
-                log.error("a request met a defect, or an operator's trouble", endpoint=endpoint.name, exc_info=True)
+                defect = not isinstance(error, OperatorError)  # whose words say what to do; a traceback says less
+                log.error("api.request_failed", endpoint=endpoint.name, error=str(error), exc_info=defect)
             operator = endpoint.caller == "operator"
             rules = violated(request, error) if isinstance(error, RateLimited) else ()
             return respond_error(error, write=endpoint.writes, to_operator=operator, violated=rules)
         except Exception:
-            log.exception("a request met a defect", endpoint=endpoint.name)
+            log.exception("api.request_failed", endpoint=endpoint.name)
             return respond_error(InternalError(), write=endpoint.writes)
 
     return view

@@ -13,15 +13,9 @@ import msgspec
 from msgspec import inspect
 
 from holdfast.errors import InvalidMessage
+from holdfast.wire.codec import LONE_SURROGATE, has_lone_surrogate
 
 VALUE_SHOWN_MAX = 40
-HALF_A_PAIR = (
-    "the body holds one half of a surrogate pair (such as \\ud83d alone): text must be valid Unicode; "
-    "escape both halves, or send the character as UTF-8"
-)
-_LONE_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
-)
 _PLACE = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?$", re.DOTALL)
 _KINDS = {
     "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
@@ -37,8 +31,8 @@ def invalid_body(error: msgspec.DecodeError, data: bytes, shape: Any) -> Invalid
         return _invalid(str(error), shape, "the body")
     if not data.strip():
         return InvalidMessage("the body is empty: send a JSON object")
-    if _LONE_SURROGATE.search(data):
-        return InvalidMessage(HALF_A_PAIR)
+    if has_lone_surrogate(data):
+        return InvalidMessage(f"the body {LONE_SURROGATE}")
     why = str(error)
     if why == "Input data was truncated":
         return InvalidMessage("the body is not valid JSON: it ends too early")

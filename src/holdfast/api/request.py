@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+from holdfast.access.door import repeated_header
 from holdfast.access.principal import Principal
 from holdfast.api.call import Endpoint
 from holdfast.errors import InvalidMessage
@@ -16,12 +17,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
-
-GIVEN_ONCE = {
-    name.lower().encode(): name
-    for name in ("Host", "Authorization", "Content-Type", "Idempotency-Key", "X-Act-As", "X-Device-ID")
-}
-"""Headers that say who asks or what is asked: given twice, nobody knows which is meant."""
 
 
 class Request:
@@ -60,9 +55,8 @@ class Request:
 
     def require_single_headers(self) -> None:
         """InvalidMessage if a header is repeated that may be given once."""
-        for repeated in self.repeated:
-            if (name := GIVEN_ONCE.get(repeated)) is not None:
-                raise InvalidMessage(f"the header {name} was given more than once", field=name)
+        if self.repeated and (name := repeated_header(self.repeated)) is not None:
+            raise InvalidMessage(f"the header {name} was given more than once", field=name)
 
 
 class Response(NamedTuple):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.access.door import ConnectionCounts, Network, client_ip, origin_allowed
+from holdfast.access.door import ConnectionCounts, Network, client_ip, origin_allowed, repeated_header
 from holdfast.access.principal import Principal, bearer
 from holdfast.errors import (
     Forbidden,
@@ -157,7 +158,9 @@ class Handshake:
 def no_handshake(method: str, http_version: str, headers: Iterable[tuple[bytes, bytes]]) -> InvalidMessage | None:
     """Why a request that asks for an upgrade cannot open a WebSocket (RFC 6455, section 4.2.1), before the library that
     upgrades sees it: it would not mind, or answer with words that are not ours. Header names are in lower case."""
-    sent = dict(headers)
+    counts, sent = Counter(name for name, _ in headers), dict(headers)
+    if (name := repeated_header(name for name, count in counts.items() if count > 1)) is not None:
+        return InvalidMessage(f"the header {name} was given more than once", field=name)
     if method != "GET":
         return InvalidMessage("a WebSocket is opened with GET")
     if http_version != "1.1":

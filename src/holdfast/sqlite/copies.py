@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import apsw
 from msgspec import Struct
 
-from holdfast.errors import StateCorrupted, StateDirectory
+from holdfast.errors import DiskFull, StateCorrupted, StateDirectory
 from holdfast.files import sync
 from holdfast.sqlite.database import version_of
 from holdfast.sqlite.errors import Doing, translate
@@ -149,4 +150,6 @@ def _digest(path: Path, progress: Progress) -> str:
 
 def cannot(doing: str, error: OSError) -> StateDirectory:
     """What to tell an operator of an error of the file system."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{doing}: {error.strerror}; make room (old backups may go), and do it again")
     return StateDirectory(f"{doing}: {error.strerror or error}; make room or give write access, and do it again")

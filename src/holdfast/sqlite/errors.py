@@ -9,6 +9,7 @@ import apsw
 
 from holdfast import telemetry
 from holdfast.errors import (
+    DiskFull,
     HoldfastError,
     InternalError,
     OperatorError,
@@ -44,7 +45,7 @@ class _Meaning(NamedTuple):
 MEANINGS = (
     _Meaning(
         (apsw.FullError,),
-        StateDirectory,
+        DiskFull,
         "the disk that holds {path} is full; free some space on it",
         "the server's disk is full; its operator must free some space",
     ),

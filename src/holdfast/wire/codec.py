@@ -12,6 +12,7 @@ serve every connection; that is what makes fanout cheap.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import msgspec
@@ -27,6 +28,15 @@ _encoder = msgspec.json.Encoder()
 _openings: dict[type[Sendable], bytes] = {
     payload: b'{"type":"%b","payload":' % kind.encode() for kind, payload in SERVER_PAYLOADS.items()
 }
+
+
+LONE_SURROGATE = (
+    "holds one half of a surrogate pair (such as \\ud83d alone): text must be valid Unicode; "
+    "escape both halves, or send the character as UTF-8"
+)
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
 
 
 class _Label(msgspec.Struct):
@@ -46,7 +56,14 @@ def decode_client_frame(data: bytes | memoryview) -> AnyClientFrame:
     except UnicodeDecodeError:
         raise InvalidMessage("the frame is not valid UTF-8") from None
     except msgspec.DecodeError as error:
+        if not isinstance(error, msgspec.ValidationError) and has_lone_surrogate(bytes(data)):
+            raise InvalidMessage(f"the frame {LONE_SURROGATE}") from None
         raise InvalidMessage(f"the frame is malformed: {error}") from None
+
+
+def has_lone_surrogate(data: bytes) -> bool:
+    """Whether JSON that cannot be read holds one half of a surrogate pair, for which its reader has odd words."""
+    return _LONE_SURROGATE.search(data) is not None
 
 
 def request_id_of(data: bytes | memoryview) -> str | None:
