@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Set
 
 from holdfast.verify.checkers.verdict import Verdict
 from holdfast.verify.checkers.weather import ASKS, FELT_SECONDS, Weather
@@ -89,8 +90,9 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
     """10: whatever failed is explained by a failure of its own plane, for that client, at that time."""
     verdict = Verdict("a plane's failure stays there")
     weather = Weather(history)
+    closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
     for operation in history.operations:
-        kept = not _infrastructure(operation) or _explained(weather, operation)
+        kept = not _infrastructure(operation) or _explained(weather, operation, closed_at)
         verdict.require(kept, f"{operation.invoke.verb} failed without a fault of its plane", operation)
     opened = {event.connection: event for event in history.of(Opened)}
     for closing in history.of(ClosingSaid):
@@ -130,12 +132,15 @@ def _infrastructure(operation: Operation) -> bool:
             return False
 
 
-def _explained(weather: Weather, operation: Operation) -> bool:
+def _explained(weather: Weather, operation: Operation, closed_at: Set[tuple[str, float]]) -> bool:
     """A fault of a plane that serves this request while it was open, or the breaker that such faults have opened."""
     invoke, end = operation.invoke, operation.end
     ended_at = end.at if end is not None else invoke.at
-    if isinstance(end, Fail) and end.code == "SERVER_BUSY" and weather.away_seconds(invoke.client, invoke.at, ended_at):
-        return True  # pages wait for a client that takes none
+    if isinstance(end, Fail) and weather.away_seconds(invoke.client, invoke.at, ended_at):
+        # Pages wait for a client that takes none until they are too old, or it is closed, which is judged by itself.
+        waited = end.code == "SERVER_BUSY" or (invoke.client, ended_at) in closed_at
+        if waited:
+            return True
     for plane, verbs in ASKS.items():
         if invoke.verb in verbs and (
             weather.faults(plane, invoke.at, ended_at, invoke.client)

@@ -378,10 +378,11 @@ class World:
             return False
         for device in self.devices:
             for chat_id in (await self.disk.store.memberships([device.user]))[device.user]:
-                first = (await self.disk.store.chat(chat_id)).first_sequence  # older ones may have been had in time
-                had = [sequence for sequence, _ in device.copies.get(chat_id, []) if sequence >= first]
-                if had != self.disk.sequences(chat_id):
-                    return False
+                chat = await self.disk.store.chat(chat_id)  # what is before its first may have been had in time
+                had = [sequence for sequence, _ in device.copies.get(chat_id, []) if sequence >= chat.first_sequence]
+                held = device.cursors.get(chat_id)
+                if had != self.disk.sequences(chat_id) or (had and held is not None and held.epoch != chat.epoch):
+                    return False  # a copy of an older epoch is complete only until the device hears of the newer
         return True
 
     async def _finish(self) -> None:
