@@ -13,7 +13,10 @@ import pytest
 import websockets
 from program import Program, Ran
 
-Client = websockets.ClientConnection
+from holdfast.client import Client
+from holdfast.errors import Forbidden, Unauthorized
+
+Socket = websockets.ClientConnection
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def failed(done: Ran) -> str:
     return done.stderr
 
 
-async def connect(program: Program, token: str, device: str = "") -> Client:
+async def connect(program: Program, token: str, device: str = "") -> Socket:
     headers = {"Authorization": f"Bearer {token}", **({"X-Device-ID": device} if device else {})}
     url = program.url.replace("http", "ws") + "/v1/ws"
     client = await websockets.connect(url, additional_headers=headers, compression=None)
@@ -37,7 +40,7 @@ async def connect(program: Program, token: str, device: str = "") -> Client:
     return client
 
 
-async def closing(client: Client) -> tuple[int, dict[str, Any]]:
+async def closing(client: Socket) -> tuple[int, dict[str, Any]]:
     """How the server closed it: the code, and its last frame."""
     last: dict[str, Any] = {}
     async with asyncio.timeout(10):
@@ -135,6 +138,29 @@ def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: P
     assert "nothing was changed" in failed(program.run("unmute", "mallory"))
     assert "no revocation 4711" in failed(program.run("revoke", "undo", "4711"))
     assert program.ok("revoke", "ls", "--user", "mallory").strip() == "Nobody is cut off."
+
+
+def test_client_of_a_muted_user_hears_why_and_that_of_a_revoked_one_ends(program: Program) -> None:
+    chat = program.ok("chat", "create", "-u", "host", "-n", "hall", "-m", "guest").strip()
+    token = program.ok("token", "--user", "guest").strip()
+
+    async def story() -> None:
+        async with asyncio.timeout(20):
+            async with Client(program.url, token) as client:
+                await client.send(chat, "one")
+                await run(program, "mute", "guest", "--chat", chat)
+                with pytest.raises(Forbidden, match="muted") as muted:
+                    await client.send(chat, "two")
+                assert muted.value.details["muted"]
+                await run(program, "unmute", "guest", "--chat", chat)
+                await client.send(chat, "three")
+                await run(program, "revoke", "user", "guest")
+                with pytest.raises(Unauthorized):
+                    await client.send(chat, "four")
+
+    asyncio.run(story())
+    texts = json.loads(program.ok("chat", "history", chat, "-u", "host", "--json"))["messages"]
+    assert [message["content"] for message in texts if message["kind"] == "text"] == ["one", "three"]
 
 
 def test_whoever_is_cut_off_stays_so_through_a_kill_a_backup_and_a_restore(tmp_path: Path) -> None:
