@@ -14,6 +14,8 @@ from holdfast.message import Chat, Member, Role, User
 from holdfast.store.changes import (
     Act,
     AddMember,
+    ChangeBan,
+    ChangeMute,
     ChangeRole,
     Command,
     CreateChat,
@@ -26,7 +28,7 @@ from holdfast.store.changes import (
 from holdfast.store.decide import decide
 from holdfast.store.plan import ChatLimits, Plan, Seen, joining, target_of
 
-LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=2)
+LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2)
 USERS = st.sampled_from(["ann", "bob", "cyd", "dan", "eve"])
 ROLES = st.sampled_from(["owner", "admin", "member"])
 BY = st.tuples(USERS, st.booleans())
@@ -39,6 +41,8 @@ class ChatLife(RuleBasedStateMachine):
     @initialize()
     def create(self) -> None:
         self.members: dict[str, Role] = {}
+        self.muted: set[str] = set()
+        self.banned: set[str] = set()
         self.chat: Chat | None = None
         self.counter: int | None = None
         self.highest = 0
@@ -58,6 +62,8 @@ class ChatLife(RuleBasedStateMachine):
             target=self.member(target) if target else None,
             members=len(self.members),
             owners=sum(role == "owner" for role in self.members.values()),
+            banned=target in self.banned,
+            bans=len(self.banned),
             chats={user: int(user in self.members) for user in joining(command)},
             counter=self.counter,
             highest=self.highest,
@@ -68,8 +74,14 @@ class ChatLife(RuleBasedStateMachine):
             return type(refusal)
         self.chat = plan.chat
         self.members |= {member.user_id: member.role for member in plan.put}
+        for member in plan.put:
+            (self.muted.add if member.muted else self.muted.discard)(member.user_id)
         for user in plan.drop:
             del self.members[user]
+            self.muted.discard(user)
+        if plan.ban is not None:
+            self.banned.add(plan.ban.user_id)
+        self.banned.discard(plan.unban or "")
         if plan.counter is not None:
             self.counter = plan.counter
         if plan.event is not None:
@@ -78,7 +90,7 @@ class ChatLife(RuleBasedStateMachine):
         return plan
 
     def member(self, user: str) -> Member | None:
-        return Member(user, self.members[user], "now") if user in self.members else None
+        return Member(user, self.members[user], "now", user in self.muted) if user in self.members else None
 
     def outside(self, by: tuple[str, bool]) -> bool:
         return by[0] not in self.members and not by[1]
@@ -102,6 +114,7 @@ class ChatLife(RuleBasedStateMachine):
         else:
             assert self.members == before
             room = len(before) < LIMITS.members_max and user not in before and (before or role == "owner")
+            room = room and user not in self.banned
             assert not (room and not halted and before.get(by[0]) == "owner"), f"an owner was refused: {said}"
             if before.get(by[0]) == "member" and not by[1]:
                 assert said is Forbidden
@@ -140,10 +153,37 @@ class ChatLife(RuleBasedStateMachine):
         assert self.chat is not None and self.chat.name.isprintable() and 1 <= len(self.chat.name) <= 200
         if isinstance(said, Plan):
             assert self.outranks(by, "member") and self.chat.name == name
+            assert by[1] or by[0] not in self.muted, "a name is heard by everybody"
             assert before is not None and (said.event is None) is (before.name == name)
             assert said.event is None or not halted
         else:
             assert self.chat == before
+
+    @rule(by=BY, user=USERS, banned=st.booleans())
+    def ban(self, by: tuple[str, bool], user: str, banned: bool) -> None:
+        before, was, halted = dict(self.members), user in self.banned, self.halted
+        role = before.get(user, "member")
+        allowed = self.outranks(by, role) and role != "owner" and (by[1] or by[0] != user)
+        said = self.ask(ChangeBan(self.act(*by), "c", user, banned))
+        if isinstance(said, Plan):
+            assert allowed and (user in self.banned) is banned and (said.event is None) is (was == banned)
+            assert said.event is None or not halted
+            assert self.members == {name: role for name, role in before.items() if name != user or not banned}
+        else:
+            assert self.members == before and (user in self.banned) is was
+            full = banned and len(self.banned) >= LIMITS.bans_max
+            assert not allowed or halted or full or not (was or banned), said
+
+    @rule(by=BY, user=USERS, muted=st.booleans())
+    def mute(self, by: tuple[str, bool], user: str, muted: bool) -> None:
+        was, halted, role = user in self.muted, self.halted, self.members.get(user)
+        allowed = role not in (None, "owner") and self.outranks(by, role or "owner") and (by[1] or by[0] != user)
+        said = self.ask(ChangeMute(self.act(*by), "c", user, muted))
+        assert (user in self.muted) is (muted if isinstance(said, Plan) else was)
+        if isinstance(said, Plan):
+            assert allowed and (said.event is None) is (was == muted) and (said.event is None or not halted)
+        else:
+            assert not allowed or halted or not (was or muted), said
 
     @rule(by=BY)
     def halt(self, by: tuple[str, bool]) -> None:
@@ -183,6 +223,8 @@ class ChatLife(RuleBasedStateMachine):
             assert len(self.members) <= LIMITS.members_max
             assert not self.members or "owner" in self.members.values(), "nobody is left who could add anybody"
             assert self.counter is not None and self.counter >= self.highest
+            assert not self.banned & self.members.keys() and len(self.banned) <= LIMITS.bans_max
+            assert all(self.members.get(user) in ("admin", "member") for user in self.muted), "an owner is never muted"
 
 
 TestChatLife = ChatLife.TestCase
