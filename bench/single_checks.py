@@ -166,7 +166,7 @@ async def compare(quick: bool, figures: dict[str, float], ratios: dict[str, floa
         finally:
             if len(CORES) > 1:
                 os.sched_setaffinity(0, CORES)
-    for name, prefix in (("holdfast", "single_http_check"), ("bare", "bare_http")):
+    for name, prefix in (("holdfast", "single_http_check"), ("bare", "bare_http_request")):
         figures[f"{prefix}s_per_s"] = median([per_s for per_s, _ in results[name]])
         figures[f"{prefix}_cpu_us"] = median([cpu for _, cpu in results[name]])
     both = zip(results["holdfast"], results["bare"], strict=True)

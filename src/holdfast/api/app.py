@@ -12,7 +12,7 @@ from holdfast.api.answers import respond, respond_error
 from holdfast.api.call import Endpoint
 from holdfast.api.cors import CrossOrigin
 from holdfast.api.deps import Deps
-from holdfast.api.envelope import Answered, note, response_headers
+from holdfast.api.envelope import AccessLog, Answered, response_headers
 from holdfast.api.keyed import Keyed
 from holdfast.api.openapi import describe
 from holdfast.api.pages import StaticPage
@@ -49,7 +49,7 @@ class _Application:
 
     def __init__(self, deps: Deps, strangers: Strangers, routes: Routes[dict[str, View]]) -> None:
         self._deps = deps
-        self._log = telemetry.ThrottledLog()
+        self._access_log = AccessLog(deps)
         self._otherwise = _for_anybody(deps, strangers, self._refuse)
         self._routes = routes
         self._cross_origin = CrossOrigin(deps.origins, {endpoint.method for endpoint in ENDPOINTS})
@@ -67,7 +67,7 @@ class _Application:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": response.body})
         finally:
-            note(deps, self._log, request, Answered(request_id, status, deps.clock.monotonic() - began))
+            self._access_log.note(request, Answered(request_id, status, deps.clock.monotonic() - began))
 
     async def _respond(self, request: Request) -> Response:
         found = self._routes.find(request.path)

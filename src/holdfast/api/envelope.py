@@ -51,25 +51,34 @@ def response_headers(response: Response, request: Request, request_id: str, *, l
     return headers
 
 
-def note(deps: Deps, strangers: telemetry.ThrottledLog, request: Request, answered: Answered) -> None:
-    """Count it and log it; what strangers ask goes into ``strangers``.
+class AccessLog:
+    """Counts every answer and writes its line; of strangers, who could fill the log, some lines and a sum.
 
     What is logged is chosen here by name: never a header, a query or a body, so never a secret.
     """
-    principal = request.principal
-    telemetry.request_answered(request.endpoint.name if request.endpoint else "none", answered.status, answered.seconds)
-    write = strangers.info if principal is None or principal is NOBODY else telemetry.log.info
-    if request.path in PROBED and answered.status < 400:
-        write = telemetry.log.debug  # what machines ask every few seconds would bury what people did
-    write(
-        "request",
-        request_id=answered.request_id,
-        method=request.method,
-        path=request.path,
-        status=answered.status,
-        milliseconds=round(answered.seconds * 1000, 1),
-        address=address_of(request, deps),
-        tenant=principal.tenant if principal else None,
-        user=principal.user_id if principal else None,
-        kind=principal.kind if principal else None,
-    )
+
+    def __init__(self, deps: Deps) -> None:
+        self._deps = deps
+        self._log = telemetry.log.bind()  # once: a logger that is looked up for each line is bound for each line
+        self._strangers = telemetry.ThrottledLog()
+
+    def note(self, request: Request, answered: Answered) -> None:
+        """A request was answered."""
+        principal = request.principal
+        name = request.endpoint.name if request.endpoint else "none"
+        telemetry.request_answered(name, answered.status, answered.seconds)
+        write = self._strangers.info if principal is None or principal is NOBODY else self._log.info
+        if request.path in PROBED and answered.status < 400:
+            write = self._log.debug  # what machines ask every few seconds would bury what people did
+        write(
+            "request",
+            request_id=answered.request_id,
+            method=request.method,
+            path=request.path,
+            status=answered.status,
+            milliseconds=round(answered.seconds * 1000, 1),
+            address=address_of(request, self._deps),
+            tenant=principal.tenant if principal else None,
+            user=principal.user_id if principal else None,
+            kind=principal.kind if principal else None,
+        )
