@@ -336,10 +336,11 @@ SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0);
 
 -- name: log_after
 SELECT '[' || coalesce(group_concat(
-         json_object('position', v.position, 'tenant', v.tenant, 'epoch', c.epoch, 'message', json(v.value)),
-         ',' ORDER BY v.position), '') || ']'
-FROM (SELECT * FROM message_values WHERE position > :after ORDER BY position LIMIT :limit) AS v
-CROSS JOIN chats AS c ON c.chat = v.chat;
+         json_object('position', position, 'tenant', tenant, 'epoch', epoch, 'message', json(value)),
+         ',' ORDER BY position), '') || ']'
+FROM (SELECT v.position, v.tenant, v.value, c.epoch
+      FROM message_values AS v CROSS JOIN chats AS c ON c.chat = v.chat
+      WHERE v.position > :after ORDER BY v.position LIMIT :limit);
 
 -- name: log_next
 -- The bytes of one entry, which may make no sense: a text that is not UTF-8 could not even be fetched as one.
