@@ -34,6 +34,7 @@ from holdfast.node.work import working
 from holdfast.settings import Settings, differences
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
+from holdfast.webhooks.sqlite import WEBHOOKS
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 NEW_OBJECTS_MAX = 10_000
@@ -99,6 +100,10 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
 
 
 async def _open_revocations(state: Path, clock: Clock, stack: AsyncExitStack) -> SqliteRevocations:
+    """The list of who is cut off. A server from before it had none: so a missing file is no error, but is told."""
+    if not (state / ACCESS.name).exists() and (state / WEBHOOKS.name).exists():
+        detail = "nobody is cut off; after an upgrade that is right, else put the file back"
+        telemetry.log.warning("access.revocations_missing", file=ACCESS.name, detail=detail)
     store = await SqliteRevocations.open(state / ACCESS.name, clock)
     stack.push_async_callback(store.close)
     return store
