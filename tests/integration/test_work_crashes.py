@@ -18,9 +18,11 @@ import asyncpg
 import msgspec
 import pytest
 from work_child import Deed
-from work_stores import postgres_work, run, until
+from work_stores import Hand, draft, embedded_work, postgres_work, run, until
 
 from holdfast.work.contract import Entry, Query, WorkStore
+from holdfast.work.coordinator import Worker
+from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Draft, Reason
 from holdfast.work.sqlite import SqliteWork
 
@@ -163,6 +165,36 @@ def test_a_job_that_kills_its_worker_is_isolated_and_all_others_are_done(
             (dead,) = await place.dead()
             assert (dead.seq, dead.crashes, dead.reason) == (seqs[20], 3, Reason.POISON_MESSAGE)
             assert deaths == 3
+
+    run(main())
+
+
+def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
+    """Not even by the store, which starts new jobs on its own when it hands them out."""
+
+    async def main() -> None:
+        async with embedded_work(None) as o:
+            (suspect,) = await o.store.enqueue([draft(None)])
+            for _ in range(2):
+                hand = await Hand.sit(o.store)
+                await hand.turn()
+                await hand.turn(running=[suspect])
+            handlers, begun, gate = Handlers(), list[int](), asyncio.Event()
+
+            @handlers.handle(dict, type="order", stream=lambda _: None)
+            async def handle(ctx: Context, payload: dict[str, Any]) -> None:
+                begun.append(ctx.job.seq)
+                if ctx.job.seq == suspect:
+                    await gate.wait()
+
+            worker: Any = Worker(o.store, handlers)
+            async with worker.running():
+                await until(lambda: begun)
+                (other,) = await o.store.enqueue([draft(None)])
+                await until(lambda: len(begun) > 1 or other in worker._shift._streams._waiting)
+                assert begun == [suspect]
+                gate.set()
+                await until(lambda: begun == [suspect, other])
 
     run(main())
 

@@ -224,6 +224,17 @@ def test_a_suspect_is_not_announced_behind_another_job_of_its_stream() -> None:
     assert len(streams.announcing.announced) == 8
 
 
+def test_a_suspect_is_not_announced_with_a_run_of_a_fast_stream() -> None:
+    streams = Streams()
+    streams.add([*jobs("a", 1, 2, 3, 4), *jobs("a", 5, crashes=1)])
+    assert start_all(streams) == [1]
+    streams.done(streams.started[1])
+    assert streams.next() is not None
+    streams.done(streams.started[2])  # two since the last announcement: it may be three ahead
+    assert start_all(streams) == [3]
+    assert streams.announcing.announced == {3, 4}
+
+
 def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
     streams = Streams()
     streams.add([*jobs("a", 1), *jobs(None, 2, crashes=2), *jobs(None, 4, 5), *jobs("b", 6, crashes=2)])
