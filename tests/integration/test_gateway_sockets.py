@@ -300,7 +300,7 @@ def test_a_socket_is_set_as_we_want_it_whatever_its_library_would_ask(tmp_path: 
     async def story(node: Node) -> None:
         client = await raw(node, "alice")
         [connection] = node.gateway.open_connections
-        transport = connection._socket._raw.transport  # type: ignore[attr-defined]
+        transport = connection._socket._raw  # type: ignore[attr-defined]
         sock = transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         wanted = node.settings.gateway.backpressure.outbound.socket_send_buffer_bytes

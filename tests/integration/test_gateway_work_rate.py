@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from flooder import PING, TEXT, frame, said
 from picows import WSUpgradeRequest
@@ -23,6 +24,7 @@ from holdfast.gateway.connection import Connection
 from holdfast.gateway.entrance import Entrance
 from holdfast.gateway.port import READ_BYTES_MAX
 from holdfast.node.node import Node
+from holdfast.telemetry.metrics import REGISTRY
 
 PINGS = 20_000
 UNBOUNDED = {
@@ -137,6 +139,30 @@ def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
         senders[0].socket.close()
 
     serve(tmp_path, story)
+
+
+def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_cut_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shed() -> float:
+        return REGISTRY.get_sample_value("holdfast_gateway_http_connections_shed_total") or 0
+
+    async def story(node: Node) -> None:
+        before = shed()
+        asking = Sender(node.settings.server.port, receive_buffer=4_096)
+        await asking._loop.sock_connect(asking.socket, ("127.0.0.1", node.settings.server.port))
+        await asking.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        async with asyncio.timeout(10):
+            while shed() == before:
+                async with httpx.AsyncClient(base_url=node.url) as http:  # who reads is not concerned
+                    assert len((await http.get("/openapi.json")).content) > 20_000
+                await asyncio.sleep(0.05)
+        with suppress(ConnectionError):
+            await asking.read_to_end()
+        asking.socket.close()
+
+    serve(tmp_path, story, gateway__memory_budget_bytes=4_000)
+    assert [record.message for record in caplog.records if record.exc_info] == []
 
 
 def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the fullest connections above its memory budget, and drains when the node stops.
 from __future__ import annotations
 
 import asyncio
+from asyncio import Transport
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import chain
@@ -23,6 +24,7 @@ from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Plane, Socket
 from holdfast.gateway.cutoff import Cutoff
 from holdfast.gateway.linger import LINGER_SECONDS
+from holdfast.gateway.unread_answers import UnreadAnswers
 from holdfast.message import Message, User
 from holdfast.session.deliveries import WAKE
 from holdfast.session.roster import Roster
@@ -65,6 +67,7 @@ class Gateway:
         self.cutoff = Cutoff(plane, self._roster, self._connections.values)
         self.belonging = Belonging(self._roster, plane.history, plane.clock)
         self._log = telemetry.ConnectionLog(plane.clock.monotonic())
+        self.unread_answers = UnreadAnswers()
         self._empty = asyncio.Event()
         self.draining = False
 
@@ -254,6 +257,7 @@ class Gateway:
             if connection.paused:  # nothing waits for a socket that takes what is written
                 waiting += connection.waiting_bytes
         self.cutoff.tick(now)
+        waiting += sum(size for size, _ in self.unread_answers.sizes())
         telemetry.outbound_buffers(waiting)
         if waiting > self._memory_budget_bytes:
             self._shed()
@@ -266,13 +270,18 @@ class Gateway:
 
         Those that close already give back what they hold in a moment: nobody goes for their sake.
         """
-        held = [(c.waiting_bytes, c) for c in self._connections.values() if c.paused and c.closing is None]
+        held: list[tuple[int, Connection | Transport]] = list(self.unread_answers.sizes())
+        held += [(c.waiting_bytes, c) for c in self._connections.values() if c.paused and c.closing is None]
         waiting = sum(size for size, _ in held)
-        for size, connection in sorted(held, key=itemgetter(0), reverse=True):
+        for size, holder in sorted(held, key=itemgetter(0), reverse=True):
             if waiting <= self._memory_budget_bytes:
                 return
             waiting -= size
-            connection.close(Closing.MEMORY_PRESSURE, delay_ms=self.spread_ms())
+            if isinstance(holder, Connection):
+                holder.close(Closing.MEMORY_PRESSURE, delay_ms=self.spread_ms())
+            else:
+                telemetry.http_connection_shed()
+                holder.abort()
 
     # --- the end ----------------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ class GatewayLimits:
     pages: Pages = field(default_factory=Pages)
     shutdown: Shutdown = field(default_factory=Shutdown)
     memory_budget_bytes: int = 0
-    """Bytes in all outbound buffers of this node; 0 is a quarter of the machine's memory. Above: the fullest
-    connections are shed (memory_pressure, 4003).
+    """Bytes in all outbound buffers of this node, HTTP answers too; 0 is a quarter of the machine's memory. Above: the
+    fullest connections are shed (memory_pressure, 4003).
     """
     reconnect_spread_seconds: float = 10
     """Clients that are sent away together are asked to return spread over so long at most; fewer than 5,000 over less,

@@ -22,6 +22,7 @@ from holdfast.bounds import KIB
 from holdfast.errors import BadSetting, InvalidMessage, MessageTooLarge, Unavailable
 from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, no_handshake, refused_with
 from holdfast.gateway.port import Port
+from holdfast.gateway.unread_answers import UnreadAnswers
 
 HTTP_STOP_SECONDS = 5
 """How long requests that are open after the drain may still take."""
@@ -86,9 +87,10 @@ class _Requests(HttpToolsProtocol):
     """It is written when everything before it is answered."""
     _answering: RequestResponseCycle | None = None
 
-    def __init__(self, counts: HttpCounts, log: telemetry.ThrottledLog, **given: Any) -> None:
+    def __init__(self, counts: HttpCounts, unread: UnreadAnswers, log: telemetry.ThrottledLog, **given: Any) -> None:
         super().__init__(**given)
         self._counts = counts
+        self._unread = unread
         self._log = log
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._peer: str | None = None
@@ -96,6 +98,7 @@ class _Requests(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # whatever the kernel does not take at once is counted
         peer = self.client[0] if self.client else ""
         if full := self._counts.open(peer):
             telemetry.http_connection_refused()
@@ -106,6 +109,9 @@ class _Requests(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._unread.discard(self.transport)
+        if self._answering is not None:  # uvicorn tells the request that came last, not the one that is answered
+            self._answering.disconnected = True
         for what in list(self._timers):
             self._came(what)
         self._leave()
@@ -236,10 +242,12 @@ class _Requests(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._unread.add(self.transport)
         self._await("room for the answer", TAKEN_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unread.discard(self.transport)
         self._came("room for the answer")
 
     def _refuse_handshake(self, error: InvalidMessage) -> None:
@@ -356,13 +364,18 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(
-    app: App, port: Port, counts: HttpCounts, listening: socket.socket, broken: asyncio.Event
+    app: App,
+    port: Port,
+    counts: HttpCounts,
+    unread: UnreadAnswers,
+    listening: socket.socket,
+    broken: asyncio.Event,
 ) -> AsyncIterator[None]:
     """Serve HTTP while ``counts`` has room, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,
         interface="asgi3",
-        http=partial(_Requests, counts, telemetry.ThrottledLog()),  # type: ignore[arg-type]  # a factory serves where it wants a class
+        http=partial(_Requests, counts, unread, telemetry.ThrottledLog()),  # type: ignore[arg-type]  # a factory serves where it wants a class
         ws=port,  # type: ignore[arg-type]
         lifespan="off",
         log_config=None,

@@ -136,7 +136,8 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
         backups = Backups(state, clock, Ids(clock))
         app = make_app(node.deps(backups, work))
         about_to_serve()
-        await stack.enter_async_context(serving(app, node.port(), node.http_counts(), listening, node.broken))
+        unread = node.gateway.unread_answers
+        await stack.enter_async_context(serving(app, node.port(), node.http_counts(), unread, listening, node.broken))
         try:
             yield node
         finally:

@@ -27,7 +27,10 @@ _http_connections = gauge("gateway_http_connections_active", "Open connections t
 _refused_http_connections = counter(
     "gateway_http_connections_refused", "HTTP connections refused because their address or the node holds its most"
 )
-_outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers")
+_shed_http_connections = counter(
+    "gateway_http_connections_shed", "HTTP connections cut off above the memory budget, because they read no answer"
+)
+_outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers, HTTP answers too")
 
 _FORCED_CLOSES = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
 _FORCED_PULLS = frozenset({"delivery_skipped", "acks_stale"})
@@ -99,6 +102,10 @@ def handshake_refused(status: int) -> None:
 
 def http_connections(active: int) -> None:
     _http_connections.set(active)
+
+
+def http_connection_shed() -> None:
+    _shed_http_connections.inc()
 
 
 def http_connection_refused() -> None:
