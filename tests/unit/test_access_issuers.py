@@ -73,7 +73,7 @@ UNUSABLE: dict[str, Any] = {
     "Ed448": of(ed448.Ed448PrivateKey.generate().public_key()),
     "RSA of 1024 bits": of(rsa.generate_private_key(public_exponent=65537, key_size=1024).public_key()),
     "a modulus without end": jwk("RS256", n="A" * 40_000),
-    "an exponent without end": jwk("RS256", e="A" * 1_000),
+    "an exponent of 65 bits": jwk("RS256", e="AQAAAAAAAAAB"),
     "no modulus": jwk("RS256", n=None),
     "a point that is on no curve": jwk("ES256", x=jwk("ES256")["y"]),
     "garbage for a point": jwk("ES256", x="!!!"),
@@ -195,7 +195,9 @@ def forged(now: int) -> Mapping[str, str]:
         "HS256 with the public key as the secret": by_secret(pem, kid="a"),
         "HS256 with the public key, no kid": by_secret(pem),
         "HS256 with our own secret in their name": by_secret(SECRET),
+        "HS256 under a kid that nobody knows": by_secret(SECRET, kid="b"),
         "none": jwt.encode(claims, None, "none", {"kid": "a"}),
+        "none under a kid that nobody knows": jwt.encode(claims, None, "none", {"kid": "b"}),
         "their kid, another's key": signed("RS256", "a", key="b", now=now),
         "another algorithm under an RSA key's kid": signed("ES256", "a", now=now),
         "PS256 with the RSA key": jwt.encode(claims, theirs, "PS256", {"kid": "a"}),
@@ -211,6 +213,7 @@ def forged(now: int) -> Mapping[str, str]:
 def test_no_key_of_one_kind_is_used_as_the_other() -> None:
     async def story() -> None:
         async with World(Source(jwk("RS256"))) as world:
+            await world.settle(REFETCH_SECONDS)
             for case, token in forged(int(world.clock.now())).items():
                 assert isinstance(world.refusal(token), Unauthorized), case
             assert world.source.fetches == 1, "none of them was worth a fetch"
