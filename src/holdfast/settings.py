@@ -293,7 +293,14 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
 def differences(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
     """Every setting that is not at its default, as it may be shown: (path, value, default)."""
     for path, value, default in _differences("", settings, Settings()):
-        yield path, safe_text(value) if isinstance(value, str) else value, default
+        yield path, _shown(value), default
+
+
+def _shown(value: Any) -> Any:
+    """A list of groups as a variable would give it."""
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        value = msgspec.json.encode(value).decode()
+    return safe_text(value) if isinstance(value, str) else value
 
 
 def paths() -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from holdfast.access.jwks import JWKS_BYTES_MAX, JWKS_KEYS_MAX, BadJwks, read_jw
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.errors import BadSetting, Unauthorized, Unavailable
 from holdfast.message import User
-from holdfast.settings import load
+from holdfast.settings import differences, load
 from holdfast.telemetry.metrics import REGISTRY
 from holdfast.verify.virtual import LoopClock, run
 
@@ -461,6 +461,8 @@ def test_issuers_come_from_a_file_or_a_variable(tmp_path: Path) -> None:
     assert one == IssuerSettings(ISSUER, URL, ("acme",)) and two.issuer == "https://two.example"
     (given,) = load(None, {"HOLDFAST_ACCESS__ISSUERS": json.dumps([GOOD])}, {}).access.issuers
     assert given == one
+    ((path, shown, _),) = differences(load(None, {"HOLDFAST_ACCESS__ISSUERS": json.dumps([GOOD])}, {}))
+    assert path == "access.issuers" and load(None, {"HOLDFAST_ACCESS__ISSUERS": shown}, {}).access.issuers == (one,)
     for wrong in ("x", "{}", "[1]"):
         with pytest.raises(BadSetting, match=r"access\.issuers"):
             load(None, {"HOLDFAST_ACCESS__ISSUERS": wrong}, {})
