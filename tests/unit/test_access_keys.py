@@ -13,7 +13,8 @@ from msgspec import structs
 
 from holdfast.access.keys import ApiKey, KeyRing, is_api_key, load_keys, save_keys
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
-from holdfast.errors import Forbidden, InvalidMessage, NotFound, StateCorrupted, Unauthorized
+from holdfast.errors import Forbidden, InvalidMessage, InvalidRule, NotFound, StateCorrupted, Unauthorized
+from holdfast.limits.form import check_names
 
 AT = "2026-01-01T00:00:00.000Z"
 
@@ -97,6 +98,14 @@ def test_a_key_that_asks_for_what_its_kind_cannot_have_is_refused(
         ring.issue(kind, label, AT, tenant=tenant, scopes=scopes)  # type: ignore[arg-type]
     assert caught.value.details["field"] == field
     assert ring.list() == []
+
+
+@pytest.mark.parametrize("tenant", ["a*", "*a", "{a}", "a{b", "}"])
+def test_no_key_is_made_for_a_tenant_that_no_rule_could_name(tenant: str) -> None:
+    with pytest.raises(InvalidMessage, match="no rule of limits could name it"):
+        KeyRing().issue("tenant", "backend", AT, tenant=tenant)
+    with pytest.raises(InvalidRule):
+        check_names({"tenantID": tenant})
 
 
 def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:

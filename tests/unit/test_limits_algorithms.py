@@ -252,3 +252,35 @@ def bound(algorithm: Algorithm, limit: int, elapsed_ms: float) -> float:
     if algorithm == "fixed_window":
         return limit * (elapsed_ms // 60_000 + 2)
     return limit * (elapsed_ms / 60_000 + 2)
+
+
+def admitted_in_a_span(algorithm: Algorithm, asks: list[tuple[float, int]], since: float = T0) -> int:
+    """The most that was admitted within a window's span, of what was asked for at these moments."""
+    counter, rule = fresh(algorithm), terms(algorithm)
+    admitted = [(now, take(counter, rule, now, 1, count).admitted) for now, count in asks]
+    spans = [now for now, _ in admitted if now >= since]
+    return max(sum(amount for now, amount in admitted if first <= now < first + 60_000) for first in spans)
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_a_windows_span_holds_at_most_twice_the_limit_and_can_come_close(algorithm: Algorithm) -> None:
+    """All of one window at its end, then whatever fits: the guide says so of each algorithm."""
+    greedy = [(T0 + 59_999, 100)] + [(T0 + 60_000 + 100 * n, 100) for n in range(600)]
+    assert 195 <= admitted_in_a_span(algorithm, greedy) <= 200
+
+
+def test_a_sliding_window_keeps_its_limit_where_use_is_even() -> None:
+    """Unlike the others: whoever asks all the time has no more than the limit in any span."""
+    always = [(T0 + 250 * n, 100) for n in range(4 * 480)]
+    assert admitted_in_a_span("sliding_window", always, since=T0 + 120_000) <= 101
+    assert admitted_in_a_span("fixed_window", [(T0 + 59_900, 100), (T0 + 60_100, 100)]) == 200
+
+
+def test_who_finds_no_place_is_told_when_the_first_hold_ends() -> None:
+    counter, rule = Concurrency(terms("concurrency", 2)), terms("concurrency", 2)
+    for name, at in (("a", 0.0), ("b", 20_000.0)):
+        assert hold(counter, rule, T0 + at, name).admitted
+    assert hold(counter, rule, T0 + 45_000, "c").wait_ms == 15_000, "not a whole window"
+    assert counter.release("a")
+    assert hold(counter, rule, T0 + 45_000, "c").admitted
+    assert hold(counter, rule, T0 + 45_000, "d").wait_ms == 35_000

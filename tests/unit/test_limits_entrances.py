@@ -132,7 +132,7 @@ def test_a_shadow_counts_what_its_rule_would_have_and_each_check_once(algorithm:
 
 
 def _terms(limits: Limiter) -> Terms:
-    plan = limits._plan("acme", "send:user")
+    plan = limits._plans.find("acme", "send:user")
     assert plan is not None
     return plan.terms
 

@@ -27,6 +27,8 @@ KeyKind = Literal["tenant", "admin"]
 
 KEYS_MAX = 1000
 LABEL_CHARACTERS_MAX = 100
+_UNNAMEABLE = frozenset("*{}")
+"""What the tenant of a rule cannot have in its name."""
 _PREFIX: dict[KeyKind, str] = {"tenant": "hf_tenant_", "admin": "hf_admin_"}
 _ALLOWED: dict[KeyKind, frozenset[KeyScope]] = {"tenant": TENANT_SCOPES, "admin": ADMIN_SCOPES}
 
@@ -168,6 +170,8 @@ def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[KeyScope, ...])
         raise InvalidMessage("an admin key belongs to no tenant", field="tenant")
     if kind == "tenant" and (problem := check_tenant(tenant)):
         raise InvalidMessage(problem, field="tenant")
+    if kind == "tenant" and not _UNNAMEABLE.isdisjoint(tenant):
+        raise InvalidMessage("tenant must not have * or braces in it: no rule of limits could name it", field="tenant")
     beyond = sorted(set(scopes) - _ALLOWED[kind])
     if beyond or not scopes:
         raise InvalidMessage(

@@ -227,7 +227,8 @@ class FixedWindow(Counter, gc=False):
 
 
 class SlidingWindow(Counter, gc=False):
-    """``limit`` in any window, estimated: the last window's use fades as the current one goes on."""
+    """``limit`` in any window, estimated: the last window's use fades as the current one goes on, as if it had been
+    spread evenly. Of a last window that was used up at its end, up to twice the limit falls into one window's span."""
 
     start: float = 0.0
     length: float = 0.0

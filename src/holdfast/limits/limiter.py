@@ -30,13 +30,12 @@ from holdfast.limits.holds import Holds
 from holdfast.limits.leases import Leases
 from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.nodes import Nodes
-from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, plan_of, validate
+from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, Plans, validate
 from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
 from holdfast.limits.share import LocalShare
 from holdfast.limits.shortcuts import Bounded, Denial, Known
 from holdfast.limits.upkeep import Upkeep
 
-PLANS_MAX = 65_536
 COUNTED_LATER_MAX = 10_000
 """Checks on their way to the counters whose askers do not wait; above it the local share decides."""
 
@@ -67,7 +66,8 @@ class Limiter:
         self._on_behind = on_behind
         self.place = place or Place()
         self._rules = rules or RuleSet()
-        self._plans: dict[tuple[str, str], Plan | None] = {}
+        self._plans = Plans(self._rules, self.settings.lease_percent)
+        self._found = self._plans.found
         self._decisions = Decisions(self.place.region, clock.monotonic)
         self._known: Bounded[Known] = Bounded(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
@@ -92,11 +92,12 @@ class Limiter:
             for known in self._known.values():
                 known.denial = None
         self._rules = rules
-        self._plans = {}
+        self._plans = Plans(rules, self.settings.lease_percent)
+        self._found = self._plans.found
 
     def has_own_rule(self, tenant: str, resource: str) -> bool:
         """Whether a rule of this very tenant answers, not one of all tenants."""
-        plan = self._plan(tenant, resource)
+        plan = self._plans.find(tenant, resource)
         return plan is not None and plan.rule.tenant == tenant
 
     @property
@@ -138,9 +139,9 @@ class Limiter:
         still holds and by a lease that has enough. It costs about a microsecond.
         """
         try:
-            plan = self._plans[tenant, resource]
+            plan: Plan | None = self._found[tenant, resource]
         except KeyError:
-            plan = self._plan(tenant, resource)
+            plan = self._plans.find(tenant, resource)
         if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
             validate(plan, subject, cost)
         if plan is None:
@@ -163,7 +164,7 @@ class Limiter:
         found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
-        plan = self._plans[tenant, resource]
+        plan = self._plans.find(tenant, resource)
         assert plan is not None
         ask = self._question(plan, subject, cost)
         reading, by = self._soon(plan, ask)
@@ -174,7 +175,7 @@ class Limiter:
 
         As many are taken as fit. A rule in shadow mode takes no more than it would, and all may pass.
         """
-        plan = self._plan(check.tenant, check.resource)
+        plan = self._plans.find(check.tenant, check.resource)
         if count == 1 or plan is None or plan.holds:
             return self._one_by_one(check, count)
         validate(plan, check.subject, 1)
@@ -220,7 +221,7 @@ class Limiter:
 
         Exact where the counters need no I/O; otherwise it knows only a denial that still holds.
         """
-        plan = self._plan(check.tenant, check.resource)
+        plan = self._plans.find(check.tenant, check.resource)
         if plan is None or plan.shadow or plan.holds:
             return count, None
         if self._immediate:
@@ -241,7 +242,7 @@ class Limiter:
         """
         if len(checks) > KEYS_PER_CALL_MAX:
             raise InvalidCheck(f"at most {KEYS_PER_CALL_MAX} checks at once", field="checks")
-        plans = [self._plan(check.tenant, check.resource) for check in checks]
+        plans = [self._plans.find(check.tenant, check.resource) for check in checks]
         group: dict[Key, tuple[Plan, int]] = {}
         for plan, check in zip(plans, checks, strict=True):
             validate(plan, check.subject, check.cost)
@@ -270,13 +271,13 @@ class Limiter:
 
     def told(self, checks: Sequence[Check], decisions: Sequence[Decision]) -> list[Decision]:
         """What is the client's business: not what a rule in shadow mode counts, but whatever refuses."""
-        plans = (self._plan(check.tenant, check.resource) for check in checks)
+        plans = (self._plans.find(check.tenant, check.resource) for check in checks)
         each = zip(plans, decisions, strict=True)
         return [d for plan, d in each if plan is None or not plan.shadow or not d.allowed]
 
     async def peek(self, check: Check) -> Standing | None:
         """How a subject stands, and nothing is taken; None if no rule limits it. Raises what the counters raise."""
-        plan = self._plan(check.tenant, check.resource)
+        plan = self._plans.find(check.tenant, check.resource)
         validate(plan, check.subject, 1)
         if plan is None:
             return None
@@ -285,7 +286,7 @@ class Limiter:
 
     async def reset(self, check: Check) -> None:
         """Forget what a subject has used: here at once, on other nodes with their next heartbeat."""
-        plan = self._plan(check.tenant, check.resource)
+        plan = self._plans.find(check.tenant, check.resource)
         validate(plan, check.subject, 1)
         if plan is not None:
             key = (plan.prefix, check.subject)
@@ -308,7 +309,7 @@ class Limiter:
 
         Asked for by itself, so that a release that is called later comes later.
         """
-        place, plan = self._place(check, hold), self._plan(check.tenant, check.resource)
+        place, plan = self._place(check, hold), self._plans.find(check.tenant, check.resource)
         if place is None or plan is None or not plan.holds or plan.prefix != place[0][0]:
             return self._decisions.free  # another rule limits now, or none; what is held is given back where it is
         ask = Ask(place[0], plan.terms, hold=hold)
@@ -337,7 +338,7 @@ class Limiter:
     def _place(self, check: Check, hold: str) -> tuple[Key, Terms] | None:
         """The counter of a hold; of one that was asked for elsewhere, that of today's rule, whatever that counts."""
         place = self._holds.place(check, hold)
-        plan = self._plan(check.tenant, check.resource)
+        plan = self._plans.find(check.tenant, check.resource)
         if place is None and plan is not None:
             return (plan.prefix, check.subject), plan.terms
         return place
@@ -365,17 +366,6 @@ class Limiter:
             self._share.release(*place, hold, self._monotonic() * 1000)
             self._accounts.release_soon(Adjustment(*place, released=hold))
 
-    def _plan(self, tenant: str, resource: str) -> Plan | None:
-        try:
-            return self._plans[tenant, resource]
-        except KeyError:
-            pass
-        plan = plan_of(self._rules, tenant, resource, self.settings.lease_percent)
-        if len(self._plans) >= PLANS_MAX:
-            self._plans.clear()
-        self._plans[tenant, resource] = plan
-        return plan
-
     def _question(self, plan: Plan, subject: str, cost: int) -> Ask:
         key = (plan.prefix, subject)
         want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
@@ -383,7 +373,7 @@ class Limiter:
 
     def _begin(self, tenant: str, resource: str, subject: str, cost: int) -> Decision | asyncio.Future[Decision]:
         """Ask the counters what ``try_check`` could not answer."""
-        plan = self._plans[tenant, resource]
+        plan = self._plans.find(tenant, resource)
         assert plan is not None
         ask = self._question(plan, subject, cost)
         entry = self._batcher.ask(plan, ask)

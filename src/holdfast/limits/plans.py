@@ -1,16 +1,22 @@
-"""A rule made ready for the hot path, for one tenant and resource. (Pure.)"""
+"""Rules made ready for the hot path, each for one tenant. (Pure.)"""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from msgspec import Struct
 
 from holdfast.errors import InvalidCheck
 from holdfast.limits.algorithms import Terms, terms_of
 from holdfast.limits.counters.contract import key_prefix
-from holdfast.limits.form import LIMIT_MAX
-from holdfast.limits.rules import Rule, RuleSet
+from holdfast.limits.form import LIMIT_MAX, RESOURCE_LENGTH_MAX, TENANT_LENGTH_MAX
+from holdfast.limits.rules import Rule, RuleName, RuleSet
 
 SUBJECT_LENGTH_MAX = 1024
+PLANS_MAX = 65_536
+"""Plans, and names under which they were found, that are remembered; when full they are forgotten and made again."""
+
+K = TypeVar("K")
 
 
 class Plan(Struct, frozen=True, gc=False):
@@ -25,16 +31,51 @@ class Plan(Struct, frozen=True, gc=False):
     shadow: bool
 
 
-def plan_of(rules: RuleSet, tenant: str, resource: str, lease_percent: float) -> Plan | None:
-    """None where nothing limits: no rule, or one that is off."""
-    rule = rules.lookup(tenant, resource)
-    if rule is None or rule.mode == "off":
-        return None
-    holds = rule.algorithm == "concurrency"
-    leased = rule.precision == "leased" and not holds
-    lease = int(rule.capacity * lease_percent / 100) if leased else 0
-    terms = terms_of(rule, rules.in_force(rule), rules.store)
-    return Plan(rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow")
+class Plans:
+    """The plans of one set of rules, by tenant and resource.
+
+    Who asks chooses the text of a resource, so little of it is kept: one plan for each tenant and rule, and under which
+    names it was found, of names that a rule could have. What no rule limits, and a name longer than any rule's (a path;
+    only wildcards can answer for it), is looked up each time.
+    """
+
+    def __init__(self, rules: RuleSet, lease_percent: float) -> None:
+        self._rules = rules
+        self._lease_percent = lease_percent
+        self._of_rules: dict[tuple[str, RuleName], Plan] = {}
+        self.found: dict[tuple[str, str], Plan] = {}
+        """For who cannot spend the time of a call."""
+
+    def find(self, tenant: str, resource: str) -> Plan | None:
+        """None where nothing limits: no rule, or one that is off."""
+        plan = self.found.get((tenant, resource))
+        if plan is not None:
+            return plan
+        rule = self._rules.lookup(tenant, resource)
+        if rule is None or rule.mode == "off":
+            return None
+        if len(tenant) > TENANT_LENGTH_MAX:
+            return self._made(tenant, rule)
+        plan = self._of_rules.get((tenant, rule.name))
+        if plan is None:
+            plan = self._made(tenant, rule)
+            _put(self._of_rules, (tenant, rule.name), plan)
+        if len(resource) <= RESOURCE_LENGTH_MAX:
+            _put(self.found, (tenant, resource), plan)
+        return plan
+
+    def _made(self, tenant: str, rule: Rule) -> Plan:
+        holds = rule.algorithm == "concurrency"
+        leased = rule.precision == "leased" and not holds
+        lease = int(rule.capacity * self._lease_percent / 100) if leased else 0
+        terms = terms_of(rule, self._rules.in_force(rule), self._rules.store)
+        return Plan(rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow")
+
+
+def _put(plans: dict[K, Plan], key: K, plan: Plan) -> None:
+    if len(plans) >= PLANS_MAX:
+        plans.clear()
+    plans[key] = plan
 
 
 def validate(plan: Plan | None, subject: str, cost: int) -> None:

@@ -159,7 +159,8 @@ class Decision(Struct, frozen=True, gc=False):
 
     ``allowed`` is what to do; ``exceeded`` is what the rule says, which differs in shadow mode and when another
     check of the same group refused. ``degraded``: decided without the shared counters. ``hold`` names what a
-    concurrency rule granted; give it back with ``release``.
+    concurrency rule granted; give it back with ``release``. ``retry_after`` of a concurrency rule is when the hold that
+    ends first ends, if it is neither released before nor renewed.
     """
 
     allowed: bool
