@@ -65,3 +65,26 @@ def test_plain_callbacks_keep_their_order_under_a_seed() -> None:
         return order
 
     assert run(callbacks(), seed=3) == list(range(20))
+
+
+def test_seeded_runs_are_the_same_each_time_also_where_they_use_threads() -> None:
+    """When a thread was done decided how many turns the loop took, and so how the next ones were shuffled."""
+
+    def story() -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+
+        async def one(number: int) -> None:
+            for step in range(20):
+                seen.append((number, await asyncio.to_thread(lambda step=step: step)))  # type: ignore[misc]
+                with pytest.raises(ZeroDivisionError):
+                    await asyncio.to_thread(lambda: 1 // 0)
+
+        async def main() -> None:
+            await asyncio.gather(*(one(number) for number in range(5)))
+
+        run(main(), seed=7)
+        return seen
+
+    first = story()
+    assert len(first) == 100 and first != sorted(first)
+    assert all(story() == first for _ in range(5))

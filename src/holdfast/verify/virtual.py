@@ -3,7 +3,8 @@
 The loop's selector never waits for a timer; it moves the loop's clock to it. Two things are not virtual:
 
 - calls in the loop's executor run on real threads. While one is in flight the clock holds, so that a timeout
-  cannot overtake work that in truth takes no time at all;
+  cannot overtake work that in truth takes no time at all. With a seed they are made at once, in the loop's own thread:
+  when a real thread is done would decide how many turns the loop takes, and so how they are shuffled;
 - threads that were started past ``run_in_executor`` are invisible, so what needs them does not belong here.
 
 With a seed, tasks that are ready in the same turn run in a shuffled order: what a busy machine and a network do
@@ -20,6 +21,7 @@ import selectors
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -50,9 +52,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]  # typeshed names this signature by TypeVarTuple
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
+        if self._rng is not None:
+            return self._made_at_once(func, *args)
         future = super().run_in_executor(executor, func, *args)
         self._at_work += 1
         future.add_done_callback(self._work_done)
+        return future
+
+    def _made_at_once(self, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """The caller waits for a turn, as for a thread; whoever was cancelled meanwhile has left the work done."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            tell = partial(future.set_result, func(*args))
+        except Exception as error:
+            tell = partial(future.set_exception, error)
+        self.call_soon(lambda: None if future.done() else tell())
         return future
 
     def _work_done(self, _future: asyncio.Future[Any]) -> None:
