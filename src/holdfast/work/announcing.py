@@ -64,6 +64,7 @@ class Announcing:
 
     def __init__(self, waiting: Mapping[int, Job], destinations: Destinations) -> None:
         self._waiting, self._destinations = waiting, destinations
+        self._capped = destinations.are_capped
         self.announced: set[int] = set()
         """What the store knows, or is about to be told, as in flight."""
         self.ahead = 0
@@ -216,7 +217,7 @@ class Announcing:
         self._suspects_in_flight.discard(job.seq)
         if self._loner_in_flight == job.seq:
             self._loner_in_flight = None
-        if (destination := self._destinations.of(job)) is not None:
+        if self._capped and (destination := self._destinations.of(job)) is not None:
             self._destinations.withdrawn(destination)
             self._offer_waiting(destination)
 
@@ -249,7 +250,7 @@ class Announcing:
         """How many could be announced: a suspect waits for others, a capped job for its destination."""
         count = 0
         for job in jobs:
-            destination = self._destinations.of(job)
+            destination = self._destinations.of(job) if self._capped else None
             if destination is not None and isinstance(place, Line) and not self._may_add(place, destination, count):
                 break
             if job.crashes and not self._may_add_suspect(place, job, count):
@@ -287,7 +288,7 @@ class Announcing:
         return True
 
     def _only_as_head(self, job: Job) -> bool:
-        return job.crashes > 0 or self._destinations.is_capped(job)
+        return job.crashes > 0 or (self._capped and self._destinations.is_capped(job))
 
     def _displace(self, place: Place) -> None:
         for waiting in self._all_waiting:

@@ -40,6 +40,8 @@ class Destinations:
 
     def __init__(self, caps: Mapping[str, int] | None = None, runners: int = 100) -> None:
         self._caps, self._runners = dict(caps or {}), runners
+        self.are_capped = bool(self._caps)
+        """Asked before anything else on the way of every job: where no type has a cap, none of this costs anything."""
         self._known: dict[tuple[str, str], Destination] = {}
         self._in_flight = 0
         self.paused: Collection[tuple[str, str]] = frozenset()

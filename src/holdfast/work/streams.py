@@ -64,6 +64,7 @@ class Streams:
         self._backlogs: dict[Target, dict[str, None]] = {}
         """Streams whose held jobs are wanted; targets take turns, and so do the streams of each."""
         self.announcing = Announcing(self._waiting, self._destinations)
+        self._capped = self._destinations.are_capped
         self._bytes = 0
         self._held: dict[int, int] = {}
         """Jobs to be marked as held, with their partitions."""
@@ -92,7 +93,7 @@ class Streams:
                 self._keep(job)
                 self.announcing.offer_alone(job.seq)
                 continue
-            if self._destinations.is_paused(job):
+            if self._capped and self._destinations.is_paused(job):
                 self._held[job.seq] = job.partition  # what was held is read when everything is, after the pause
                 continue
             stream = self._stream(job.stream)
@@ -222,7 +223,8 @@ class Streams:
         job = self.announcing.next()
         if job is not None:
             del self._waiting[job.seq]
-            self._destinations.dropped(job)
+            if self._capped:
+                self._destinations.dropped(job)
             self._started[job.seq] = job
         return job
 
@@ -330,12 +332,14 @@ class Streams:
     def _keep(self, job: Job) -> None:
         self._waiting[job.seq] = job
         self._bytes += len(job.payload)
-        self._destinations.kept(job)
+        if self._capped:
+            self._destinations.kept(job)
 
     def _drop(self, job: Job) -> None:
         del self._waiting[job.seq]
         self._bytes -= len(job.payload)
-        self._destinations.dropped(job)
+        if self._capped:
+            self._destinations.dropped(job)
 
     def _target(self, job: Job) -> Target:
         return (job.type, job.destination) if self._destinations.is_capped(job) else None
@@ -343,7 +347,7 @@ class Streams:
     def _crowded(self, job: Job) -> bool:
         """Whether its destination has as much memory as it may have."""
         destinations = self._destinations
-        destination = destinations.of(job)
+        destination = destinations.of(job) if self._capped else None
         return destination is not None and (
             destination.jobs >= destinations.memory_of_one(self._jobs_max)
             or destination.bytes >= destinations.memory_of_one(self._bytes_max)
