@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from work_stores import WORK_STORES, Hand, Opened, Opener, draft, opener_of, run
 
 from engines import Server
 from holdfast.work.contract import Query
-from holdfast.work.job import Failure, Policies, Reason
+from holdfast.work.job import Failure, InvalidArgument, Policies, Reason, State
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.postgres.store import MIGRATIONS
 from holdfast.work.sqlite import SqliteWork
@@ -110,6 +111,23 @@ def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
         second = await o.store.acts(2, before=first[-1].number)
         assert [act.why for act in [*first, *second]] == [str(seq) for seq in reversed(seqs[1:])]
         assert await o.store.acts(2, before=1) == []
+
+    check(opened, body)
+
+
+@pytest.mark.parametrize("wrong", [2**70, 0, -1, "12", True, None])
+def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(opened: Opener, wrong: Any) -> None:
+    async def body(o: Opened) -> None:
+        (seq,) = await o.store.enqueue([draft()])
+        who = {"by": "ann", "why": "a mistake"}
+        acts = [o.store.park, o.store.bury, partial(o.store.retry, reset=False)]
+        for act in (*acts, lambda seqs, **who: o.store.release("s", ids=seqs, **who)):
+            with pytest.raises(InvalidArgument):
+                await act([seq, wrong], **who)
+        with pytest.raises(InvalidArgument):
+            await o.store.enqueue([draft(), wrong])
+        (entry,) = await o.store.find(Query())
+        assert entry.state is State.READY and await o.store.acts() == []
 
     check(opened, body)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -134,3 +136,26 @@ def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_th
     asyncio.run(main())
     blocked.set()
     assert ended == [EXIT_CODE] and "in main" in said[0]
+
+
+PAUSED = """
+import asyncio
+from holdfast.work.watchdog import Watchdog
+
+async def main():
+    async with Watchdog(0.5, print).watching():
+        print("ready", flush=True)
+        await asyncio.sleep(1)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_was_stopped_for_long_is_not_stuck() -> None:
+    child = subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(1.2)  # that long it is stopped
+    child.send_signal(signal.SIGCONT)
+    assert child.wait(20) == 0
+    child.stdout.close()

@@ -122,7 +122,8 @@ class Worker:
 
     async def _serve(self, seat: Seat) -> None:
         self._shift = _Shift(seat, self._store.shared, self._runner, self._settings, self._clock)
-        self._shift.pause(self._paused)
+        if self._paused:
+            self._shift.pause(self._paused)
         if self._stopping.is_set():
             self._shift.stop()
         try:
@@ -157,14 +158,7 @@ class _Shift:
         self._poll = settings.poll_min_seconds
         self._asleep = self._resting = False
         self._balance_at = float("-inf")
-        self._runners = Runners(
-            runner,
-            seat,
-            self._streams,
-            self._record,
-            concurrency=settings.concurrency,
-            stuck_max=settings.stuck_max,
-        )
+        self._runners = Runners(runner, seat, self._streams, self._record, settings)
         self._paused: frozenset[tuple[str, str]] = frozenset()
         self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
 
@@ -181,7 +175,7 @@ class _Shift:
 
     async def run(self) -> None:
         """Until stopped and drained, or LeaseLost."""
-        self._runners.start(self._settings.cancel_seconds)
+        self._runners.start()
         talking = asyncio.create_task(self._talk(), name="holdfast-shift")
         stopped = asyncio.create_task(self._stopped.wait())
         try:

@@ -24,7 +24,7 @@ import msgspec
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.work.contract import Child, RunEnded, Seat
 from holdfast.work.failures import PayloadUnreadable, Reasons
-from holdfast.work.job import Draft, InvalidArgument, Job, Reason, known_seq, known_stage, shown
+from holdfast.work.job import Draft, InvalidArgument, Job, Reason, known_draft, known_seq, known_stage, shown
 
 Payload = TypeVar("Payload")
 Run = Callable[["Context", Any], Awaitable[None]]
@@ -94,8 +94,7 @@ class Context(msgspec.Struct, eq=False):
     def enqueue(self, draft: Draft) -> None:
         """Enqueue another job with the success of this one: both or neither."""
         self._require_open()
-        if not isinstance(draft, Draft):
-            raise InvalidArgument(f"ctx.enqueue takes a Draft, not {shown(draft)}", field="draft")
+        known_draft(draft)
         if self.finished:
             raise InvalidArgument("the job is finished: enqueue inside its transaction with holdfast.work.outbox")
         if draft.source:

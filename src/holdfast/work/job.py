@@ -17,7 +17,7 @@ against the maximum. What happens after a failure is a policy, looked up by (job
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
@@ -74,6 +74,17 @@ def known_seq(seq: int) -> int:
     if not _is_int(seq) or not 0 < seq <= SEQ_MAX:
         raise InvalidArgument(f"{shown(seq)} is no job's sequence: an integer from 1 to {SEQ_MAX}", field="seq")
     return int(seq)
+
+
+def known_seqs(seqs: Iterable[int]) -> list[int]:
+    return [known_seq(seq) for seq in seqs]
+
+
+def known_draft(draft: Draft) -> Draft:
+    """Refuses what is no Draft."""
+    if not isinstance(draft, Draft):
+        raise InvalidArgument(f"a job is enqueued as a Draft, not {shown(draft)}", field="draft")
+    return draft
 
 
 def _is_int(value: object) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting
 from holdfast.work.balance import place_of
-from holdfast.work.job import PARTITIONS, Draft
+from holdfast.work.job import PARTITIONS, Draft, known_draft
 from holdfast.work.sqlite.verbs import enqueue as enqueue_embedded
 
 _TYPES = ("smallint[]", "integer[]", "text[]", "text[]", "text[]", "bytea[]", "float8[]", "text[]", "text[]")
@@ -31,6 +31,8 @@ _RANDOM = random.Random()
 
 def arguments(drafts: Sequence[Draft], rng: random.Random) -> tuple[list[Any] | None, ...]:
     """The arrays of the SQL function ``enqueue``."""
+    for draft in drafts:
+        known_draft(draft)
     places = [place_of(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None) for d in drafts]
     from_outside = any(d.source for d in drafts)
     return (

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from holdfast import telemetry
 from holdfast.work.contract import Seat
 from holdfast.work.job import Job
 from holdfast.work.running import Outcome, Runner
+from holdfast.work.settings import WorkerSettings
 from holdfast.work.streams import Streams
 
 Record = Callable[[Job, Outcome], None]
@@ -25,13 +25,11 @@ Record = Callable[[Job, Outcome], None]
 
 
 class Runners:
-    """``concurrency`` runners on one seat."""
+    """``settings.concurrency`` runners on one seat."""
 
-    def __init__(
-        self, runner: Runner, seat: Seat, streams: Streams, record: Record, *, concurrency: int, stuck_max: int
-    ) -> None:
+    def __init__(self, runner: Runner, seat: Seat, streams: Streams, record: Record, settings: WorkerSettings) -> None:
         self._runner, self._seat, self._streams, self._record = runner, seat, streams, record
-        self._concurrency, self._stuck_max = concurrency, stuck_max
+        self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count(1)
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -42,14 +40,13 @@ class Runners:
         self.failed_with: Exception | None = None
         """The lease is lost, or a defect of ours: it ends the shift."""
 
-    def start(self, cancel_seconds: float) -> None:
-        self._cancel_seconds = cancel_seconds
+    def start(self) -> None:
         self._watch()
         self._fill()
 
     def wake(self) -> None:
         """Jobs may start: as many idle runners as there are such jobs look for one."""
-        if len(self._tasks) < self._concurrency:
+        if len(self._tasks) < self._settings.concurrency:
             self._fill()
         startable = self._streams.announcing.startable
         while self._idle and startable:
@@ -69,22 +66,17 @@ class Runners:
             task.cancel()
         if not tasks:
             return
-        _, hanging = await asyncio.wait(tasks, timeout=self._cancel_seconds)
+        _, hanging = await asyncio.wait(tasks, timeout=self._settings.cancel_seconds)
         for task in hanging:
             self._runner.give_up(task, "given back")
-            asyncio._unregister_task(task)  # nobody who ends the loop shall wait for it
 
     def _fill(self) -> None:
         """As many runners as there shall be; each stuck handler beyond ``stuck_max`` costs one."""
-        wanted = self._concurrency - max(0, len(self._runner.stuck) - self._stuck_max)
+        wanted = self._settings.concurrency - max(0, len(self._runner.stuck) - self._settings.stuck_max)
         while len(self._tasks) < wanted:
-            task = self._start(self._run_jobs(), f"holdfast-runner-{next(self._numbers)}")
+            task = asyncio.create_task(self._run_jobs(), name=f"holdfast-runner-{next(self._numbers)}")
             self._tasks.add(task)
             task.add_done_callback(self._on_ended)
-
-    @staticmethod
-    def _start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        return asyncio.create_task(work, name=name)
 
     def _on_ended(self, task: asyncio.Task[None]) -> None:
         given_up = task not in self._tasks
@@ -103,8 +95,8 @@ class Runners:
         if ended is not None and not ended.cancelled() and (error := ended.exception()) is not None:
             telemetry.defect("work", error)
         if not self._ending:
-            watching = self._runner.watch_deadlines(self._cancel_seconds, self._on_stuck)
-            self._watching = self._start(watching, "holdfast-deadlines")
+            watching = self._runner.watch_deadlines(self._settings.cancel_seconds, self._on_stuck)
+            self._watching = asyncio.create_task(watching, name="holdfast-deadlines")
             self._watching.add_done_callback(self._watch)
 
     def _on_stuck(self, task: asyncio.Task[None], job: Job, outcome: Outcome) -> None:

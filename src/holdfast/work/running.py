@@ -146,6 +146,7 @@ class Runner:
         telemetry.log.error(
             "work.handler_stuck", seq=job.seq, type=job.type, task=task.get_name(), where=where(task), job=action
         )
+        asyncio._unregister_task(task)  # asyncio.run waits for every task it knows
         task.cancel()  # some need it twice
         return True
 

@@ -25,7 +25,7 @@ from holdfast.work.contract import (
     Stats,
     Waiting,
 )
-from holdfast.work.job import Draft, Failure, reason_of
+from holdfast.work.job import Draft, Failure, known_seq, known_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres.errors import reaching, translated
 from holdfast.work.postgres.seat import SQL, Pools, PostgresSeat, SeatSettings, block_of
@@ -115,11 +115,13 @@ class PostgresWork:
         return [Entry.stored(row.items()) for row in await self._fetch("dead", *_conditions(query), limit)]
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
+        seqs = known_seqs(seqs)
         async with self._act("retry", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             return await act.apply(await act.fetch("retry", list(seqs), reset), "no such job waits for a retry")
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
+        seqs = known_seqs(seqs)
         async with self._act("park", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             return await act.apply(await act.fetch("park", list(seqs), by, why), "no such job, or it is parked already")
@@ -127,6 +129,7 @@ class PostgresWork:
     async def release(
         self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
     ) -> int:
+        ids, through = known_seqs(ids), known_seq(through) if through else 0
         async with self._act("release", [stream, *ids, *([type] if type else [])], by, why) as act:
             await act.fetch("lock_owners", [], stream)
             types = [type] if type else []
@@ -134,6 +137,7 @@ class PostgresWork:
             return await act.apply(rows, f"the stream {stream!r} is not blocked")
 
     async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
+        seqs = known_seqs(seqs)
         async with self._act("dead", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             rows = await act.fetch("partitions_of", list(seqs))

@@ -29,7 +29,7 @@ from holdfast.work.contract import (
     Waiting,
     Want,
 )
-from holdfast.work.job import PARTITIONS, Draft, Failure, Job, reason_of
+from holdfast.work.job import PARTITIONS, Draft, Failure, Job, known_seq, known_seqs, reason_of
 from holdfast.work.sqlite import verbs
 
 T = TypeVar("T")
@@ -130,12 +130,12 @@ class EmbeddedWork:
         return await self._look(lambda db: verbs.dead(db, values))
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
-        now = self._clock.now()
+        now, seqs = self._clock.now(), known_seqs(seqs)
         act = ("retry", _words(seqs), by, why)
         return await self._act(lambda db: verbs.retry(db, seqs, reset, now), act, "no such job waits for a retry")
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
-        now = self._clock.now()
+        now, seqs = self._clock.now(), known_seqs(seqs)
         act = ("park", _words(seqs), by, why)
         nothing = "no such job, or it is parked already"
         return await self._act(lambda db: verbs.park(db, seqs, now, (by, why)), act, nothing)
@@ -143,13 +143,15 @@ class EmbeddedWork:
     async def release(
         self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
     ) -> int:
-        types = [type] if type else []
+        types, ids = [type] if type else [], known_seqs(ids)
+        through = known_seq(through) if through else 0
         act = ("release", _words([stream, *ids, *types]), by, why)
         nothing = f"the stream {stream!r} is not blocked"
         return await self._act(lambda db: verbs.release(db, stream, ids, types, through, (by, why)), act, nothing)
 
     async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
-        now, act = self._clock.now(), ("dead", _words(seqs), by, why)
+        now, seqs = self._clock.now(), known_seqs(seqs)
+        act = ("dead", _words(seqs), by, why)
         return await self._act(lambda db: verbs.bury(db, seqs, now, failure), act, "no such job")
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:

@@ -42,6 +42,7 @@ from holdfast.work.job import (
     OnFailure,
     Reason,
     State,
+    known_draft,
 )
 
 SQL = statements("holdfast.work.sqlite")
@@ -56,7 +57,7 @@ _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
 
 def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[int]:
     seqs: list[int] = []
-    for draft in drafts:
+    for draft in map(known_draft, drafts):
         if draft.source:
             db.execute(SQL["see"], (draft.source, draft.source_id, now))
             if not db.changes():
