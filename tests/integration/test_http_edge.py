@@ -8,7 +8,7 @@ import json
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -215,5 +215,32 @@ def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
             assert alive == 200
             assert len(lines.getvalue().splitlines()) < 100, "of 400 requests the first are told, then a sum"
         assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), lines.getvalue()
+
+    serve(tmp_path, story)
+
+
+def test_garbage_on_an_open_websocket_writes_no_traceback(tmp_path: Path) -> None:
+    rng = random.Random(11)
+
+    async def send(node: Node, data: bytes) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        writer.write(UPGRADE + b"\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+        for piece in cut(data, rng.randrange(1, len(data) + 1)):
+            writer.write(piece)
+            await asyncio.sleep(0)
+        writer.write_eof()
+        with suppress(ConnectionError):
+            while await reader.read(65_536):
+                pass
+        writer.close()
+
+    async def story(node: Node) -> None:
+        garbage = [GET, GARBAGE, UPGRADE + b"\r\n", b"\x81\xfe\xff\xff" + b"x" * 70_000, b"\x89\x80abcd" * 50]
+        garbage += [rng.randbytes(rng.randrange(1, 300)) for _ in range(60)]
+        with log_lines() as lines:
+            async with asyncio.timeout(30):
+                await asyncio.gather(*(send(node, data) for data in garbage))
+        assert "raceback" not in lines.getvalue() and '"exception"' not in lines.getvalue(), lines.getvalue()
 
     serve(tmp_path, story)

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.gateway.gateway import LINES_AT_ONCE, LINES_SECONDS
 from holdfast.gateway.limits import GatewayLimits
 from holdfast.message import Cursor, User
 from holdfast.session.effects import Effects
@@ -851,7 +852,7 @@ def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() 
             await settle()
             for socket in parts.sockets:
                 socket.connection.close(Closing.SERVER_SHUTDOWN)
-            await asyncio.sleep(1)
+            await asyncio.sleep(LINES_SECONDS + 1)
             late = parts.connect("late")
             await settle()
             late.connection.close(Closing.ROTATION)
@@ -859,8 +860,8 @@ def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() 
     with capture_logs() as logs:
         run(story())
     lines = [line for line in logs if line["event"] == "connection_closed"]
-    assert len(lines) == 101
-    assert lines[-1]["lines_left_out"] == 200
+    assert len(lines) == LINES_AT_ONCE + 2
+    assert lines[-2]["left_out"] == 300 - LINES_AT_ONCE and lines[-1]["user_id"] == "late"
 
 
 def test_who_shares_many_chats_is_pushed_to_once(monkeypatch: pytest.MonkeyPatch) -> None:

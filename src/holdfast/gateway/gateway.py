@@ -32,6 +32,9 @@ from holdfast.wire.closing import Closing
 from holdfast.wire.run import Run
 
 TICK_SECONDS = 0.25
+LINES_AT_ONCE = 100
+"""Of one event of connections in the log, each ``LINES_SECONDS``; then a line says how many were left out."""
+LINES_SECONDS = 5.0
 RETURNS_PER_SECOND = 500
 """Clients that are sent away together come back at this rate, or sooner (``reconnect_spread_seconds``)."""
 
@@ -66,8 +69,8 @@ class Gateway:
         self._timers: list[asyncio.Task[None]] = []
         self.cutoff = Cutoff(plane, self._roster, self._connections.values)
         self.belonging = Belonging(self._roster, plane.history, plane.clock)
-        self._log = telemetry.ConnectionLog(plane.clock.monotonic())
         self.unread_answers = UnreadAnswers()
+        self._log = telemetry.ThrottledLog(LINES_AT_ONCE, LINES_SECONDS)
         self._empty = asyncio.Event()
         self.draining = False
 
@@ -221,8 +224,8 @@ class Gateway:
         return int(self._plane.rng.random() * seconds * 1000)
 
     def log(self, connection: Connection, event: str, **facts: str) -> None:
-        user = connection.session.user if connection.session is not None else None
-        self._log.write(self.now(), event, connection.connection_id, user, **facts)
+        who = connection.session.user._asdict() if connection.session is not None else {}
+        self._log.info(event, connection_id=connection.connection_id, **who, **facts)
 
     def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.message import User
-from holdfast.resilience import Bucket
 from holdfast.telemetry.logs import log
 from holdfast.telemetry.marks import sometimes
 from holdfast.telemetry.metrics import counter, gauge
@@ -67,29 +65,6 @@ def session_noticed(sign: str) -> None:
     _signs.labels(sign).inc()
     if sign in _FORCED_PULLS:
         _forced_resyncs.inc()
-
-
-LINES_PER_SECOND = 20
-LINES_BURST = 100
-
-
-class ConnectionLog:
-    """What happened to whose connection, for whoever asks later; in a storm ``LINES_PER_SECOND``.
-
-    The next line says how many were left out.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._bucket = Bucket(LINES_PER_SECOND, LINES_BURST, now)
-        self._left_out = 0
-
-    def write(self, now: float, event: str, connection_id: str, user: User | None, **facts: str) -> None:
-        if self._bucket.take(now):
-            self._left_out += 1
-            return
-        who = {"connection_id": connection_id} | ({} if user is None else user._asdict())
-        left_out, self._left_out = {"lines_left_out": self._left_out} if self._left_out else {}, 0
-        log.info(event, **who, **facts, **left_out)
 
 
 def frame_refused() -> None:
