@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import structlog
+from log_capture import logging_to
 from sockets import serve
 
-from holdfast import telemetry
 from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
 from holdfast.node.node import Node
 
@@ -161,24 +159,10 @@ STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
 }  # fmt: skip
 
 
-@contextmanager
-def log_lines() -> Iterator[io.StringIO]:
-    """Everything that is logged, ours and our libraries', as an operator sees it."""
-    stream = io.StringIO()
-    before, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
-    logging.root.handlers.clear()  # or configure_logging would close pytest's
-    telemetry.configure_logging(json=True, stream=stream)
-    try:
-        yield stream
-    finally:
-        structlog.configure(**before)
-        logging.root.handlers[:] = handlers
-        logging.root.setLevel(level)
-
-
 def test_strange_requests_are_answered_in_order_and_write_no_traceback(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
-        with log_lines() as lines:
+        lines = io.StringIO()
+        with logging_to(lines):
             for what, (pieces, expected) in STRANGE.items():
                 found = await exchange(node, pieces, len(expected))
                 assert [status for status, _ in found] == expected, (what, found)
@@ -208,7 +192,8 @@ def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
         await writer.wait_closed()
 
     async def story(node: Node) -> None:
-        with log_lines() as lines:
+        lines = io.StringIO()
+        with logging_to(lines):
             for _ in range(20):
                 await asyncio.gather(*(send(node, mutilated()) for _ in range(20)), return_exceptions=True)
             [(alive, _)] = await exchange(node, [GET])
@@ -238,7 +223,8 @@ def test_garbage_on_an_open_websocket_writes_no_traceback(tmp_path: Path) -> Non
     async def story(node: Node) -> None:
         garbage = [GET, GARBAGE, UPGRADE + b"\r\n", b"\x81\xfe\xff\xff" + b"x" * 70_000, b"\x89\x80abcd" * 50]
         garbage += [rng.randbytes(rng.randrange(1, 300)) for _ in range(60)]
-        with log_lines() as lines:
+        lines = io.StringIO()
+        with logging_to(lines):
             async with asyncio.timeout(30):
                 await asyncio.gather(*(send(node, data) for data in garbage))
         assert "raceback" not in lines.getvalue() and '"exception"' not in lines.getvalue(), lines.getvalue()

@@ -7,16 +7,15 @@ import io
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from ipaddress import ip_network
 from typing import Any
 
 import httpx
 import pytest
-import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_capture import logging_to
 from rest import SECRET, Rest, error_of, serving, with_rest
 
 from holdfast import telemetry
@@ -404,19 +403,6 @@ def test_a_defect_is_answered_without_its_internals() -> None:
         assert "hunter2" not in answer.text and "path.py" not in answer.text and "Runtime" not in answer.text
 
     with_rest(scenario, status=broken)
-
-
-@contextmanager
-def logging_to(output: io.StringIO, *, as_json: bool) -> Iterator[None]:
-    before, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
-    logging.root.handlers.clear()  # or configure_logging would close pytest's
-    telemetry.configure_logging(json=as_json, stream=output)
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
-        logging.root.handlers[:] = handlers
-        logging.root.setLevel(level)
 
 
 def test_the_access_log_is_json_capped_escaped_and_holds_no_secret() -> None:
