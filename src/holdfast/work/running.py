@@ -140,6 +140,8 @@ class Runner:
         job = context.job
         if context.entered:
             context.seat.revoke(job)
+        if context.dismissed:
+            self._breakers.neither(job.type)
         self.stuck.add(task)
         task.add_done_callback(self._stuck_ended)
         telemetry.work_stuck(len(self.stuck))

@@ -187,14 +187,14 @@ class EmbeddedWork:
         """Nothing of its own to close; see the adapters."""
 
     def recall(self) -> None:
-        """End the transaction for which the connection is lent now: rolled back, and of no use to the borrower.
-
-        Thread-safe where ``aside`` is.
-        """
+        """End the transaction for which the connection is lent now: rolled back, and of no use to the borrower."""
         raise NotImplementedError
 
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
-        """Run ``work`` in a transaction of its own, in the calling thread: the event loop is stuck. Blocks."""
+        """Run ``work`` in a transaction of its own, in the calling thread: the event loop is stuck. Blocks.
+
+        A transaction that is lent is rolled back.
+        """
         raise NotImplementedError
 
     async def _act(self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str) -> int:
@@ -287,7 +287,6 @@ class EmbeddedSeat:
         self._woken.set()
 
     def give_up(self, report: Report, culprit: int | None) -> None:
-        self._store.recall()
         self._store.aside(lambda db: verbs.give_up(db, self.instance, report, culprit, self._clock.now()))
 
     async def leave(self) -> None:

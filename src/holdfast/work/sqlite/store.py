@@ -130,7 +130,14 @@ class SqliteWork(EmbeddedWork):
             loan.returned.set()
 
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
-        """By a connection of its own: the writer's answers would have to come by the loop."""
+        """By a connection of its own: the writer's answers would have to come by the loop.
+
+        A transaction that is lent is rolled back, but its connection stays open: to open it again is to write its log
+        again (``settle_log``), which nobody else may write meanwhile.
+        """
+        if (loan := self._loan) is not None:
+            loan.failed = True
+            loan.returned.set()
         connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             connection.set_busy_timeout(_ASIDE_BUSY_MILLISECONDS)
