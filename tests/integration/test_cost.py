@@ -137,6 +137,7 @@ def strange(method: str, target: str) -> Mapping[str, bytes]:
         "a path beyond its bound": request(method, filled(target + "/", "%0a", 60_000)),
         "many headers": request(method, target, *some),
         "headers beyond their bound": request(method, target, *(f"X-{n}: {n}" for n in range(5_000))),
+        "many requests in one segment": request(method, target) * 4_000,
         "a long header": request(method, target, "X-Long: " + "x" * (HEAD_BYTES_MAX - 500)),
         "an endless list of proxies": request(method, target, "X-Forwarded-For: " + "," * (HEAD_BYTES_MAX - 500)),
         "a long credential": request(method, target, "Authorization: Bearer " + "e" * (HEAD_BYTES_MAX - 500)),

@@ -13,7 +13,7 @@ from pathlib import Path
 from log_capture import logging_to
 from sockets import serve
 
-from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
+from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, PIPELINED_MAX, URL_BYTES_MAX
 from holdfast.node.node import Node
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -127,6 +127,7 @@ GARBAGE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 no HTTP at all\r\n\r\n"
 STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
     "a request, then garbage in one segment": ([GET + GARBAGE], [200, 400]),
     "three requests, then garbage": ([GET * 3 + GARBAGE], [200, 200, 200, 400]),
+    "more requests than may wait": ([GET * (PIPELINED_MAX + 9)], [200] * (PIPELINED_MAX + 1) + [400]),
     "garbage": ([GARBAGE], [400]),
     "a request that hangs, then garbage": (
         [b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b'"a":1}  ' + GARBAGE],

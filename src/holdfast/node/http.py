@@ -38,6 +38,8 @@ URL_BYTES_MAX = 8 * KIB
 """Path and query: the longest reason of a deletion, percent-encoded, fits. More: 414, before anything is decoded."""
 PATH_BYTES_MAX = 2 * KIB
 """Of the path alone: the longest ids, percent-encoded, fit four times. More: 414."""
+PIPELINED_MAX = 64
+"""Requests of a connection that wait for the answers to those before them. The next: 400, when they are answered."""
 REST_SECONDS = 2.0
 """How long the rest of a request is read that was answered without it: time for the answer to be read, no more."""
 TAKEN_SECONDS = 30.0
@@ -178,6 +180,9 @@ class _Requests(HttpToolsProtocol):
         self._await("end of what is refused", REST_SECONDS, self.transport.close)
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED_MAX:
+            text = f"at most {PIPELINED_MAX} requests of a connection may wait behind the one that is answered"
+            self._refuse_rest(refused_with(InvalidMessage(text)))
         super().on_message_begin()
         self._head_bytes = 0
         if "head" not in self._timers:  # the next request of a connection that was kept
