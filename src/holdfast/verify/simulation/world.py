@@ -172,7 +172,7 @@ class World:
             device.switch_on(self._dial)
 
     def _dial(self, device: Device) -> Wire | None:
-        if self.server is None:
+        if self.server is None or self.server.gateway.draining:  # the handshake answers 503
             return None
         connection = device.witness.connection
 
