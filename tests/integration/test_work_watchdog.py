@@ -1,4 +1,4 @@
-"""A handler that is stuck in synchronous code ends its process; its job is blamed, and all others are free at once."""
+"""Handlers that end their process, or are stuck in synchronous code until it is ended: who is blamed, who is free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work_stores import embedded_work, postgres_work, until
+from work_stores import Opened, embedded_work, postgres_work, until
 
 from holdfast.work import watchdog
 from holdfast.work.contract import Query
@@ -159,3 +159,47 @@ def test_a_process_that_was_stopped_for_long_is_not_stuck() -> None:
     child.send_signal(signal.SIGCONT)
     assert child.wait(20) == 0
     child.stdout.close()
+
+
+EXITS = """
+import asyncio, os, sys
+from pathlib import Path
+from holdfast.work.coordinator import Worker
+from holdfast.work.handling import Handlers
+from holdfast.work.postgres import PostgresWork
+from holdfast.work.sqlite import SqliteWork
+
+async def main(where):
+    store = await (PostgresWork.open(where) if "://" in where else SqliteWork.open(Path(where)))
+    handlers = Handlers()
+
+    @handlers.handle(dict, type="Exit")
+    async def handle(ctx, _):
+        os._exit(3)
+
+    await Worker(store, handlers).run()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_a_handler_that_ends_its_process_is_a_crash_of_its_job(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    where = str(tmp_path / "work.db") if engine == "sqlite" else request.getfixturevalue("postgres_server").url
+
+    async def body() -> None:
+        async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
+            (seq,) = await o.store.enqueue([Draft("Exit", b"{}")])
+            child = await asyncio.create_subprocess_exec(sys.executable, "-c", EXITS, where)
+            assert await asyncio.wait_for(child.wait(), 60) == 3
+            async with Worker(o.store, Handlers(), settings=WorkerSettings(poll_max_seconds=0.05)).running():
+                await until(lambda: _crashed(o, seq))
+
+    asyncio.run(body())
+
+
+async def _crashed(o: Opened, seq: int) -> bool:
+    (entry,) = await o.store.find(Query(seqs=[seq]))
+    return entry.crashes == 1 and entry.error_type in ("ProcessDied", "UnknownType")
