@@ -55,11 +55,16 @@ results: $(VENV)/.dev ## Run the proofs of the short tier and write RESULTS.md
 	$(BIN)/python -m pytest -q $(PARALLEL) tests/simulation tests/integration $(ARGS)
 	$(BIN)/python -m holdfast.verify.results .results > RESULTS.md
 
-lock: ## Resolve the dependencies anew (needs uv)
-	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
-	  --custom-compile-command 'make lock' -p 3.11 pyproject.toml requirements/build.in -o requirements/run.lock
-	uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
-	  --custom-compile-command 'make lock' -p 3.11 --group dev --group bench -c requirements/run.lock -o requirements/dev.lock pyproject.toml
+COMPILE := uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+  --custom-compile-command 'make lock' -p 3.11
+EXTRA_REQUIREMENTS = import sys, tomllib; \
+  print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
+
+lock: ## Resolve the dependencies again, those of each extra too (needs uv)
+	$(COMPILE) pyproject.toml requirements/build.in -o requirements/run.lock
+	$(COMPILE) --group dev --group bench -c requirements/run.lock -o requirements/dev.lock pyproject.toml
+	set -e; for extra in otel postgres redis; do $(PYTHON) -c '$(EXTRA_REQUIREMENTS)' $$extra \
+	  | $(COMPILE) - -c requirements/run.lock -c requirements/dev.lock -o requirements/$$extra.lock; done
 
 clean: ## Remove what was installed and cached here; a state directory is never touched
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .results dist build

@@ -47,7 +47,7 @@ CATALOGUE: dict[str, tuple[int, Alert]] = {
     "durability_idempotency_hits": (2, Alert("`rate(…_total[5m]) / sum(rate(holdfast_durability_outcomes_total[5m])) > 0.1`: a retry storm or a client's defect")),
     "sequence_allocation_latency_seconds": (2, Alert("`histogram_quantile(0.99, rate(…_bucket[5m])) > 0.05`")),
     "sequence_allocation_errors": (2, Alert("`rate(…_total[5m]) / sum(rate(holdfast_durability_outcomes_total[5m])) > 0.001`")),
-    "hot_chats": (2, Alert("", "any; `holdfast chat list --hot` lists them")),
+    "hot_chats": (2, Alert("", "any; `holdfast chat ls --hot` lists them")),
     "fanout_dead_letters": (2, Alert("`increase(…_total[1h]) > 100`; the server's log says it too (`fanout.dlq.alert_threshold_per_hour`)", "any")),
     "work_dead_letters": (2, Alert("more than 100 new ones an hour", "any")),
     "work_oldest_job_age_seconds": (2, Alert("`… > 30`")),

@@ -14,4 +14,7 @@ def extra(name: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise BadSetting(f"{error.name} is not installed: pip install 'holdfast[{name}]'") from None
+        raise BadSetting(
+            f"{error.name} is not installed: in a checkout of Holdfast run `pip install '.[{name}]'`, "
+            f"or for the locked version `pip install --require-hashes --no-deps -r requirements/{name}.lock`"
+        ) from None

@@ -331,6 +331,24 @@ def test_a_terminal_shows_history_a_prompt_and_what_comes(program: Program) -> N
         assert os.waitstatus_to_exitcode(status) == 0
 
 
+def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(program: Program) -> None:
+    program.serve()
+    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    with pseudo_terminal(program, chat_id) as (pid, terminal):
+        assert b"/quit or Ctrl+D leaves" in read_until(terminal, b"alice> ")
+        os.write(terminal, b"/help\r")
+        read_until(terminal, b"send a line that begins with /")
+        os.write(terminal, b"/quti\r")
+        read_until(terminal, b"there is no command /quti")
+        os.write(terminal, b"//shrug\r")
+        read_until(terminal, "alice: /shrug ✓".encode())
+        os.write(terminal, b"/quit\r")
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    said = json.loads(program.ok("chat", "history", chat_id, "-u", "alice", "--json"))
+    assert [message["content"] for message in said["messages"] if message["kind"] == "text"] == ["/shrug"]
+
+
 def test_whatever_is_pasted_while_the_server_is_away_is_kept_and_the_user_can_leave(program: Program) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()

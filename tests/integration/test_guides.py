@@ -76,6 +76,21 @@ def test_the_commands_of_a_guide_do_what_it_says(page: str, program: Program, ch
         assert done.stdout.count(told) == 1, f"{page} promises {told}"
 
 
+def test_the_program_of_the_readme_runs_as_printed(program: Program, tmp_path: Path) -> None:
+    chat = program.ok("chat", "create", "--user", "frank", "--name", "of the readme").strip()
+    (example, *_) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    token = program.ok("token", "--user", "frank").strip()
+    command = [sys.executable, "-u", "-c", example.replace("http://127.0.0.1:8080", program.url), token, chat]
+    running = subprocess.Popen(command, env=program.environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE)
+    try:
+        assert running.stdout is not None
+        while "hello" not in (line := running.stdout.readline()):
+            assert line, "the program ended"
+    finally:
+        running.kill()
+        running.wait()
+
+
 def test_the_program_of_the_python_guide_does_what_it_says(program: Program) -> None:
     chat = program.ok("chat", "create", "--user", "erin", "--name", "of a program").strip()
     (example, *_) = re.findall(r"^```python\n(.*?)^```$", (GUIDES / "python-client.md").read_text(), re.M | re.S)

@@ -463,6 +463,8 @@ def test_metrics_can_be_opened_by_a_setting() -> None:
 def test_health_tells_strangers_a_word_and_operators_the_dependencies() -> None:
     async def scenario(rest: Rest) -> None:
         assert (await rest.ask("GET", "/health/live")).json() == {"status": "live"}
+        assert (await rest.ask("GET", "/healthz")).json() == {"status": "live"}
+        assert (await rest.ask("GET", "/readyz")).json() == (await rest.ask("GET", "/health/ready")).json()
         assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}
         told = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
         assert told.json() == {"status": "ready", "dependencies": {"store": "up"}}

@@ -1,4 +1,4 @@
-"""What ``holdfast chat list`` shows."""
+"""What ``holdfast chat ls`` shows."""
 
 from __future__ import annotations
 

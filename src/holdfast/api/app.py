@@ -19,7 +19,7 @@ from holdfast.api.pages import StaticPage
 from holdfast.api.receive import address_of, receive, violated
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.request import App, Receive, Request, Response, Scope, Send, View
-from holdfast.api.routes import ENDPOINTS, GROUPS
+from holdfast.api.routes import ALIASES, ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
 from holdfast.api.strangers import Strangers
 from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, OperatorError, RateLimited
@@ -59,6 +59,7 @@ class _Application:
         deps, status = self._deps, 500
         began, request_id = deps.clock.monotonic(), deps.ids.new("req_")
         request = Request(scope, receive)
+        request.path = ALIASES.get(request.path, request.path)
         try:
             response = await self._respond(request)
             status = response.status

@@ -436,6 +436,9 @@ WEBHOOKS: Sequence[Endpoint] = (
     ),
 )  # fmt: skip
 
+ALIASES: Mapping[str, str] = {"/healthz": "/health/live", "/readyz": "/health/ready"}
+"""Paths that probes of others ask by habit -> the path that answers."""
+
 PROBES: Sequence[Endpoint] = (
     Endpoint("GET", "/health/live", probes.get_live, "Whether the process runs", "anybody", answer=Health),
     Endpoint(

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
+from holdfast.cli.groups import group
 from holdfast.cli.reach import Reach, ReasonOption, TenantOption, UserOption, reaching
 from holdfast.cli.rest import Rest
 from holdfast.clock import Ids, SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound
 
-chat = typer.Typer(no_args_is_help=True, help="Talk, and look after chats.", rich_markup_mode=None)
+chat = group("Talk, and look after chats.")
 
 ChatArgument = Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id, or its title if only one has it.")]
 SEND_TRIES = 4
@@ -29,7 +30,7 @@ class Role(StrEnum):
     owner = "owner"
 
 
-@chat.command("list")
+@chat.command("ls")
 @reaching
 def list_chats(
     reach: Reach,
@@ -44,8 +45,8 @@ def list_chats(
     Examples:
 
     \b
-      holdfast chat list --user alice
-      holdfast chat list --hot
+      holdfast chat ls --user alice
+      holdfast chat ls --hot
     """
     if hot:
         _list_hot(reach)
@@ -310,7 +311,7 @@ def _chat_id(rest: Rest, name: str) -> str:
         return name
     found = [entry["chat"]["chat_id"] for entry in _all_chats(rest) if entry["title"] == name]
     if not found:
-        raise NotFound(f"you have no chat titled {name!r}: see `holdfast chat list`")
+        raise NotFound(f"you have no chat titled {name!r}: see `holdfast chat ls`")
     if len(found) > 1:
         raise InvalidMessage(f"{len(found)} of your chats are titled {name!r}: use an id, {' or '.join(found)}")
     return str(found[0])

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
+from holdfast.cli.groups import group
 from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, reaching
 from holdfast.errors import InvalidMessage, NotFound
 
-revoke = typer.Typer(
-    no_args_is_help=True, help="Make tokens worthless: one, a user's, a device's.", rich_markup_mode=None
-)
+revoke = group("Make tokens worthless: one, a user's, a device's.")
 
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="A user's id.")]
 ChatOption = Annotated[str | None, typer.Option("--chat", help="In this chat (its id) only.")]

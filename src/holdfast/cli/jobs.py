@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
+from holdfast.cli.groups import group
 from holdfast.cli.reach import ASKED, Reach, ReasonOption, reaching
 from holdfast.cli.rest import Rest
 from holdfast.errors import InvalidMessage, NotFound
 
-jobs = typer.Typer(no_args_is_help=True, help="Jobs that wait, failed or died.", rich_markup_mode=None)
+jobs = group("Jobs that wait, failed or died.")
 
 LimitOption = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]

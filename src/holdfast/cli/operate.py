@@ -12,10 +12,11 @@ import msgspec
 import typer
 
 from holdfast.cli import show
+from holdfast.cli.groups import group
 from holdfast.cli.reach import ASKED, TOKEN_HOURS, Reach, ReasonOption, TenantOption, at_home, reaching
 from holdfast.errors import InvalidMessage
 
-key = typer.Typer(no_args_is_help=True, help="API keys of tenants and operators.", rich_markup_mode=None)
+key = group("API keys of tenants and operators.")
 
 BACKUP_SECONDS_MAX = 3600.0
 
@@ -229,7 +230,7 @@ def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str
     return dict(msgspec.to_builtins(IssuedKey(key_view(made), secret)))
 
 
-@key.command("list")
+@key.command("ls")
 @reaching
 def list_keys(reach: Reach) -> None:
     """List the API keys, without their secrets.
@@ -237,7 +238,7 @@ def list_keys(reach: Reach) -> None:
     Example:
 
     \b
-      holdfast key list
+      holdfast key ls
     """
     keys = reach.as_operator().get("/admin/keys")["keys"]
     show.listed(
@@ -263,7 +264,7 @@ def list_keys(reach: Reach) -> None:
 @reaching
 def revoke_key(
     reach: Reach,
-    key_id: Annotated[str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key list` shows it.")],
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key ls` shows it.")],
     reason: ReasonOption = ASKED,
     force: Annotated[bool, typer.Option("--force", help="Also the last key that can make keys.")] = False,
 ) -> None:

@@ -78,6 +78,10 @@ class Room:
         return self.token()
 
 
+HOW_TO_LEAVE = "— /quit or Ctrl+D leaves, /help says more; what you write is sent with Enter —"
+COMMANDS = """— /help   this
+— /quit   leave, as Ctrl+D does; what is not sent yet is kept, and sent when you open the chat again
+— //text  send a line that begins with /"""
 ACCEPTED = ("syncing", "ready")
 """The states of a connection that the server has accepted: what is written now leaves at once."""
 
@@ -155,11 +159,12 @@ class Talk:
             for key, content in self._waiting.items():
                 sends.create_task(self._send(key, content))
             async for line in self._screen.lines():
-                if line.strip():
+                text = line if self._screen.is_pipe else self._obey(line)
+                if text.strip():
                     key = self._ids.new("cmsg_")
-                    self._waiting[key] = line
+                    self._waiting[key] = text
                     self._tell_status()
-                    sends.create_task(self._send(key, line))
+                    sends.create_task(self._send(key, text))
                     await asyncio.sleep(0)  # it is in the outbox before the end of the input can cancel the task
                 if self._screen.is_pipe:
                     await self._until_fewer_than(WAITING_MAX)
@@ -167,6 +172,21 @@ class Talk:
                 await self._until_fewer_than(1)
             else:
                 raise _Left
+
+    def _obey(self, line: str) -> str:
+        """What of a line is to be sent: nothing of a command, which is done. Only at a terminal: a pipe is all text."""
+        if not line.startswith("/"):
+            return line
+        match line.split():
+            case ["/help", *_]:
+                self._screen.show(COMMANDS)
+            case ["/quit" | "/exit", *_]:
+                raise _Left
+            case _ if line.startswith("//"):
+                return line[1:]
+            case [word, *_]:
+                self._screen.show(f"— there is no command {word}: /help lists them; to send this line write /{line} —")
+        return ""
 
     async def _send(self, key: str, content: str) -> None:
         """The message is shown when it comes back as one of the chat's, unless history had it already."""
@@ -209,6 +229,8 @@ async def talk(room: Room) -> None:
                 talking.begin(page)
             else:
                 screen.show(f"— {away}; what you type is kept, and sent when it is back —")
+            if not screen.is_pipe:
+                screen.show(HOW_TO_LEAVE)
             await _until_one_ends(talking)
         finally:
             screen.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +44,7 @@ def verify(
     Three devices talk in two new chats, their connections are cut, some messages are sent twice under one id, and a
     stranger tries to read and write. Users are made up, with a tenant API key (--token-file) or the secret of
     the state directory; with a user token, all devices are that user's and nobody is a stranger. In the end everybody
-    leaves the chats; it says what is left.
+    leaves the chats and, with the state directory, their messages are deleted; it says what is left.
 
     Examples:
 
@@ -89,7 +90,8 @@ def _trial(reach: Reach, url: str, tenant: str, seconds: float, seed: int | None
 
     members, stranger = _accounts(reach, url, tenant)
     chosen = secrets.randbelow(10**6) if seed is None else seed
-    return Trial(url, members, stranger, TrialSettings(seconds=seconds), chosen)
+    operator = None if reach.token else replace(reach, url=url).as_operator()
+    return Trial(url, members, stranger, TrialSettings(seconds=seconds), chosen, operator)
 
 
 def _accounts(reach: Reach, url: str, tenant: str) -> tuple[list[Account], Account | None]:

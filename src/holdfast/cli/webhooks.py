@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import show
+from holdfast.cli.groups import group
 from holdfast.cli.jobs import LimitOption
 from holdfast.cli.reach import ASKED, Reach, ReasonOption, reaching
 
-webhooks = typer.Typer(no_args_is_help=True, help="Where a tenant's messages are sent.", rich_markup_mode=None)
+webhooks = group("Where a tenant's messages are sent.")
 
 Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint's id (ep_…).")]
 

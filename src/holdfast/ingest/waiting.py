@@ -39,7 +39,7 @@ class IntakeSettings:
     max_group_bytes: int = 512 * KIB
     """Content of one commit; the rest is the next group."""
     hot_messages_per_minute: int = 100
-    """A chat above it is hot: counted in ``holdfast_hot_chats``, listed by ``holdfast chat list --hot``. It is slowed
+    """A chat above it is hot: counted in ``holdfast_hot_chats``, listed by ``holdfast chat ls --hot``. It is slowed
     by nothing.
     """
 

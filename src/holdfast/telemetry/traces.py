@@ -24,7 +24,7 @@ EXPORT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Where spans go. Needs ``pip install 'holdfast[otel]'`` when ``endpoint`` is set."""
+    """Where spans go. Needs the extra ``otel`` (``pip install '.[otel]'``) when ``endpoint`` is set."""
 
     endpoint: str = ""
     """An OTLP collector over HTTP (``http://127.0.0.1:4318/v1/traces``). Empty: no traces, and no cost."""

@@ -3,8 +3,8 @@
 It creates chats of its own, talks in them from several devices, cuts its own connections, sends some messages twice
 under one id, comes twice with one device, lets a stranger knock, waits until everybody has everything, and reads the
 chats once more. What came of it is a history; ``JUDGED`` are the checkers that a client's view of a server can feed.
-In the end everybody leaves the chats; their messages stay, because nothing in a chat can be deleted, and
-``Trial.left`` says which.
+In the end everybody leaves the chats, and an operator deletes the messages; a chat itself cannot be deleted, and
+``Trial.left`` says what is still there.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ JUDGED = (1, 2, 3, 4, 5, 7, 8, 9, 12)
 QUICK = ClientSettings(reconnect_initial_seconds=0.1, reconnect_cap_seconds=2.0)
 PAGE_MESSAGES = 500
 _AGAIN = 0.1
+
+
+DELETIONS_MAX = 20
+"""Each deletes as much as fits into its time."""
 
 
 class Rest(Protocol):
@@ -90,12 +94,20 @@ class Progress:
 
 
 class Trial:
-    """One run. ``members`` own one device each, in turn; ``stranger`` is in no chat and must get nothing."""
+    """One run. ``members`` own one device each, in turn; ``stranger`` is in no chat and must get nothing. An
+    ``operator``, where there is one, deletes the messages in the end."""
 
     def __init__(
-        self, url: str, members: Sequence[Account], stranger: Account | None, settings: TrialSettings, seed: int
+        self,
+        url: str,
+        members: Sequence[Account],
+        stranger: Account | None,
+        settings: TrialSettings,
+        seed: int,
+        operator: Rest | None = None,
     ) -> None:
         self._url = url
+        self._operator = operator
         self._members = members
         self._stranger = stranger
         self._settings = settings
@@ -304,7 +316,7 @@ class Trial:
         return PageSeen(chat_id, Cursor(epoch, after), epoch, found, through, answer["has_newer"], head, False)
 
     async def _clean_up(self) -> None:
-        """Everybody leaves, the owner last. A chat without members is in nobody's list."""
+        """Everybody leaves, the owner last: a chat without members is in nobody's list. An operator empties it."""
         users = list(dict.fromkeys(account.user.user_id for account in self._members))
         rest = self._members[0].rest
         for number, chat_id in enumerate(self.chats, 1):
@@ -312,12 +324,24 @@ class Trial:
             try:
                 for user_id in [*users[1:], users[0]]:
                     await asyncio.to_thread(rest.delete, "/v1/chats", chat_id, "members", user_id)
+                if self._operator is not None:
+                    await asyncio.to_thread(_delete_messages, self._operator, chat_id)
+                    remaining = "an empty chat, without members and messages"
             except HoldfastError as error:
-                remaining = f"its members could not be removed: {error.message}"
+                remaining = f"not everything could be removed: {error.message}"
             self.left.append(f'{chat_id} "{self.name} {number}": {remaining}')
 
     def _progress(self, doing: str) -> Progress:
         return Progress(doing, time.monotonic() - self._began, self._sends, self._cuts)
+
+
+def _delete_messages(operator: Rest, chat_id: str) -> None:
+    first = operator.get("/admin/chats", chat_id)["chat"]["head"] + 1
+    body = {"first_sequence": first, "reason": "holdfast verify has ended"}
+    for _ in range(DELETIONS_MAX):
+        if operator.post("/admin/chats", chat_id, "retain", body=body)["chat"]["first_sequence"] == first:
+            return
+    raise Unavailable("deleting its messages takes too long")
 
 
 async def _keep(client: RecordedClient) -> None:

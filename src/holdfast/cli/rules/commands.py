@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from holdfast.cli import show
+from holdfast.cli.groups import group
 from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
 from holdfast.cli.rules.calls import PAGE, amount, besides, compared, every, history_of, imported, put, sure
 from holdfast.cli.rules.wanted import FIELDS, assigned, portable, read
@@ -21,7 +22,7 @@ from holdfast.limits.rule_import import field_differences
 from holdfast.limits.rules import reserved_beside
 from holdfast.resilience import Backoff
 
-rules = typer.Typer(no_args_is_help=True, help="Rate limits, changed live.", rich_markup_mode=None)
+rules = group("Rate limits, changed live.")
 
 TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every tenant.")]
 ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]

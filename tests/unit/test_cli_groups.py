@@ -1,0 +1,21 @@
+"""The command groups speak alike."""
+
+from __future__ import annotations
+
+import pytest
+import typer.main
+
+from holdfast.cli.app import app
+
+ROOT = typer.main.get_command(app)
+GROUPS = {name: group for name, group in ROOT.commands.items() if hasattr(group, "commands")}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_lists_is_called_ls_and_list_is_understood(name: str) -> None:
+    group = GROUPS[name]
+    assert "list" not in group.commands, "one name in help and documentation"
+    if "ls" in group.commands:
+        context = typer.Context(group)
+        assert group.get_command(context, "list") is group.get_command(context, "ls")
+        assert group.get_command(context, "lists") is None
