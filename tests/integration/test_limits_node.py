@@ -19,7 +19,7 @@ from engines import Server as Engine
 from holdfast.access.principal import USER_SCOPES
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.disk import load_nodes
+from holdfast.limits.disk import SavedNodes, load_nodes
 from holdfast.limits.limiter_settings import LimiterSettings
 from holdfast.limits.opening import NODES_NAME
 from holdfast.limits.plane import LimitsSettings
@@ -270,8 +270,9 @@ def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_together(
                 Settings(server=Server(port=0, state_dir=str(tmp_path / name)), limits=limits) for name in ("a", "b")
             ]
             nodes = [await first.enter_async_context(running(settings)) for settings in states]
+            names = tuple(sorted(node.node_id for node in nodes))
             async with asyncio.timeout(10):
-                while {load_nodes(tmp_path / name / NODES_NAME) for name in "ab"} != {2}:  # noqa: ASYNC110 - a file
+                while {load_nodes(tmp_path / name / NODES_NAME) for name in "ab"} != {SavedNodes(2, names)}:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
             await first.aclose()

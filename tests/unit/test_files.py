@@ -9,14 +9,14 @@ import pytest
 
 from holdfast.access.keys import save_keys
 from holdfast.files import replace_file
-from holdfast.limits.disk import save_nodes
+from holdfast.limits.disk import SavedNodes, save_nodes
 
 
 @pytest.mark.parametrize(
     "write",
     [
         lambda path: save_keys(path, []),
-        lambda path: save_nodes(path, 3),
+        lambda path: save_nodes(path, SavedNodes(3)),
         lambda path: replace_file(path, b"{}", modified_at=1_700_000_000.0),
     ],
     ids=["keys", "limits", "any"],
