@@ -8,6 +8,7 @@ admission    what 1 and 4 nodes admit with any lease, over what they may
 memory       the embedded counters; lookup among 10,000 rules; bytes of a subject among a million, checks of the same
              1,000 of them, whose counters the cache holds, and of any of them, whose counters it does not
 propagation  how long a change takes to 20 nodes by the doorbell of PostgreSQL
+regions      how long a change takes to 10 nodes of another region, with a Redis and a replica of its own
 http         one check per HTTP request to a node, beside a bare ASGI application on the same uvicorn
 
 Redis has one core and whoever asks it the other, as if it ran elsewhere: otherwise the scheduler puts both on one core
@@ -38,6 +39,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+import region_propagation  # noqa: E402
 import single_checks  # noqa: E402
 from engines import Missing, postgres, redis  # noqa: E402
 from harness import CORES, arguments, cores_awake, finish, median, percentile, say  # noqa: E402
@@ -57,7 +59,7 @@ from holdfast.limits.rulestore.postgres import (  # noqa: E402
 )
 from holdfast.node.running import settle_heap  # noqa: E402
 
-PARTS = ["exact", "leased", "latency", "admission", "memory", "propagation", "http"]
+PARTS = ["exact", "leased", "latency", "admission", "memory", "propagation", "regions", "http"]
 TASKS = 256
 KEYS = 10_000
 HUGE = 1_000_000
@@ -403,17 +405,22 @@ async def run(only: set[str], quick: bool) -> tuple[dict[str, float], dict[str, 
                 await beside_redis(server.url, only, quick, figures, ratios)
         finally:
             server.stop()
+    try:
+        await _with_postgres(only, quick, figures)
+    except Missing as error:
+        say(f"propagation and regions are left out: {error}")
+    return figures, ratios
+
+
+async def _with_postgres(only: set[str], quick: bool, figures: dict[str, float]) -> None:
     if "propagation" in only:
-        try:
-            database = postgres.start(shared_buffers="32MB")
-        except Missing as error:
-            say(f"propagation is left out: {error}")
-            return figures, ratios
+        database = postgres.start(shared_buffers="32MB")
         try:
             figures["propagation_p99_ms"] = await propagation(database.url, 20 if quick else 200)
         finally:
             database.stop()
-    return figures, ratios
+    if "regions" in only:
+        await region_propagation.measure(quick, figures)
 
 
 def main() -> None:

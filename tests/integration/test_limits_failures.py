@@ -355,12 +355,12 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
         second = LogFollower(w.settings, bells.publish)
         node = await w.node(bells=("redis",), feed=RUNG_FOR)
         await first.__aenter__()
-        await until(lambda: first.working, "one follower works")
+        await until(lambda: first.follows, "one follower works")
         async with second:
             await first.__aexit__(None, None, None)  # the admin node dies; nobody has rung for what comes now
             await w.set_limit(500, 1)
             await until(lambda: node.limit() == 500, "rung by the one that took over")
-            assert second.working
+            assert second.follows
 
     play(engines_, scenario)
 
@@ -372,11 +372,11 @@ def test_a_follower_whose_host_vanishes_is_replaced_by_another(engines_: Engines
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
             url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
             async with LogFollower(replace(w.impatient, url=url), None) as gone:
-                await until(lambda: gone.working, "one follower works")
+                await until(lambda: gone.beats, "one follower works")
                 await _beats(w, 3)  # not in the middle of its first words: there only TCP keepalives would tell
                 async with LogFollower(w.settings, None) as other:
                     wire.set(blackhole=True)
-                    await until(lambda: other.working, "another follows")
+                    await until(lambda: other.beats, "another follows")
 
     play(engines_, scenario)
 
@@ -438,9 +438,9 @@ def test_a_follower_may_take_its_time_before_it_leads(engines_: Engines) -> None
             await asyncio.sleep(w.impatient.timeout_seconds + 1)  # longer than a leader may be silent
 
         async with LogFollower(w.impatient, None, slow) as follower:
-            await until(lambda: follower.working, "it leads")
+            await until(lambda: follower.beats, "it leads")
             await _beats(w, 2)
-            assert (follower.working, led) == (True, 1)
+            assert (follower.beats, led) == (True, 1)
 
     play(engines_, scenario)
 
@@ -452,11 +452,11 @@ def test_who_waits_to_follow_the_log_asks_again_on_the_connection_it_has(engines
     async def scenario(w: World) -> None:
         asked: set[tuple[int, Any]] = set()
         async with w.store.database.connection("be read") as db, LogFollower(w.settings, None) as first:
-            await until(lambda: first.working, "one follower works")
+            await until(lambda: first.beats, "one follower works")
             async with LogFollower(w.settings, None) as second, asyncio.timeout(20):
                 while len(asked) < 4:
                     asked |= {tuple(row) for row in await db.fetch(asking, db.get_server_pid())}
-            assert not second.working
+            assert not second.beats
         assert len({pid for pid, _ in asked}) == 1
 
     play(engines_, scenario)
@@ -487,7 +487,7 @@ def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: En
         await w.node(bells=())
         await w.set_limit(500, 1)
         async with w.store.database.connection("be read") as db, LogFollower(w.settings, swallow) as follower:
-            await until(lambda: follower.working, "it follows")
+            await until(lambda: follower.follows, "it follows")
             beats = set()
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while len(beats) < 4:

@@ -92,7 +92,7 @@ class _Rules(NamedTuple):
     database: str
     prepare: Callable[[], Awaitable[None]] | None = None
     follower: Callable[[Callable[[], Awaitable[None]]], AbstractAsyncContextManager[object]] | None = None
-    """Rings for each change, one for all nodes; given what to do when it becomes the one."""
+    """Publishes changes for the nodes of its region, if it is the one; given what one node does for all."""
 
 
 def _counters_of(chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack) -> tuple[Counters, RedisBell | None]:
@@ -127,5 +127,5 @@ async def _rules_of(
         await replica.check()
     else:
         bells.append(postgres.PostgresBell(primary))
-    follower = partial(postgres.LogFollower, primary, bell.publish if bell else None)
+    follower = partial(postgres.LogFollower, primary, bell.publish if bell else None, region=chosen.region)
     return _Rules(store, reader, bells, "postgres", store.prepare, follower)

@@ -25,7 +25,8 @@ class LimitsSettings:
     replica_url: str = ""
     """A replica of ``rules_url`` that this node reads the rules from; changes still go to the primary."""
     region: str = "local"
-    """Told in every decision; each region counts apart and grants the whole limit."""
+    """In every decision; each region counts apart and grants the whole limit. Nodes that share a Redis share this name,
+    all others have another: one node of each region publishes changes of rules to its Redis."""
     limiter: LimiterSettings = field(default_factory=LimiterSettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)

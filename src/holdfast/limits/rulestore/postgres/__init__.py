@@ -3,7 +3,7 @@
 ``store``      the primary: changes and everything an operator reads
 ``reader``     what a node follows: the primary, or a replica that may lag
 ``bell``       LISTEN on the primary
-``follower``   rings Redis for each change and beats, one for all admin nodes
+``follower``   publishes each change to Redis, one node of each region; updates the heartbeat row, one node of all
 ``connection`` connections, and what PostgreSQL's errors mean here
 """
 

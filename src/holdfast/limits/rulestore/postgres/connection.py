@@ -22,7 +22,7 @@ from holdfast.statements import statements
 
 SQL = statements("holdfast.limits.rulestore.postgres")
 WRITERS_LOCK = 0x686F6C64_6C696D01
-PUBLISHER_LOCK = 0x686F6C64_6C696D02
+HEARTBEAT_LOCK = 0x686F6C64_6C696D02
 SCHEMA_LOCK = 0x686F6C64_6C696D03
 RETRY_AFTER_SECONDS = 5.0
 

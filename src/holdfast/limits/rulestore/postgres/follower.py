@@ -1,56 +1,82 @@
-"""One follower of the log for all: it rings the Redis doorbell for each change and beats once a second.
+"""What one node does for the others, by advisory locks on the primary.
 
-An advisory lock says who it is; the lock ends with its connection, and another admin node takes over within a retry. A
-follower speaks at least once a second, so the server (from PostgreSQL 14 on) ends the connection of one that is silent.
-Nothing is marked as sent: a new follower rings again for the last hundred changes, and ringing twice changes nothing.
+* One node of each region follows the log: it publishes every change to the Redis of its region. Only nodes that have a
+  Redis ask for that lock, which is keyed by the region's name.
+* One node of all updates the heartbeat row each second, by which a replica shows how far it lags.
+
+The follower listens on the primary and passes each notification on as it arrives; it does not read the log for that,
+because a region may be a hundred milliseconds from the primary. A tick reads what no notification brought.
+
+A lock ends with its connection, and another node takes over within ``TAKEOVER_SECONDS``. A holder speaks at least twice
+a second, so the server (from PostgreSQL 14 on) ends the connection of one that is silent. Nothing is marked as sent: a
+new follower publishes the last hundred changes again, and publishing twice changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
+from holdfast.limits.rulestore.bell import Bell
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, CHANNEL, Head
 from holdfast.limits.rulestore.postgres.connection import (
     FOREIGN,
-    PUBLISHER_LOCK,
+    HEARTBEAT_LOCK,
     SQL,
     PostgresSettings,
     connected,
     milliseconds,
 )
 from holdfast.limits.rulestore.postgres.store import payload
-from holdfast.limits.rulestore.reading import ring_of
+from holdfast.limits.rulestore.reading import heard_ring, ring_of
 
 TICK_SECONDS = 0.1
 TAKEOVER_SECONDS = 0.5
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS_MIN = 2 * BEAT_SECONDS
 IDLE_SESSION_TIMEOUT_SINCE = (14,)
-RING_SECONDS = 1.0
-"""How long one tick may ring: a Redis that swallows everything must not keep the beat waiting."""
+PUBLISH_SECONDS = 1.0
+"""How long one tick may publish: a Redis that does not answer must not delay the heartbeat."""
+
+Publish = Callable[[str], Awaitable[None]]
+
+
+def region_lock(region: str) -> int:
+    """The advisory lock of a region's follower."""
+    digest = hashlib.blake2b(f"holdfast.limits.follower:{region}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
 
 
 class LogFollower:
-    """Runs on every admin node; one of them works, the others wait for its lock. ``async with`` starts and stops it.
+    """Runs on every node with rules in PostgreSQL, on a connection of its own. ``async with`` starts and stops it.
 
-    ``on_lead`` is done first by whoever gets the lock: what the database needs once, such as its tables.
+    Without ``publish`` (a node that has no Redis) it never asks for its region's lock. ``on_lead`` is done by whoever
+    gets the heartbeat's lock: what the database needs once, such as its tables.
     """
 
     def __init__(
         self,
         settings: PostgresSettings,
-        publish: Callable[[str], Awaitable[None]] | None,
+        publish: Publish | None,
         on_lead: Callable[[], Awaitable[None]] | None = None,
+        *,
+        region: str = "local",
     ) -> None:
         self._settings = settings
         self._publish = publish
         self._on_lead = on_lead
+        self._region_lock = region_lock(region)
         self._task: asyncio.Task[None] | None = None
-        self.working = False
+        self._forwarding: asyncio.Task[None] | None = None
+        self._store, self._cursor = "", 0
+        self.follows = False
+        """It is the follower of its region."""
+        self.beats = False
+        """It updates the heartbeat row."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run())
@@ -67,55 +93,79 @@ class LogFollower:
                 await self._live()
             except (*FOREIGN, HoldfastError) as error:
                 telemetry.log.warning("limits.follower_lost_database", error=type(error).__name__)
-            except Exception as error:  # whatever it is, somebody must ring and beat
+            except Exception as error:  # whatever it is, somebody must publish and beat
                 telemetry.defect("limits", error)
             await asyncio.sleep(TAKEOVER_SECONDS)
 
     async def _live(self) -> None:
-        """One connection's life: wait for the lock, then follow until something breaks."""
+        """One connection's life: ask for the locks it does not hold, do what goes with those it does."""
         db = await connected(self._settings)
+        now = asyncio.get_running_loop().time
+        next_try = next_beat = now()
         try:
-            await self._wait_for_lock(db)
-            if self._on_lead is not None:
-                await self._on_lead()  # on connections of its own: this one may be silent until it is done
-            if db.get_server_version() >= IDLE_SESSION_TIMEOUT_SINCE:
-                silence = max(self._settings.timeout_seconds, SILENCE_SECONDS_MIN)
-                await db.execute(SQL["end_if_silent"], milliseconds(silence))
-            self.working = True
-            await self._follow(db)
+            while True:
+                if now() >= next_try:
+                    await self._ask_for_locks(db)
+                    next_try = now() + TAKEOVER_SECONDS
+                if self.beats and now() >= next_beat:
+                    next_beat = now() + BEAT_SECONDS
+                    await db.execute(SQL["beat"])
+                if self.follows:
+                    await self._publish_from_log(db)
+                await asyncio.sleep(TICK_SECONDS if self.follows else TAKEOVER_SECONDS)
         finally:
-            self.working = False
+            self.follows = self.beats = False
+            if self._forwarding is not None:
+                self._forwarding.cancel()
             db.terminate()
 
-    async def _wait_for_lock(self, db: Any) -> None:
-        while True:
-            if await db.fetchval(SQL["become_publisher"], PUBLISHER_LOCK):
-                return
-            await asyncio.sleep(TAKEOVER_SECONDS)
+    async def _ask_for_locks(self, db: Any) -> None:
+        held = (self.beats, self.follows)
+        if not self.beats and await db.fetchval(SQL["try_lock"], HEARTBEAT_LOCK):
+            if self._on_lead is not None:
+                await self._on_lead()  # on connections of its own: this one may be silent until it is done
+            self.beats = True
+        if self._publish is not None and not self.follows and await db.fetchval(SQL["try_lock"], self._region_lock):
+            await self._begin_to_follow(db, self._publish)
+            self.follows = True
+        if held != (self.beats, self.follows) and db.get_server_version() >= IDLE_SESSION_TIMEOUT_SINCE:
+            silence = max(self._settings.timeout_seconds, SILENCE_SECONDS_MIN)
+            await db.execute(SQL["end_if_silent"], milliseconds(silence))
 
-    async def _follow(self, db: Any) -> None:
+    async def _begin_to_follow(self, db: Any, publish: Publish) -> None:
+        bell = Bell()
+        self._forwarding = asyncio.create_task(self._forward(bell, publish))
+
+        def on_notification(_connection: object, _pid: int, _channel: str, text: str) -> None:
+            bell.ring(heard_ring(text))
+
+        await db.add_listener(CHANNEL, on_notification)
         head = Head(*await db.fetchrow(SQL["head"]))
-        cursor = max(0, head.seq - CHANGES_PER_READ)
-        now = asyncio.get_running_loop().time
-        next_beat = now()
-        while True:
-            if now() >= next_beat:
-                next_beat = now() + BEAT_SECONDS
-                await db.execute(SQL["beat"])
-            cursor = await self._ring(db, head.store, cursor)
-            await asyncio.sleep(TICK_SECONDS)
+        self._store, self._cursor = head.store, max(0, head.seq - CHANGES_PER_READ)
 
-    async def _ring(self, db: Any, store: str, cursor: int) -> int:
-        """Ring for what is after the cursor; returns how far it came. A doorbell that is away is tried next tick."""
-        if self._publish is None:
-            return cursor
-        rows = await db.fetch(SQL["changes_after"], cursor, CHANGES_PER_READ)
+    async def _forward(self, bell: Bell, publish: Publish) -> None:
+        """Pass on what the primary notifies of. What fails here is published by the next tick."""
+        async for ring in bell.rings():
+            try:
+                if ring.seq:
+                    async with asyncio.timeout(PUBLISH_SECONDS):
+                        await publish(payload(ring))
+                if (ring.store, ring.seq) == (self._store, self._cursor + 1) and ring.rule is not None:
+                    self._cursor = ring.seq
+            except (HoldfastError, TimeoutError):
+                continue
+            except Exception as error:
+                telemetry.defect("limits", error)
+
+    async def _publish_from_log(self, db: Any) -> None:
+        """Publish what is after the cursor. While Redis is unavailable every tick tries again."""
+        assert self._publish is not None
+        rows = await db.fetch(SQL["changes_after"], self._cursor, CHANGES_PER_READ)
         try:
-            async with asyncio.timeout(RING_SECONDS):
+            async with asyncio.timeout(PUBLISH_SECONDS):
                 for row in rows:
-                    ring = ring_of(row[0], store)
+                    ring = ring_of(row[0], self._store)
                     await self._publish(payload(ring))
-                    cursor = ring.seq
+                    self._cursor = max(self._cursor, ring.seq)
         except (HoldfastError, TimeoutError):
             pass
-        return cursor

@@ -108,8 +108,8 @@ SELECT body FROM holdfast_rule_changes WHERE seq > $1 ORDER BY seq LIMIT $2
 SELECT body FROM holdfast_rule_changes
 WHERE tenant = $1 AND resource = $2 AND version < $3 ORDER BY seq DESC LIMIT $4
 
--- name: become_publisher
--- One follower of the log rings for all; the lock ends with its connection. $1 lock
+-- name: try_lock
+-- Of one node for all others, or for those of its region; the lock ends with its connection. $1 lock
 SELECT pg_try_advisory_lock($1)
 
 -- name: end_if_silent

@@ -1,0 +1,200 @@
+"""Two regions, each with a Redis of its own and a replica to read from: one follower per region publishes every change.
+
+Nothing comes by a sync here: the interval is an hour. So what arrives was published by the follower of the region.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from engines import Server, postgres
+from engines import redis as redis_engine
+from engines.fixtures import had
+from holdfast.limits.feed import FeedSettings
+from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.rulestore.bell import LISTENING
+from holdfast.limits.rulestore.postgres import follower
+from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK
+
+RULE: dict[str, Any] = {"algorithm": "fixed_window", "limit": 1, "window": "60s"}
+NAME = {"tenantID": "acme", "resource": "search"}
+NO_SYNC = FeedSettings(sync_seconds=3600.0, stale_seconds=7200.0)
+PATIENCE_SECONDS = 30.0
+REGIONS = ("east", "west")
+
+
+class Engines:
+    """One primary; for each region a streaming replica and a Redis."""
+
+    def __init__(self, started: list[Server]) -> None:
+        def kept(server: Server) -> Server:
+            started.append(server)
+            return server
+
+        self.primary = kept(postgres.start(shared_buffers="32MB", wal_receiver_status_interval="1s"))
+        self.replica = kept(postgres.standby(self.primary, shared_buffers="32MB"))
+        self.redis = {region: kept(redis_engine.start()) for region in REGIONS}
+
+    def settings(self, region: str, *, redis: bool = True, replica: bool = True) -> LimitsSettings:
+        counters = self.redis[region].url if redis else "memory:"
+        reads = self.replica.url if replica else ""
+        return LimitsSettings(counters, self.primary.url, reads, region, feed=NO_SYNC)
+
+
+@pytest.fixture(scope="module")
+def engines_() -> Iterator[Engines]:
+    started = list[Server]()
+    try:
+        yield had("postgres and redis", lambda: Engines(started))
+    finally:
+        for server in reversed(started):
+            server.stop()
+
+
+class World:
+    """Nodes by name, each of a region. The first to start makes the tables."""
+
+    def __init__(self, engines: Engines, folder: Path, stack: AsyncExitStack) -> None:
+        self.engines = engines
+        self._folder = folder
+        self._stack = stack
+        self._own: dict[str, AsyncExitStack] = {}
+        self.nodes: dict[str, LimitsPlane] = {}
+        self.db: Any = None
+        self._version = 0
+
+    async def node(self, name: str, region: str, **how: bool) -> LimitsPlane:
+        stack = self._own[name] = await self._stack.enter_async_context(AsyncExitStack())
+        chosen = self.engines.settings(region, **how)
+        self.nodes[name] = await stack.enter_async_context(opened(chosen, self._folder / name, name))
+        return self.nodes[name]
+
+    async def stop(self, name: str) -> None:
+        del self.nodes[name]
+        await self._own[name].aclose()
+
+    async def change(self, limit: int) -> None:
+        """By whichever node was started first: a change goes to the primary."""
+        control = next(iter(self.nodes.values())).control
+        if self._version == 0:
+            await control.create({**NAME, **RULE, "limit": limit}, "olga")
+        else:
+            await control.update({**NAME, "limit": limit, "expectedVersion": self._version}, "olga")
+        self._version += 1
+
+    async def arrived(self, limit: int, *names: str) -> None:
+        for name in names:
+            await until(lambda name=name: limit_of(self.nodes[name]) == limit, f"{limit} at {name}")
+
+    async def holders(self, lock: int) -> int:
+        """How many sessions hold an advisory lock."""
+        key = lock & 0xFFFF_FFFF_FFFF_FFFF
+        return int(
+            await self.db.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+                " AND classid = $1::bigint::oid AND objid = $2::bigint::oid",
+                key >> 32,
+                key & 0xFFFF_FFFF,
+            )
+        )
+
+    async def followed(self, *regions: str) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for region in regions:
+                while not await self.holders(follower.region_lock(region)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+
+def limit_of(plane: LimitsPlane) -> int | None:
+    rule = plane.limiter.rules.lookup("acme", "search")
+    return rule.limit if rule is not None else None
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < PATIENCE_SECONDS, f"waited in vain for: {what}"
+        await asyncio.sleep(0.002)
+
+
+def play(engines: Engines, folder: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            world = World(engines, folder, stack)
+            world.db = await asyncpg.connect(engines.primary.url)
+            stack.push_async_callback(world.db.close)
+            names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
+            await world.db.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
+            await asyncio.wait_for(scenario(world), 4 * PATIENCE_SECONDS)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by", ["notification", "tick"])
+def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
+    engines_: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    if by == "notification":
+        monkeypatch.setattr(follower, "TICK_SECONDS", 3600.0)
+    else:
+        monkeypatch.setattr(follower, "heard_ring", lambda _: LISTENING)
+
+    async def scenario(w: World) -> None:
+        for region in REGIONS:
+            for number in (1, 2):
+                await w.node(f"{region}-{number}", region)
+        await w.followed(*REGIONS)
+        for limit in (10, 20, 30):
+            await w.change(limit)
+            await w.arrived(limit, *w.nodes)
+        for region in REGIONS:
+            assert await w.holders(follower.region_lock(region)) == 1, "one follower for each region"
+        assert await w.holders(HEARTBEAT_LOCK) == 1, "one heartbeat for all"
+
+    play(engines_, tmp_path, scenario)
+
+
+def test_a_region_whose_follower_dies_gets_another_and_misses_nothing(engines_: Engines, tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.node("east", "east")
+        await w.node("west-1", "west")
+        await w.followed(*REGIONS)
+        await w.node("west-2", "west")
+        await w.change(10)
+        await w.arrived(10, *w.nodes)
+        await w.stop("west-1")
+        await w.change(20)  # nobody follows for the region now
+        await w.arrived(20, "east", "west-2")
+
+    play(engines_, tmp_path, scenario)
+
+
+def test_a_node_without_redis_never_follows_and_keeps_the_heartbeat(engines_: Engines, tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.node("without", "east", redis=False)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await w.holders(HEARTBEAT_LOCK):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await w.holders(follower.region_lock("east")) == 0
+        await w.node("with", "east")
+        await w.followed("east")
+        await w.change(10)
+        await w.arrived(10, "with")
+        await w.stop("with")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await w.holders(follower.region_lock("east")):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        asked = await w.db.fetchval("SELECT now()")
+        while await w.db.fetchval("SELECT beat_at FROM holdfast_rules_head") <= asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # it has asked for locks twice meanwhile
+        assert await w.holders(follower.region_lock("east")) == 0
+
+    play(engines_, tmp_path, scenario)
