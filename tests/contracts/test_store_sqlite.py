@@ -73,7 +73,7 @@ def test_every_error_of_sqlite_is_translated(kind: type[apsw.Error]) -> None:
         assert {type(working), type(opening)} == {InternalError}
     else:
         assert type(working) is Unavailable
-        assert type(opening) in (StateDirectory, StateCorrupted)
+        assert isinstance(opening, StateDirectory | StateCorrupted)
         assert ";" in working.message and ";" in opening.message, "it says what to do"
     not_written = {"FullError", "BusyError", "LockedError", "ProtocolError"}
     assert type(committing) is (Unavailable if kind.__name__ in not_written else OutcomeUnknown)

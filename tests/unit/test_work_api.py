@@ -156,7 +156,7 @@ def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
         hook = made.json()
         assert hook["secret"].startswith("whsec_")
         (listed,) = (await rest.ask("GET", "/admin/webhooks", key)).json()["endpoints"]
-        assert listed == {**hook, "secret": None}
+        assert listed == {**hook, "secret": None, "waiting": 0}
         where = f"/admin/webhooks/{hook['endpoint_id']}"
         assert (await rest.ask("POST", where + "/test", key, {"reason": "try"})).json() == {"count": 1}
         assert [entry.type for entry in await jobs.find(Query())] == ["webhook"]
@@ -190,7 +190,7 @@ def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) 
 
         for source, verbs in (
             (jobs, "retry park bury release replay discard enqueue"),
-            (endpoints, "add remove disable"),
+            (endpoints, "add remove disable enable"),
         ):
             for verb in verbs.split():
                 setattr(source, verb, never)

@@ -155,7 +155,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert handling is not None and handling.deadline_seconds == 300, "no run outlives its lease of five minutes"
 
 
-WORKER = [field.name for field in fields(WorkerSettings) if field.name != "breaker"]
+WORKER = [field.name for field in fields(WorkerSettings) if field.name not in ("breaker", "stuck_loop_seconds")]
 SEAT = [field.name for field in fields(SeatSettings)]
 WEBHOOKS = ["timeout_seconds", "connect_timeout_seconds", "concurrency_per_endpoint", "answer_bytes_max"]
 
@@ -172,6 +172,12 @@ WEBHOOKS = ["timeout_seconds", "connect_timeout_seconds", "concurrency_per_endpo
 def test_a_bound_of_nothing_is_refused_by_its_name(settings: type[Any], name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be greater than 0, not {value}$"):
         settings(**{name: value})
+
+
+def test_a_watchdog_is_off_at_zero_and_never_negative() -> None:
+    assert WorkerSettings(stuck_loop_seconds=0).stuck_loop_seconds == 0
+    with pytest.raises(ValueError, match=r"stuck_loop_seconds must be 0 \(never\) or a number of seconds"):
+        WorkerSettings(stuck_loop_seconds=-1)
 
 
 def test_a_payload_whose_class_says_not_which_job_it_is_is_refused() -> None:

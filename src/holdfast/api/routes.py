@@ -317,6 +317,7 @@ RULES: Sequence[Endpoint] = (
     Endpoint(
         "POST", "/admin/limits/subject/reset", limits.reset_limit, "Forget what one subject has used", "operator",
         "rules:write", body=limits.ResetBody, answer=Standing, errors=_OF_A_CHECK | {404}, misfit=limits.invalid_check,
+        key="optional",
         note="The answer is how it stands after. Recorded in the audit log. Other nodes, which may remember a refusal, "
         "hear of it with their next heartbeat, within a second.",
     ),
