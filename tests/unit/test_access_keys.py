@@ -115,7 +115,7 @@ def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:
         KeyRing([structs.replace(key, tenant="*")]).find(secret)
 
 
-@pytest.mark.parametrize("scope", [*get_args(KeyScope), *USER_SCOPES])
+@pytest.mark.parametrize("scope", [*get_args(KeyScope), *sorted(USER_SCOPES)])
 def test_every_scope_is_described_in_the_guide(scope: str) -> None:
     guide = Path(__file__).parents[2] / "docs/guides/access.md"
     assert f"| `{scope}` |" in guide.read_text()
