@@ -179,7 +179,7 @@ def test_metrics_have_closed_labels() -> None:
     """Never a user, a chat or a token."""
     allowed = {
         "reason", "sign", "status", "part", "path", "outcome", "ended", "dependency", "state", "kind", "endpoint",
-        "decided_by", "decision", "by", "operation", "error", "attempt",
+        "use", "decided_by", "decision", "by", "operation", "error", "attempt",
     }  # fmt: skip
     page = metrics_page()
     labels = {label for names in page._labels().values() for label in names}  # type: ignore[attr-defined]

@@ -538,7 +538,7 @@ def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_se
                 if b"EVALSHA" in data:
                     requests += 1
                     break
-                writer.write(b"+OK\r\n" * data.count(b"CLIENT"))
+                writer.write(greeted(data))
             writer.close()
 
         server = await asyncio.start_server(swallow, "127.0.0.1", 0)
@@ -577,6 +577,11 @@ def test_a_counter_in_redis_is_kept_until_nothing_is_used_and_then_forgotten(
     asyncio.run(main())
 
 
+def greeted(data: bytes) -> bytes:
+    """What a server that says nothing of itself answers while it is connected to."""
+    return b"+OK\r\n" * data.count(b"CLIENT") + b"$0\r\n\r\n" * data.count(b"$4\r\nINFO\r\n")
+
+
 def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
     """A primary that became a replica goes on answering on the connections it has."""
 
@@ -588,7 +593,7 @@ def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
             connections += 1
             while data := await reader.read(65536):
                 refusal = b"-READONLY You can't write against a read only replica.\r\n"
-                writer.write(refusal if b"EVALSHA" in data else b"+OK\r\n" * data.count(b"CLIENT"))
+                writer.write(refusal if b"EVALSHA" in data else greeted(data))
             writer.close()
 
         server = await asyncio.start_server(talk, "127.0.0.1", 0)
@@ -657,7 +662,7 @@ def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> N
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             """Says OK to the greeting and ``answer`` to a call."""
             while data := await reader.read(65536):
-                writer.write(answer if b"EVALSHA" in data else b"+OK\r\n" * data.count(b"CLIENT"))
+                writer.write(answer if b"EVALSHA" in data else greeted(data))
             writer.close()
 
         server = await asyncio.start_server(talk, "127.0.0.1", 0)

@@ -228,7 +228,7 @@ def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
         counters.mood = "silent"
         for _ in range(3):
             await ask(limits, 1)
-        assert not limits.healthy
+        assert limits.counters_state == "down"
         loop, calls = asyncio.get_running_loop(), len(counters.calls)
         start = loop.time()
         assert (await ask(limits, 1))[0].decided_by == "local_share"
@@ -237,7 +237,7 @@ def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
         counters.mood = "well"
         await asyncio.sleep(1.1)
         assert (await ask(limits, 1))[0].decided_by == "counters"
-        assert limits.healthy
+        assert limits.counters_state == "up"
 
     virtual.run(main())
 
@@ -642,14 +642,14 @@ def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_
         for _ in range(10):
             limits.check_soon("acme", "send", "warm")
             await asyncio.sleep(0.01)
-        assert not limits.healthy
+        assert limits.counters_state == "down"
         decisions = [limits.check_soon("acme", "send", "ann") for _ in range(500)]
         assert allowed(decisions) == 100
         counters.mood = "well"
         for _ in range(30):
             await asyncio.sleep(0.1)
             limits.check_soon("acme", "send", "warm")
-        assert limits.healthy
+        assert limits.counters_state == "up"
 
     virtual.run(main())
 

@@ -290,8 +290,12 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
         age = limits["staleness_seconds"]
         what = "this node has never known them" if age is None else f"nobody knows of changes for {age:.0f} s"
         said.append(f"the rules here are stale: {what} (docs/guides/runbooks/rules-stale.md)")
-    if limits.get("counters") == "down":
-        said.append("the counters do not answer: each node admits its share (docs/guides/limits.md)")
+    if (counters := limits.get("counters", "up")) != "up":
+        why = f" ({limits.get('counters_reason') or 'no reason yet'}: {limits.get('counters_detail') or 'no answer'})"
+        part = f"{limits.get('degraded_ratio', 1):.0%} of checks are answered without them, by each node's share"
+        said.append(f"the counters are {counters}{why}: {part} (docs/guides/runbooks/limits-redis.md)")
+    if (notifications := limits.get("notifications", "up")) != "up":
+        said.append(f"changes of rules do not come by Redis ({notifications}) (docs/guides/runbooks/limits-redis.md)")
     for name, issuer in (status.get("issuers") or {}).items():
         if issuer["trouble"]:
             keys = f"{issuer['keys']} known keys go on" if issuer["keys"] else "its tokens are answered 503"

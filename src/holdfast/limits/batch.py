@@ -235,6 +235,8 @@ class Batcher:
         if turns:
             asyncio.get_running_loop().call_soon(self._due, batch, turns - 1)
         else:
+            if not batch.gone:
+                telemetry.redis_failed("counters", "timeout")
             self._overdue(batch)
 
     def _overdue(self, batch: _Batch) -> None:

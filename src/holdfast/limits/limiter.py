@@ -24,6 +24,7 @@ from holdfast.errors import HoldfastError, InvalidCheck
 from holdfast.limits.accounts import Accounts
 from holdfast.limits.algorithms import Reading, Terms
 from holdfast.limits.batch import Answer, Batcher, Entry
+from holdfast.limits.counter_health import CounterHealth, CountersState
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
 from holdfast.limits.decisions import Decisions, Standing, standing_of
 from holdfast.limits.holds import Holds
@@ -75,6 +76,7 @@ class Limiter:
         self._accounts = Accounts(counters, self._share, self._leases, clock.monotonic)
         nodes = Nodes(counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file)
         beat = self.settings.heartbeat_seconds
+        self.health = CounterHealth(beat)
         self._upkeep = Upkeep(nodes, self._share, self._accounts, beat, self._report, self._forget_named)
         self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._upkeep.recovered)
         self._counted_later = 0
@@ -110,9 +112,9 @@ class Limiter:
         return self._leases.stock
 
     @property
-    def healthy(self) -> bool:
-        """Whether the shared counters answer; limiting goes on without them."""
-        return self._batcher.healthy
+    def counters_state(self) -> CountersState:
+        """How well the shared counters answer; limiting goes on without them."""
+        return self.health.state if self._batcher.healthy else "down"
 
     async def check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
         """May ``subject`` use ``cost`` of ``resource`` now? Cancelled: it may have been counted; nothing is held."""
@@ -479,6 +481,7 @@ class Limiter:
         await self._accounts.settle()
 
     def _report(self, alive: bool) -> None:
-        telemetry.dependency_up("counters", alive)
-        telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes)
+        self.health.observe(self._decisions.tally, alive, self._counters.take_trouble())
+        telemetry.dependency_up("counters", self.counters_state == "up")
+        telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes, self.health.ratio)
         self._decisions.report()

@@ -17,6 +17,9 @@ from holdfast.limits.counters.contract import NODE_NAMES_MAX, Announced, Counter
 from holdfast.limits.disk import SavedNodes, load_nodes, save_nodes
 from holdfast.limits.membership import Membership
 
+ANNOUNCE_SECONDS = 1.0
+"""How long a heartbeat waits for the counters: what it reports must not be late because they are."""
+
 
 class Nodes:
     """This node among the others. Without a ``file`` nothing is kept."""
@@ -48,8 +51,9 @@ class Nodes:
     async def announce(self) -> Announced | None:
         """Say that this node lives, learn who else does. None if nobody answers; who was last known stays."""
         try:
-            announced = await self._counters.announce(self._node, self._ttl_seconds)
-        except HoldfastError:
+            async with asyncio.timeout(ANNOUNCE_SECONDS):
+                announced = await self._counters.announce(self._node, self._ttl_seconds)
+        except (HoldfastError, TimeoutError):
             self._membership.unseen()
             return None
         self._membership.seen(announced.nodes, announced.names, self._monotonic())

@@ -55,7 +55,7 @@ async def opened(
     clock = clock or SystemClock()
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
     async with AsyncExitStack() as stack:
-        counters, bell = _counters_of(chosen, clock, stack)
+        counters, bell = await _counters_of(chosen, clock, stack)
         place = Place(node_id or await asyncio.to_thread(kept_name, state, Ids(clock)), chosen.region)
         nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process are nobody else's
         limiter = Limiter(counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file)
@@ -80,7 +80,7 @@ async def opened(
         await stack.enter_async_context(feed)
         if rules.follower is not None:
             await stack.enter_async_context(rules.follower(settle))
-        yield LimitsPlane(limiter, control, feed, Entrances(limiter))
+        yield LimitsPlane(limiter, control, feed, Entrances(limiter), bell)
 
 
 class _Rules(NamedTuple):
@@ -95,7 +95,9 @@ class _Rules(NamedTuple):
     """Publishes changes for the nodes of its region, if it is the one; given what one node does for all."""
 
 
-def _counters_of(chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack) -> tuple[Counters, RedisBell | None]:
+async def _counters_of(
+    chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack
+) -> tuple[Counters, RedisBell | None]:
     if chosen.counters_url == "memory:":
         return MemoryCounters(clock), None
     with extra("redis"):
@@ -104,6 +106,7 @@ def _counters_of(chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack) ->
     counters, bell = RedisCounters(RedisSettings(chosen.counters_url)), RedisBell(chosen.counters_url)
     stack.push_async_callback(counters.aclose)
     stack.push_async_callback(bell.aclose)
+    await counters.check()
     return counters, bell
 
 

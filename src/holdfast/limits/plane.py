@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from holdfast.drivers.redis_url import check_redis_url
 from holdfast.limits.control import Control
+from holdfast.limits.counters.contract import Trouble
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.feed import Feed, FeedSettings
 from holdfast.limits.limiter import Limiter
@@ -19,7 +21,8 @@ class LimitsSettings:
     """Where limits count and where their rules live."""
 
     counters_url: str = "memory:"
-    """``memory:`` for one node alone, or for all nodes of a region ``redis://…``, ``rediss://…`` (TLS) or ``unix://…``."""
+    """``memory:`` for one node alone, or for all nodes of a region ``redis://…``, ``rediss://…`` (TLS), ``unix://…`` or
+    ``redis+sentinel://host:port,host:port/service/db`` (``rediss+sentinel://`` with TLS)."""
     rules_url: str = "sqlite:"
     """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
     replica_url: str = ""
@@ -32,14 +35,26 @@ class LimitsSettings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     def __post_init__(self) -> None:
-        if self.counters_url != "memory:" and not self.counters_url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("counters_url must be memory: or a URL of Redis")
+        if self.counters_url != "memory:":
+            try:
+                check_redis_url(self.counters_url)
+            except ValueError as error:
+                raise ValueError(f"counters_url must be memory: or a URL of Redis: {error}") from None
         if self.rules_url != "sqlite:" and not self.rules_url.startswith(("postgresql://", "postgres://")):
             raise ValueError("rules_url must be sqlite: or a URL of PostgreSQL")
         if self.replica_url and self.rules_url == "sqlite:":
             raise ValueError("replica_url needs a rules_url of PostgreSQL")
         if not self.region:
             raise ValueError("region must not be empty")
+
+
+class Notifications(Protocol):
+    """How changes come by way of Redis."""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why they do not; None if they do."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +65,27 @@ class LimitsPlane:
     control: Control
     feed: Feed
     entrances: Entrances
+    notifications: Notifications | None = None
 
     def dependencies(self) -> dict[str, str]:
         """What limiting would like to have and goes on without: shown, and no reason not to be ready."""
-        counters = "up" if self.limiter.healthy else "down"
-        return {"counters": counters, "rules": "stale" if self.feed.stale else "up"}
+        return {"counters": self.limiter.counters_state, "rules": "stale" if self.feed.stale else "up"}
 
     async def health(self) -> dict[str, str]:
         """Whether rules can be changed, how this node limits (``degraded``: without the shared counters), both in the
         seed's words, and where; ``rules`` only while they are stale here."""
-        limiting = "healthy" if self.limiter.healthy else "degraded"
+        limiting = "healthy" if self.limiter.counters_state == "up" else "degraded"
         health = {**await self.control.health(), "rate_limiting": limiting, "region": self.limiter.place.region}
         return {**health, "rules": "stale"} if self.feed.stale else health
 
     def status(self) -> dict[str, Any]:
         """For operators: is it whole, how fresh (None: it never knew), how many, where."""
         age = self.feed.staleness_seconds
+        trouble = self.notifications.trouble if self.notifications is not None else None
         return {
-            "counters": "up" if self.limiter.healthy else "down",
+            "counters": self.limiter.counters_state,
+            **self.limiter.health.status(),
+            "notifications": "up" if trouble is None else f"{trouble.reason}: {trouble.detail}",
             "region": self.limiter.place.region,
             "nodes": self.limiter.nodes,
             "rules": len(self.limiter.rules.live()),

@@ -39,8 +39,7 @@ class Upkeep:
     async def begin(self) -> None:
         """The first heartbeat is over when it returns, answered or not."""
         await self._nodes.recall()
-        if not await self._beat():
-            telemetry.log.warning("limits.counters_away_at_start", nodes=self._nodes.known.nodes)
+        await self._beat()
         self._in_background(self._beat_on())
 
     async def end(self) -> None:
@@ -58,24 +57,22 @@ class Upkeep:
             await asyncio.sleep(self._heartbeat_seconds)
             await self._beat()
 
-    async def _beat(self) -> bool:
-        """Whether the counters answered. It never raises: a node that stops loses its share to the others."""
+    async def _beat(self) -> None:
+        """It never raises: a node that stops loses its share to the others."""
         try:
             announced = await self._nodes.announce()
             known = self._nodes.known
             self._share.share_among(known.nodes, known.names)
             self._report(announced is not None)
             if announced is None:
-                return False
+                return
             if announced.resets:
                 self._forget(announced.resets)
             self.recovered()
             self._in_background(self._nodes.keep())
             await self._accounts.give_back()
-            return True
         except Exception as error:
             telemetry.defect("limits", error)
-            return False
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

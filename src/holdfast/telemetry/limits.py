@@ -14,6 +14,12 @@ _checks = counter(
 _limits_batch = gauge("limits_batch_keys", "Keys in the last call to the counters")
 _lease_stock = gauge("limits_lease_tokens", "Tokens leased from the counters and not yet spent")
 _limits_nodes = gauge("limits_nodes", "Live nodes of this region, as last known")
+_degraded_ratio = gauge(
+    "limits_degraded_ratio", "Checks and heartbeats of the last 10 s that the shared counters did not answer ÷ all"
+)
+_redis_errors = counter(
+    "limits_redis_errors", "What Redis did not do, by what it is used for and why", ("use", "reason")
+)  # use: counters, notifications; reason: the closed set of drivers/redis.py
 _staleness = gauge("limits_rule_staleness_seconds", "Since this node last knew that it had every rule [rule staleness]")
 _cursor_lag = gauge(
     "limits_cursor_lag", "Changes that the last sync found and no doorbell had told of, or heard of and not read yet"
@@ -32,10 +38,16 @@ def limits_checked(tally: Mapping[str, Sequence[int]]) -> None:
                 _checks.labels(decided_by, decision).inc(count)
 
 
-def limits_state(batch_keys: int, lease_tokens: int, nodes: int) -> None:
+def limits_state(batch_keys: int, lease_tokens: int, nodes: int, degraded_ratio: float) -> None:
     _limits_batch.set(batch_keys)
     _lease_stock.set(lease_tokens)
     _limits_nodes.set(nodes)
+    _degraded_ratio.set(degraded_ratio)
+
+
+def redis_failed(use: str, reason: str) -> None:
+    """``use``: counters or notifications; ``reason``: one of ``drivers.redis.REASONS``."""
+    _redis_errors.labels(use, reason).inc()
 
 
 def rule_staleness(seconds: float, cursor_lag: int) -> None:

@@ -86,11 +86,22 @@ class Announced(NamedTuple):
     resets: frozenset[bytes] = frozenset()
 
 
+class Trouble(NamedTuple):
+    """Why shared counters did not answer: a word of a closed set, and what was said, without a secret."""
+
+    reason: str
+    detail: str
+
+
 class Counters(Protocol):
     """Where what is used is counted."""
 
     immediate: bool
     """Whether ``take_now`` and ``look_now`` answer: the counters are in this process."""
+
+    def take_trouble(self) -> Trouble | None:
+        """Why a call failed since this was last asked; None if none did."""
+        ...
 
     def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
         """The answer to one ask, without I/O. Only where the counters are immediate."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.clock import Clock
 from holdfast.limits.algorithms import Reading, Terms
-from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Key, Taken
+from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Key, Taken, Trouble
 from holdfast.limits.counters.table import SUBJECTS_MAX, CounterTable
 
 
@@ -48,6 +48,9 @@ class MemoryCounters:
 
     async def announce(self, node: str, ttl_seconds: float) -> Announced:
         return Announced(1, (node,))
+
+    def take_trouble(self) -> Trouble | None:
+        return None
 
     async def aclose(self) -> None:
         self.table.clear()

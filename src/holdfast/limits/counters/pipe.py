@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import InvalidResponse
 
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 
@@ -49,12 +50,18 @@ class Call:
 
 class Pipe(asyncio.Protocol):
     """See the module. Who sends bounds what is under way. ``usable``: it may be sent to.
+    ``on_trouble`` is called with why calls fail.
 
     Nothing is ever sent twice: a connection that breaks after the send leaves the outcome unknown. The one exception
     is NOSCRIPT, by which Redis says that it ran nothing. An answer that nobody waits for any more is passed over.
     """
 
-    def __init__(self, connection: AbstractConnection, silence_max_seconds: float) -> None:
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        silence_max_seconds: float,
+        on_trouble: Callable[[Exception | str], None] = lambda _: None,
+    ) -> None:
         """``connection`` is open, and left to this. Redis silent for so long is given up."""
         reader, writer = connection._reader, connection._writer
         assert writer is not None
@@ -64,9 +71,11 @@ class Pipe(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._loop = asyncio.get_running_loop()
         self._silence_max = silence_max_seconds
+        self._on_trouble = on_trouble
         self._parser = hiredis.Reader(notEnoughData=_NOT_YET)
         self._calls: deque[Call] = deque()
         self._watch: asyncio.TimerHandle | None = None
+        self._gave_up: Exception | None = None
         self.usable = True
 
     def send(self, call: Call) -> asyncio.Future[Any]:
@@ -85,6 +94,7 @@ class Pipe(asyncio.Protocol):
             while (answer := self._parser.gets()) is not _NOT_YET:
                 self._answered(self._calls.popleft(), answer)
         except (hiredis.ProtocolError, IndexError):  # no Redis, or one that answers unasked
+            self._gave_up = InvalidResponse("what answers is no Redis")
             self._transport.abort()
         if not self.usable:
             self.retire()
@@ -93,6 +103,8 @@ class Pipe(asyncio.Protocol):
         self.usable = False
         if self._watch is not None:
             self._watch.cancel()
+        if self._calls:
+            self._on_trouble(self._gave_up or error or ConnectionError("Redis closed the connection"))
         while self._calls:
             self._calls.popleft().fail(OutcomeUnknown("the counters did not answer"))
 
@@ -112,6 +124,7 @@ class Pipe(asyncio.Protocol):
         if left > 0:
             self._watch = self._loop.call_later(left, self._look)
         else:
+            self._gave_up = TimeoutError(f"Redis was silent for {self._silence_max:g} s")
             self._transport.abort()
 
     def _answered(self, call: Call, answer: Any) -> None:
@@ -122,6 +135,7 @@ class Pipe(asyncio.Protocol):
                 call.answer.set_result(call.read(answer))
             except Exception as error:
                 self.retire()
+                self._on_trouble(InvalidResponse("Redis answered a script with something else"))
                 unknown = OutcomeUnknown("the counters answered what nobody understands")
                 unknown.__cause__ = error
                 call.fail(unknown)
@@ -131,6 +145,7 @@ class Pipe(asyncio.Protocol):
             self._write(call, ("EVAL", call.script.source, *call.arguments))
             return
         self.retire()  # it may be a replica now, or on its way out: the next connection may find better
+        self._on_trouble(reason)
         error: HoldfastError = Unavailable(f"the counters refuse to count: {reason}")
         if call.script.sha in reason:  # it was running: what it wrote before it broke off stays
             error = OutcomeUnknown("the counters broke off while they counted")

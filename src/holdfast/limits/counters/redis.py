@@ -11,14 +11,23 @@ from itertools import chain, islice
 from typing import Any
 
 import msgspec
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
-from holdfast.errors import Unavailable
+from holdfast import telemetry
+from holdfast.drivers.redis import UnfitRedis, check_server, connection_pool, trouble_of
+from holdfast.errors import BadSetting, Unavailable
 from holdfast.limits.algorithms import CODES, Reading, Terms
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, NODE_NAMES_MAX, Adjustment, Announced, Ask, Key, Taken
+from holdfast.limits.counters.contract import (
+    KEYS_PER_CALL_MAX,
+    NODE_NAMES_MAX,
+    Adjustment,
+    Announced,
+    Ask,
+    Key,
+    Taken,
+    Trouble,
+)
 from holdfast.limits.counters.pipe import Call, Pipe, Script
 from holdfast.limits.rules import Stamp
 
@@ -66,13 +75,24 @@ class RedisCounters:
         self._announced_at: bytes | str = "0"
         self._pipe: Pipe | None = None
         self._opening: asyncio.Task[Pipe] | None = None
-        self._connections: ConnectionPool = ConnectionPool.from_url(
+        self._trouble: Trouble | None = None
+        self._connections = connection_pool(
             settings.url,
             protocol=2,  # of 3 we would use nothing, and be told things that we did not ask
             socket_connect_timeout=settings.connect_timeout_seconds,
             socket_timeout=settings.socket_timeout_seconds,
-            retry=Retry(NoBackoff(), 0),
         )
+
+    async def check(self) -> None:
+        """BadSetting if it can be reached and must not keep counters; if it cannot, every connection tries again."""
+        try:
+            (await self._open()).retire()
+        except UnfitRedis as error:
+            if error.fatal:
+                raise BadSetting(f"limits.counters_url: {error}") from None
+            self._failed(error)
+        except (RedisError, OSError) as error:
+            self._failed(error)
 
     def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
         raise Unavailable("these counters are a round trip away")
@@ -101,6 +121,10 @@ class RedisCounters:
         now, count, names, resets = await self._run(ANNOUNCE, [self._nodes, self._resets], said, list)
         self._announced_at = now
         return Announced(count, tuple(name.decode(errors="replace") for name in names), frozenset(resets))
+
+    def take_trouble(self) -> Trouble | None:
+        trouble, self._trouble = self._trouble, None
+        return trouble
 
     async def aclose(self) -> None:
         if self._opening is not None:
@@ -148,13 +172,27 @@ class RedisCounters:
 
     async def _open(self) -> Pipe:
         connection: AbstractConnection = self._connections.make_connection()  # type: ignore[no-untyped-call]
-        await connection.connect()  # type: ignore[no-untyped-call]
-        return Pipe(connection, self._settings.socket_timeout_seconds)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await check_server(connection)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return Pipe(connection, self._settings.socket_timeout_seconds, self._failed)
+
+    def _failed(self, error: Exception | str) -> None:
+        self._trouble = Trouble(*trouble_of(error, self._settings.url))
+        telemetry.redis_failed("counters", self._trouble.reason)
 
     def _opened(self, opening: asyncio.Task[Pipe]) -> None:
         self._opening = None
-        if not opening.cancelled() and opening.exception() is None:
+        if opening.cancelled():
+            return
+        error = opening.exception()
+        if error is None:
             self._pipe = opening.result()
+        elif isinstance(error, (RedisError, OSError)):
+            self._failed(error)
 
 
 class _Request:

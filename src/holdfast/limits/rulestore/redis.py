@@ -11,11 +11,12 @@ from contextlib import suppress
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from holdfast import telemetry
+from holdfast.drivers.redis import connection_pool, trouble_of
 from holdfast.errors import Unavailable
+from holdfast.limits.counters.contract import Trouble
 from holdfast.limits.rulestore.bell import LISTENING
 from holdfast.limits.rulestore.contract import CHANNEL, Ring
 from holdfast.limits.rulestore.reading import heard_ring
@@ -29,15 +30,21 @@ class RedisBell:
     ) -> None:
         self._channel = channel
         self._quiet_seconds = quiet_seconds
-        self._redis: Redis = Redis.from_url(
-            url, socket_connect_timeout=connect_timeout_seconds, retry=Retry(NoBackoff(), 0)
-        )
+        self._redis: Redis = Redis.from_pool(connection_pool(url, socket_connect_timeout=connect_timeout_seconds))
+        self._publishing, self._listening = _Way(url, "publish"), _Way(url, "subscribe")
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why changes are not heard, or not published, by way of this Redis; None if they are."""
+        return self._listening.trouble or self._publishing.trouble
 
     async def publish(self, payload: str) -> None:
         try:
             await self._redis.publish(self._channel, payload)
         except (RedisError, OSError) as error:
+            self._publishing.failed(error)
             raise Unavailable("the doorbell cannot be rung") from error
+        self._publishing.works()
 
     async def rings(self) -> AsyncIterator[Ring]:
         subscription = self._redis.pubsub()
@@ -48,22 +55,45 @@ class RedisBell:
                 message = await subscription.get_message(timeout=self._quiet_seconds)
                 if message is None:
                     if asked:
-                        raise Unavailable("the doorbell does not answer")
+                        raise TimeoutError("no answer to a ping")
                     await subscription.ping()
                 asked = message is None
                 if message is None:
                     continue
                 if message["type"] == "subscribe":
+                    self._listening.works()
                     yield LISTENING
                 elif message["type"] == "message":
                     yield heard_ring(message["data"])
         except (RedisError, OSError) as error:
+            self._listening.failed(error)
             raise Unavailable("the doorbell cannot be heard") from error
         finally:
             await _close(subscription)
 
     async def aclose(self) -> None:
         await _close(self._redis)
+
+
+class _Way:
+    """Whether one of the two commands works. A change is logged once, with its reason."""
+
+    def __init__(self, url: str, command: str) -> None:
+        self._url = url
+        self._command = command
+        self.trouble: Trouble | None = None
+
+    def failed(self, error: Exception) -> None:
+        before, self.trouble = self.trouble, Trouble(*trouble_of(error, self._url))
+        telemetry.redis_failed("notifications", self.trouble.reason)
+        if before is None or before.reason != self.trouble.reason:
+            facts = self.trouble._asdict()
+            telemetry.log.warning("limits.notifications_unavailable", command=self._command, **facts)
+
+    def works(self) -> None:
+        if self.trouble is not None:
+            self.trouble = None
+            telemetry.log.info("limits.notifications_available", command=self._command)
 
 
 async def _close(what: PubSub | Redis) -> None:

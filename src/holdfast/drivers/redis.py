@@ -1,0 +1,141 @@
+"""Connections to Redis by URL, why it does not do what it is asked, and whether it is fit to keep counters."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, Literal, get_args
+
+from redis.asyncio.connection import AbstractConnection, ConnectionPool, SSLConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeout
+
+from holdfast.drivers.redis_url import secrets_of, sentinel_address
+from holdfast.telemetry import safe_text
+
+Reason = Literal[
+    "unreachable", "timeout", "tls", "auth", "permission", "full", "read_only", "loading", "busy", "refuses_writes",
+    "connections", "cluster", "eviction", "no_primary", "wrong_type", "script", "not_redis", "refused",
+]  # fmt: skip
+REASONS: tuple[str, ...] = get_args(Reason)
+DETAIL_CHARACTERS_MAX = 200
+
+_BY_CODE: dict[str, Reason] = {
+    "WRONGPASS": "auth", "NOAUTH": "auth", "NOPERM": "permission", "OOM": "full", "READONLY": "read_only",
+    "LOADING": "loading", "MASTERDOWN": "loading", "BUSY": "busy", "MISCONF": "refuses_writes",
+    "NOREPLICAS": "refuses_writes", "MOVED": "cluster", "ASK": "cluster", "CROSSSLOT": "cluster",
+    "CLUSTERDOWN": "cluster", "TRYAGAIN": "cluster", "WRONGTYPE": "wrong_type",
+}  # fmt: skip
+"""What Redis says first in an error."""
+_BY_TEXT: tuple[tuple[str, Reason], ...] = (
+    ("ACL failure", "permission"), ("max number of clients", "connections"), ("without any password", "auth"),
+    ("user_script", "script"), ("Script", "script"), ("script", "script"),
+)  # fmt: skip
+
+
+class UnfitRedis(RedisError):
+    """It answers, and counters must not be kept in it. ``fatal``: only an operator can change that."""
+
+    def __init__(self, reason: Reason, message: str, *, fatal: bool) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.fatal = fatal
+
+
+def connection_pool(url: str, **options: Any) -> ConnectionPool:
+    """Connections to the server, or to the present primary of the service. Nothing is tried twice."""
+    options["retry"] = Retry(NoBackoff(), 0)
+    service = sentinel_address(url)
+    if service is None:
+        return ConnectionPool.from_url(url, **options)
+    server: dict[str, Any] = {**parse_url(service.server_url), **options}
+    server.pop("host", None)
+    tls = server.pop("connection_class", None) is SSLConnection
+    shared = {name: value for name, value in server.items() if name.startswith(("socket_", "ssl_"))}
+    waits = options.get("socket_connect_timeout")  # a sentinel that does not answer is passed over as soon
+    asked = {
+        **shared, "socket_timeout": waits, "ssl": tls, "username": service.username, "password": service.password,
+        "retry": options["retry"],
+    }  # fmt: skip
+    sentinel = Sentinel(service.sentinels, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    return SentinelConnectionPool(service.service, sentinel, ssl=tls, **server)  # type: ignore[no-untyped-call]
+
+
+def trouble_of(error: BaseException | str, url: str) -> tuple[Reason, str]:
+    """Why Redis did not do what it was asked: a word of a closed set, and its own words without a secret.
+
+    Of an exception that redis-py or the system raised, or of an error that Redis answered.
+    """
+    text = error if isinstance(error, str) else str(error) or type(error).__name__
+    for secret in secrets_of(url):
+        text = text.replace(secret, "[secret]")
+    return _reason(error), safe_text(" ".join(text.split()))[:DETAIL_CHARACTERS_MAX]
+
+
+def _reason(error: BaseException | str) -> Reason:
+    if isinstance(error, str):
+        return _of_reply(error)
+    if isinstance(error, UnfitRedis):
+        return error.reason
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    kinds: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Reason], ...] = (
+        (InvalidResponse, "not_redis"),
+        (MasterNotFoundError, "no_primary"),
+        (ssl.SSLError, "tls"),
+        (AuthenticationError, "auth"),
+        (NoPermissionError, "permission"),
+        ((RedisTimeout, TimeoutError), "timeout"),
+    )
+    for kind, reason in kinds:
+        if any(isinstance(each, kind) for each in causes):
+            return reason
+    reply = _of_reply(str(error))
+    return reply if isinstance(error, ResponseError) or reply != "refused" else "unreachable"
+
+
+def _of_reply(text: str) -> Reason:
+    by_code = _BY_CODE.get(text.partition(" ")[0])
+    if by_code is not None:
+        return by_code
+    return next((reason for part, reason in _BY_TEXT if part in text), "refused")
+
+
+async def check_server(connection: AbstractConnection) -> None:
+    """UnfitRedis if this server must not keep counters. Raises what redis-py raises.
+
+    A user who may not ask (INFO) is believed.
+    """
+    try:
+        await connection.send_command("INFO")
+        answer = await connection.read_response()
+    except NoPermissionError:
+        return
+    lines = (line.partition(":") for line in bytes(answer).decode(errors="replace").splitlines())
+    info = {name: value.strip() for name, _, value in lines}
+    if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
+        raise UnfitRedis(
+            "cluster",
+            "this is Redis Cluster, which refuses calls for keys of several slots: use one primary, with replicas if "
+            "you like, and redis+sentinel:// for failover",
+            fatal=True,
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and info.get("maxmemory", "0") != "0":
+        raise UnfitRedis(
+            "eviction",
+            f"this Redis evicts counters when it is full (maxmemory-policy {policy}), and an evicted counter grants "
+            "its limit again: set maxmemory-policy noeviction",
+            fatal=True,
+        )
+    if info.get("role") == "slave":
+        raise UnfitRedis("read_only", "this Redis is a replica: counters need the primary", fatal=False)

@@ -1,0 +1,83 @@
+"""Addresses of Redis as settings name them: one server, or one of a service that Sentinel looks after. (Pure.)
+
+    redis://[user:password@]host[:port]/db         rediss://… with TLS, unix://path?db=0
+    redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]
+
+User and password are those of the Redis servers. Sentinels that want some of their own have them from
+``?sentinel_username=…&sentinel_password=…``. ``rediss+sentinel://`` is TLS to the sentinels and to the servers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+SERVER_SCHEMES = ("redis", "rediss", "unix")
+SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+SENTINEL_PORT = 26379
+
+
+class SentinelAddress(NamedTuple):
+    """Sentinels, the service they know, and how its servers are reached (``server_url`` with an address to replace)."""
+
+    sentinels: tuple[tuple[str, int], ...]
+    service: str
+    server_url: str
+    username: str | None
+    password: str | None
+
+
+def check_redis_url(url: str) -> None:
+    """ValueError if it is none. No part of the URL is in the error: it may be a part of a password."""
+    scheme = url.partition("://")[0]
+    if scheme in SENTINEL_SCHEMES:
+        sentinel_address(url)
+        return
+    if "://" not in url or scheme not in SERVER_SCHEMES:
+        raise ValueError(
+            "a URL of Redis begins with redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://"
+        )
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError(
+            "the URL of Redis has no valid port; characters such as / # ? @ in a password are written as %XX"
+        )
+
+
+def sentinel_address(url: str) -> SentinelAddress | None:
+    """None if the URL names a server itself. ValueError as ``check_redis_url``."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SENTINEL_SCHEMES:
+        return None
+    rest, _, query = rest.partition("?")
+    address, _, path = rest.partition("/")
+    credentials, at, hosts = address.rpartition("@")
+    service, _, db = path.partition("/")
+    if not service or not (db or "0").isdecimal():
+        raise ValueError("after the sentinels of a redis+sentinel:// URL come /service and, if it is not 0, /db")
+    options = dict(parse_qsl(query))
+    username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
+    server = f"{scheme.partition('+')[0]}://{credentials}{at}sentinel/{db or 0}?{urlencode(options)}"
+    sentinels = tuple(_sentinel(host) for host in hosts.split(","))
+    return SentinelAddress(sentinels, unquote(service), server, username, password)
+
+
+def secrets_of(url: str) -> list[str]:
+    """Every password in the URL, as it is written and as it is meant; the longest first."""
+    _, _, rest = url.partition("://")
+    written = [rest.rpartition("@")[0].partition(":")[2]]
+    query = rest.partition("?")[2].split("&")
+    written += [value for name, _, value in (each.partition("=") for each in query) if name.endswith("password")]
+    return sorted({secret for each in written if each for secret in (each, unquote(each))}, key=len, reverse=True)
+
+
+def _sentinel(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if address.endswith("]") or not colon:  # an IPv6 address in brackets, or a name alone
+        host, port = address, str(SENTINEL_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError("the sentinels of a redis+sentinel:// URL are host:port,host:port")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,77 @@
+"""How well the shared counters answer: the part of the last answers that they did not decide.
+
+One call that succeeds proves little: a Redis that refuses half of what it is asked answers every other ping. So each
+heartbeat adds what was decided since the one before, with the counters and without them, and itself counts as one
+answer; the ratio over a window of heartbeats says how it is. A change of state is logged once, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from holdfast import telemetry
+from holdfast.limits.counters.contract import Trouble
+
+CountersState = Literal["up", "degraded", "down"]
+
+WINDOW_SECONDS = 10.0
+"""Over how long the ratio is taken."""
+DEGRADED_RATIO_MAX = 0.1
+"""Above this ratio of answers without the counters, they are not up. One lost heartbeat of ten is not above it."""
+
+_NO_ANSWER = Trouble("timeout", "no answer within the deadline of a check")
+_DEGRADED = frozenset(("local_share", "open", "closed"))
+
+
+class CounterHealth:
+    """``state``, and while it is not ``up`` the last ``trouble``."""
+
+    def __init__(self, heartbeat_seconds: float) -> None:
+        self._beats: deque[tuple[int, int]] = deque(maxlen=max(1, round(WINDOW_SECONDS / heartbeat_seconds)))
+        """Of each heartbeat: answers, and how many of them were degraded."""
+        self._up = True
+        self._logged: set[str] = set()
+        """Reasons that were logged since it was last up: each once."""
+        self.trouble: Trouble | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Answers without the counters ÷ answers, over the window."""
+        answers = sum(all_ for all_, _ in self._beats)
+        return sum(degraded for _, degraded in self._beats) / answers if answers else 0.0
+
+    @property
+    def state(self) -> CountersState:
+        if self._up:
+            return "up"
+        answers, degraded = self._beats[-1]
+        return "down" if degraded == answers else "degraded"
+
+    def observe(self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: Trouble | None) -> None:
+        """What was decided since the last heartbeat, by what; whether this one was answered; why not, if known."""
+        asked = sum(sum(counts) for by, counts in tally.items() if by != "no_rule")
+        degraded = sum(sum(counts) for by, counts in tally.items() if by in _DEGRADED)
+        self._beats.append((asked + 1, degraded + (not alive)))
+        self._up = self.ratio <= DEGRADED_RATIO_MAX
+        if not self._up:
+            self.trouble = trouble = trouble or self.trouble or _NO_ANSWER
+            if trouble.reason not in self._logged:
+                self._logged.add(trouble.reason)
+                telemetry.log.error("limits.counters_unavailable", **trouble._asdict(), **self._facts())
+        elif self._logged:
+            self._logged.clear()
+            self.trouble = None
+            telemetry.log.info("limits.counters_available", **self._facts())
+
+    def status(self) -> dict[str, Any]:
+        trouble = self.trouble
+        return {
+            "degraded_ratio": round(self.ratio, 3),
+            "counters_reason": trouble.reason if trouble else "",
+            "counters_detail": trouble.detail if trouble else "",
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        return {"state": self.state, "degraded_ratio": round(self.ratio, 3), "window_seconds": WINDOW_SECONDS}

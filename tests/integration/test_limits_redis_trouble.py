@@ -1,0 +1,235 @@
+"""A real Redis that is wrong in every way: limiting goes on, and everybody is told why, once, without a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from program import ROOT
+from structlog.testing import capture_logs
+from tls import certificate
+
+from engines import Server, free_port
+from engines import redis as redis_engine
+from engines.fixtures import had
+from holdfast.cli.operate import alarms
+from holdfast.drivers.redis import REASONS
+from holdfast.limits import counter_health
+from holdfast.limits.batch import BatchSettings
+from holdfast.limits.limiter_settings import LimiterSettings
+from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.rules import Check, Rule
+from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.resilience import BreakerSettings
+from holdfast.telemetry import REGISTRY
+
+SEARCH = Rule("acme", "/api/search", "fixed_window", 1_000_000, 366 * 86_400.0)
+QUICK = LimiterSettings(
+    heartbeat_seconds=0.05,
+    node_ttl_seconds=5.0,
+    batch=BatchSettings(breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)),
+)
+PATIENCE_SECONDS = 30.0
+RIGHT, WRONG = "r1ght-S3CRET", "wr0ng-S3CRET"
+
+
+class Wrong:
+    """One Redis with a password, TLS and a user who may do nothing; ``say`` is an operator at its prompt."""
+
+    def __init__(self, folder: Path) -> None:
+        cert, key = certificate(folder)
+        self.tls_port = free_port()
+        tls = {"tls-port": str(self.tls_port), "tls-cert-file": str(cert), "tls-key-file": str(key)}
+        self.server: Server = redis_engine.start(**tls, **{"tls-auth-clients": "no"})
+        self._operator = redis.Redis(port=self.server.port)
+        self.say("ACL SETUSER limited on >" + RIGHT + " ~* +@connection +info")
+        self.say("ACL SETUSER deaf on >" + RIGHT + " ~* resetchannels +@all")
+        self.say("ACL SETUSER keeper on >" + RIGHT + " ~* &* +@all")
+
+    def say(self, words: str) -> None:
+        self._operator.execute_command(*words.split(" "))
+
+    def url(self, user: str = "keeper", password: str = RIGHT) -> str:
+        return f"redis://{user}:{password}@127.0.0.1:{self.server.port}/0"
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wrong]:
+    made = had("redis", lambda: Wrong(tmp_path_factory.mktemp("redis")))
+    yield made
+    made.server.stop()
+
+
+@pytest.fixture(autouse=True)
+def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counter_health, "WINDOW_SECONDS", 0.5)
+
+
+def counted(use: str, reason: str) -> float:
+    labels = {"use": use, "reason": reason}
+    return REGISTRY.get_sample_value("holdfast_limits_redis_errors_total", labels) or 0.0
+
+
+async def until(limits: LimitsPlane, condition: Callable[[], bool], what: str) -> None:
+    """Ask until it holds: whatever becomes of Redis, every check is answered."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < PATIENCE_SECONDS, f"waited in vain for: {what}; {limits.status()}"
+        assert (await limits.limiter.check("acme", "/api/search", "ann")).allowed
+        await asyncio.sleep(0.01)
+
+
+def said(lines: list[MutableMapping[str, Any]], event: str) -> list[Any]:
+    return [line.get("reason") for line in lines if line["event"] == event]
+
+
+def judge(
+    url: str, state: Path, reason: str, begin: Callable[[], None] | None = None, end: Callable[[], None] | None = None
+) -> None:
+    """Open limits on a Redis that is wrong, or becomes so, and, with ``end``, is put right."""
+
+    async def main() -> None:
+        before = counted("counters", reason)
+        async with opened(LimitsSettings(url, limiter=QUICK), state, starts_with=[SEARCH]) as limits:
+            if begin is not None:
+                await until(limits, lambda: limits.status()["counters"] == "up", "it works at first")
+                begin()
+            await until(limits, lambda: limits.status()["counters_reason"] == reason, reason)
+            status = limits.status()
+            assert status["counters"] in ("down", "degraded") and status["degraded_ratio"] > 0.1
+            assert limits.dependencies()["counters"] != "up"
+            assert (await limits.health())["rate_limiting"] == "degraded"
+            (alarm,) = [line for line in alarms({"limits": status}) if "counters are" in line]
+            assert reason in alarm and "limits-redis.md" in alarm and "S3CRET" not in alarm
+            await until(limits, lambda: counted("counters", reason) > before, "counted by reason")
+            if end is not None:
+                end()
+                await until(limits, lambda: limits.status()["counters"] == "up", "up again")
+                assert limits.status()["counters_reason"] == ""
+
+    with capture_logs() as lines:
+        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+    assert said(lines, "limits.counters_unavailable").count(reason) == 1, lines
+    assert len(said(lines, "limits.counters_available")) == (end is not None), lines
+    assert "S3CRET" not in repr(lines)
+
+
+def test_a_wrong_password(wrong: Wrong, tmp_path: Path) -> None:
+    judge(wrong.url(password=WRONG), tmp_path, "auth")
+
+
+def test_a_user_who_may_not_run_scripts(wrong: Wrong, tmp_path: Path) -> None:
+    judge(wrong.url("limited"), tmp_path, "permission")
+
+
+def test_a_certificate_that_nobody_vouches_for(wrong: Wrong, tmp_path: Path) -> None:
+    judge(f"rediss://keeper:{RIGHT}@127.0.0.1:{wrong.tls_port}/0", tmp_path, "tls")
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    judge(f"redis://keeper:{RIGHT}@127.0.0.1:{free_port()}/0", tmp_path, "unreachable")
+
+
+def test_something_else_listens(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await asyncio.to_thread(judge, f"redis://127.0.0.1:{port}/0", tmp_path, "not_redis")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("reason", "begin", "end"),
+    [
+        ("full", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+        ("read_only", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ("wrong_type", "SET rl:nodes x", "DEL rl:nodes"),
+    ],
+)
+def test_a_redis_that_refuses_and_is_put_right(wrong: Wrong, tmp_path: Path, reason: str, begin: str, end: str) -> None:
+    def broken() -> None:
+        if reason == "wrong_type":
+            wrong.say("DEL rl:nodes")
+        wrong.say(begin)
+
+    try:
+        judge(wrong.url(), tmp_path, reason, broken, lambda: wrong.say(end))
+    finally:
+        with suppress(redis.RedisError):
+            wrong.say(end)
+
+
+def test_a_redis_that_does_not_answer_and_comes_back(wrong: Wrong, tmp_path: Path) -> None:
+    try:
+        judge(
+            wrong.url(), tmp_path, "timeout",
+            lambda: os.kill(wrong.server.pid, signal.SIGSTOP), lambda: os.kill(wrong.server.pid, signal.SIGCONT),
+        )  # fmt: skip
+    finally:
+        os.kill(wrong.server.pid, signal.SIGCONT)
+
+
+def test_a_user_who_may_count_and_not_subscribe(wrong: Wrong, tmp_path: Path, postgres_server: Server) -> None:
+    """Since Redis 7 a new user may use no channel: changes of rules come by the sync alone."""
+
+    async def main() -> None:
+        before = counted("notifications", "permission")
+        chosen = LimitsSettings(wrong.url("deaf"), postgres_server.url, limiter=QUICK)
+        async with opened(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+            await until(limits, lambda: counted("notifications", "permission") >= before + 2, "tried twice")
+            status = limits.status()
+            assert status["counters"] == "up" and status["notifications"].startswith("permission: ")
+            (alarm,) = alarms({"limits": status})
+            assert "permission" in alarm and "limits-redis.md" in alarm
+            wrong.say("ACL SETUSER deaf &*")
+            await until(limits, lambda: limits.status()["notifications"] == "up", "heard again")
+
+    try:
+        with capture_logs() as lines:
+            asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+    finally:
+        wrong.say("ACL SETUSER deaf resetchannels")
+    heard = [line["command"] for line in lines if line["event"] == "limits.notifications_unavailable"]
+    assert sorted(set(heard)) == sorted(heard), "each once"
+    assert "S3CRET" not in repr(lines)
+
+
+def test_the_commands_of_the_runbook_work_and_the_rights_it_names_are_enough(wrong: Wrong, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "runbooks" / "limits-redis.md").read_text()
+    blocks = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    environment = {**os.environ, "REDIS": wrong.url()}
+    for command in "".join(blocks).splitlines():
+        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=20)
+        assert done.returncode == 0 and "ERR" not in done.stdout, command
+    url = f"redis://holdfast:a%20password@127.0.0.1:{wrong.server.port}/0"
+
+    async def main() -> None:
+        async with opened(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+            assert not (await limits.limiter.check("acme", "/api/search", "bob")).degraded
+            assert limits.status()["counters"] == "up"
+            await limits.limiter.reset(Check("acme", "/api/search", "bob"))
+        bell = RedisBell(url)
+        rings = bell.rings()
+        await anext(rings)
+        await bell.publish('{"epoch":1,"seq":7,"store":"ours"}')
+        assert (await anext(rings)).seq == 7
+        await rings.aclose()
+        await bell.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
+    every = set(re.findall(r"`([a-z_]+)`(?=[^|]*\|[^|]*\|[^|]*\|$)", page, re.MULTILINE))
+    assert set(REASONS) <= every, "the page explains every reason"
