@@ -1,0 +1,267 @@
+"""Redis as it is run in production: behind Sentinel, as a cluster, with a policy that evicts. All of them real."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from tls import certificate
+
+from engines import Server, free_port
+from engines import redis as redis_engine
+from engines.fixtures import had
+from holdfast.errors import BadSetting, Unavailable
+from holdfast.limits import counter_health
+from holdfast.limits.batch import BatchSettings
+from holdfast.limits.limiter_settings import LimiterSettings
+from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.rules import Rule
+from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.resilience import BreakerSettings
+
+LIMIT = 1_000
+SEARCH = Rule("*", "/api/search", "fixed_window", LIMIT, 366 * 86_400.0)
+QUICK = LimiterSettings(
+    heartbeat_seconds=0.05,
+    node_ttl_seconds=5.0,
+    batch=BatchSettings(breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)),
+)
+PATIENCE_SECONDS = 30.0
+SERVICE = "limits"
+SECRET = "S3CRET"
+
+
+class Service:
+    """A primary, a replica and three sentinels, all with passwords."""
+
+    def __init__(self, started: list[Server]) -> None:
+        auth = {"requirepass": SECRET, "masterauth": SECRET, "repl-diskless-sync-delay": "0"}
+        started.append(redis_engine.start(**auth))
+        self.primary = started[-1]
+        replicated = {"replicaof": f"127.0.0.1 {self.primary.port}", **auth}
+        started.append(redis_engine.start(**replicated))
+        self.replica = started[-1]
+        lines = [
+            f"sentinel auth-pass {SERVICE} {SECRET}",
+            f"requirepass of-{SECRET}",
+            f"sentinel sentinel-pass of-{SECRET}",
+        ]
+        self.sentinels = []
+        for _ in range(3):
+            started.append(redis_engine.sentinel(self.primary, SERVICE, 2, *lines))
+            self.sentinels.append(started[-1])
+        for sentinel in self.sentinels:
+            self._wait(lambda sentinel=sentinel: self._knows_all(sentinel), "the sentinels know each other")
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://:{SECRET}@{hosts}/{SERVICE}/0?sentinel_password=of-{SECRET}"
+
+    def replicated(self) -> None:
+        """Until the replica has what the primary had when this was called."""
+        wanted = redis_engine.say(self.primary, "INFO", password=SECRET)["master_repl_offset"]
+
+        def has_it() -> bool:
+            info = redis_engine.say(self.replica, "INFO", password=SECRET)
+            return bool(info["master_link_status"] == "up" and info["slave_repl_offset"] >= wanted)
+
+        self._wait(has_it, "the replica has caught up")
+
+    def primary_port(self) -> int:
+        """As a sentinel knows it."""
+        return int(self._ask(self.sentinels[0], "SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+
+    def _knows_all(self, sentinel: Server) -> bool:
+        known = self._ask(sentinel, "SENTINEL MASTER", SERVICE)
+        return bool(known["num-slaves"] == 1 and known["num-other-sentinels"] == 2)
+
+    @staticmethod
+    def _ask(sentinel: Server, *words: str) -> Any:
+        return redis_engine.say(sentinel, *words, password=f"of-{SECRET}")
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain for: {what}"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    started = list[Server]()
+    try:
+        yield had("redis", lambda: Service(started))
+    finally:
+        for server in reversed(started):
+            server.stop()
+
+
+@pytest.fixture(autouse=True)
+def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counter_health, "WINDOW_SECONDS", 0.5)
+
+
+async def until(limits: LimitsPlane, condition: Callable[[], bool], what: str) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < PATIENCE_SECONDS, f"waited in vain for: {what}; {limits.status()}"
+        await limits.limiter.check("acme", "/api/search", "somebody")
+        await asyncio.sleep(0.01)
+
+
+def test_a_service_that_no_sentinel_knows_shows_as_no_primary(service: Service, tmp_path: Path) -> None:
+    async def main() -> None:
+        url = service.url.replace(f"/{SERVICE}/", "/other/")
+        async with opened(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+            await until(limits, lambda: limits.status()["counters_reason"] == "no_primary", "the reason")
+            assert SECRET not in str(limits.status())
+
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+
+
+def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    common = {"tls-cert-file": str(cert), "tls-key-file": str(key), "tls-ca-cert-file": str(cert)}
+    ports, started = (free_port(), free_port()), list[Server]()
+    try:
+        tls = {**common, "tls-auth-clients": "no", "tls-port": str(ports[0])}
+        started.append(had("redis", lambda: redis_engine.start(**tls)))
+        lines = [*(f"{name} {value}" for name, value in common.items()), "tls-auth-clients no", "tls-replication yes"]
+        watched = replace(started[0], port=ports[0])
+        started.append(redis_engine.sentinel(watched, SERVICE, 1, *lines, f"tls-port {ports[1]}"))
+
+        async def main(ca: str) -> bool:
+            url = f"rediss+sentinel://127.0.0.1:{ports[1]}/{SERVICE}?{ca}"
+            async with opened(LimitsSettings(url), tmp_path / "state", starts_with=[SEARCH]) as limits:
+                return (await limits.limiter.check("acme", "/api/search", "ann")).degraded
+
+        assert not asyncio.run(main(f"ssl_ca_certs={cert}"))
+        assert asyncio.run(main("")), "nobody vouches for either"
+    finally:
+        for server in started:
+            server.stop()
+
+
+def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(service: Service, tmp_path: Path) -> None:
+    async def main() -> None:
+        bell = RedisBell(service.url)
+        async with opened(LimitsSettings(service.url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+            used = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(10)]
+            assert not any(decision.degraded for decision in used)
+            await heard(bell, 1)
+            assert service.primary_port() == service.primary.port
+            await asyncio.to_thread(service.replicated)
+            service.primary.process.kill()
+            service.primary.process.wait()
+            await until(limits, lambda: limits.status()["counters"] != "up", "its absence shows")
+            await until(limits, lambda: limits.status()["counters"] == "up", "the new primary counts")
+            assert service.primary_port() == service.replica.port
+            after = await limits.limiter.check("acme", "/api/search", "ann")
+            assert (after.degraded, after.remaining) == (False, LIMIT - 11), "the replica had what was counted"
+            await heard(bell, 2)
+        await bell.aclose()
+
+    with capture_logs() as lines:
+        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+    assert len([line for line in lines if line["event"] == "limits.counters_available"]) == 1
+    assert SECRET not in repr(lines)
+
+
+async def heard(bell: RedisBell, seq: int) -> None:
+    """Subscribe, publish, hear; as the feed does, again if a connection was to the primary that is gone."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            rings = bell.rings()
+            try:
+                await anext(rings)
+                await bell.publish(f'{{"epoch":1,"seq":{seq},"store":"ours"}}')
+                assert (await anext(rings)).seq == seq
+                return
+            except Unavailable:
+                await asyncio.sleep(0.05)
+            finally:
+                await rings.aclose()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Server]:
+    server = had("redis", redis_engine.cluster)
+    yield server
+    server.stop()
+
+
+def test_redis_cluster_is_refused_at_the_start_with_what_to_do(cluster: Server, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(cluster.url), tmp_path):
+            raise AssertionError("it was opened")
+
+    with pytest.raises(BadSetting, match=r"limits.counters_url: this is Redis Cluster.*redis\+sentinel://"):
+        asyncio.run(main())
+
+
+def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(cluster: Server, tmp_path: Path) -> None:
+    """Calls for keys of one slot succeed: among them are heartbeats, or not, but never most checks."""
+    rules = "ACL SETUSER quiet on nopass ~* &* +@all -info"
+    redis_engine.say(cluster, *rules.split(" "))
+
+    async def main() -> None:
+        url = cluster.url.replace("://", "://quiet:x@")
+        async with opened(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+            degraded = list[bool]()
+            for _ in range(10):
+                for turn in range(8):  # a tenant's keys are of one slot, those of several tenants are not
+                    asked = [limits.limiter.check(f"tenant-{n}", "/api/search", "ann") for n in range(turn % 2 * 9 + 1)]
+                    degraded += [decision.degraded for decision in await asyncio.gather(*asked)]
+                await asyncio.sleep(0.05)
+            assert any(degraded) and not all(degraded)
+            status = limits.status()
+            assert status["counters"] != "up" and status["counters_reason"] == "cluster", status
+
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_redis_that_evicts_is_refused_at_the_start(redis_server: Server, tmp_path: Path, policy: str) -> None:
+    async def main() -> None:
+        async with opened(LimitsSettings(redis_server.url), tmp_path):
+            pass
+
+    redis_engine.say(redis_server, "CONFIG", "SET", "maxmemory-policy", policy)
+    try:
+        asyncio.run(main())  # without maxmemory nothing is ever evicted
+        redis_engine.say(redis_server, "CONFIG", "SET", "maxmemory", "1gb")
+        with pytest.raises(BadSetting, match=f"maxmemory-policy {policy}.*noeviction"):
+            asyncio.run(main())
+    finally:
+        redis_engine.say(redis_server, "CONFIG", "SET", "maxmemory", "0", "maxmemory-policy", "noeviction")
+
+
+@pytest.mark.parametrize("reason", ["cluster", "eviction"])
+def test_one_that_is_found_later_is_not_counted_on(tmp_path: Path, reason: str) -> None:
+    """Redis was unavailable when the node started; nobody can refuse to start any more."""
+    port, servers = free_port(), list[Server]()
+    settings = {"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}
+    if reason == "cluster":
+        settings = {**redis_engine.CLUSTER, "cluster-port": str(free_port())}
+
+    async def main() -> None:
+        chosen = LimitsSettings(f"redis://127.0.0.1:{port}/0", limiter=QUICK)
+        async with opened(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+            await until(limits, lambda: limits.status()["counters_reason"] == "unreachable", "nobody there")
+            servers.append(await asyncio.to_thread(redis_engine.start, port, **settings))
+            await until(limits, lambda: limits.status()["counters_reason"] == reason, "what it is")
+            assert (await limits.limiter.check("acme", "/api/search", "ann")).degraded
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+    finally:
+        for server in servers:
+            server.stop()
