@@ -679,6 +679,25 @@ def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> N
     asyncio.run(main())
 
 
+def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start() -> None:
+    async def main() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=3600.0))
+        async with asyncio.timeout(30):
+            await counters.check()
+        trouble = counters.take_trouble()
+        assert trouble is not None and trouble.reason == "timeout"
+        await counters.aclose()
+        server.close()
+
+    asyncio.run(main())
+
+
 def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(redis_server: Server) -> None:
     async def main() -> None:
         counters = RedisCounters(RedisSettings(redis_server.url))

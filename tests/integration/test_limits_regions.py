@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
+from msgspec import Raw
 
 from engines import Server, postgres
 from engines import redis as redis_engine
 from engines.fixtures import had
+from holdfast.limits.control import ImportRequest
 from holdfast.limits.feed import FeedSettings
 from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
 from holdfast.limits.rulestore.bell import LISTENING
@@ -158,6 +161,22 @@ def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
         for region in REGIONS:
             assert await w.holders(follower.region_lock(region)) == 1, "one follower for each region"
         assert await w.holders(HEARTBEAT_LOCK) == 1, "one heartbeat for all"
+
+    play(engines_, tmp_path, scenario)
+
+
+def test_an_import_reaches_every_region_with_all_its_rules(engines_: Engines, tmp_path: Path) -> None:
+    """Its one notification carries no rule, and the replica may not have them yet: the follower reads the log."""
+
+    async def scenario(w: World) -> None:
+        for region in REGIONS:
+            await w.node(region, region)
+        await w.followed(*REGIONS)
+        names = [f"/r{n}" for n in range(150)]
+        rules = [{"tenantID": "acme", "resource": name, **RULE} for name in names]
+        await w.nodes["east"].control.import_rules(Raw(msgspec.json.encode(rules)), "olga", ImportRequest())
+        for node in w.nodes.values():
+            await until(lambda node=node: all(node.limiter.rules.lookup("acme", name) for name in names), "all rules")
 
     play(engines_, tmp_path, scenario)
 

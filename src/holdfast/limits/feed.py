@@ -36,11 +36,8 @@ from holdfast.errors import HoldfastError
 from holdfast.limits.disk import RulesFile, Saved
 from holdfast.limits.hearsay import Hearsay
 from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
-from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX
+from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX, end_tasks
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
-
-END_AGAIN_SECONDS = 1.0
-"""How long a task that was asked to end may take before it is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +138,7 @@ class Feed:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Each is asked until it has ended: a doorbell's client may lose a cancellation, or wait while it cleans up."""
-        left = set(self._work)
-        while left:
-            for task in left:
-                task.cancel()
-            left = (await asyncio.wait(left, timeout=END_AGAIN_SECONDS))[1]
+        await end_tasks(self._work)
 
     async def sync(self) -> None:
         """Read what is new. Raises what the reader raises; what was read before that is kept."""

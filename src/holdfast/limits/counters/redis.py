@@ -43,6 +43,9 @@ DECIDE = Script("head", *CODES, "tail")
 ANNOUNCE = Script("announce")
 RESET = Script("reset")
 
+CHECK_SECONDS = 2.0
+"""How long the start waits to find out whether Redis is fit to keep counters."""
+
 RESETS_TOLD_SECONDS = 60.0
 """How long nodes are told that a counter was reset; one that was cut off for longer may still remember a refusal."""
 RESETS_MAX = 1_000
@@ -86,7 +89,8 @@ class RedisCounters:
     async def check(self) -> None:
         """BadSetting if it can be reached and must not keep counters; if it cannot, every connection tries again."""
         try:
-            (await self._open()).retire()
+            async with asyncio.timeout(CHECK_SECONDS):
+                (await self._open()).retire()
         except UnfitRedis as error:
             if error.fatal:
                 raise BadSetting(f"limits.counters_url: {error}") from None

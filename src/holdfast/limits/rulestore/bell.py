@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from holdfast.limits.rulestore.contract import Ring
 
 RINGS_WAITING_MAX = 1_000
 """A listener that has so many waiting loses the oldest; its next sync brings what they said."""
+
+END_AGAIN_SECONDS = 1.0
+"""How long a task that was cancelled may take before it is cancelled again."""
 
 LISTENING = Ring(0, 0)
 
@@ -37,6 +40,15 @@ class Bell:
                 yield ring
         finally:
             self._listeners.discard(queue)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Each is cancelled until it has ended: a client of Redis may lose a cancellation, or wait while it cleans up."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        left = (await asyncio.wait(left, timeout=END_AGAIN_SECONDS))[1]
 
 
 def _put(queue: asyncio.Queue[Ring | None], ring: Ring | None) -> None:

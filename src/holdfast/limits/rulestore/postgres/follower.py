@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
-from holdfast.limits.rulestore.bell import Bell
+from holdfast.limits.rulestore.bell import Bell, end_tasks
 from holdfast.limits.rulestore.contract import CHANGES_PER_READ, CHANNEL, Head
 from holdfast.limits.rulestore.postgres.connection import (
     FOREIGN,
@@ -83,9 +83,7 @@ class LogFollower:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(task for task in (self._task, self._forwarding) if task is not None)
 
     async def _run(self) -> None:
         while True:
