@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 import apsw
 import jwt
 import pytest
+import typer.main
 from program import PATIENCE_SECONDS, Program, Ran, eventually, patched_environment
 from typer.testing import CliRunner
 
@@ -23,15 +24,11 @@ from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
 
 COMMANDS = [
-    ("serve",), ("token",), ("status",), ("verify",), ("backup",), ("restore",), ("erase",),
-    ("chat", "list"), ("chat", "create"), ("chat", "invite"), ("chat", "open"), ("chat", "send"), ("chat", "history"),
-    ("chat", "inspect"), ("chat", "recover"), ("chat", "halt"),
-    ("key", "create"), ("key", "list"), ("key", "revoke"),
-    ("revoke", "token"), ("revoke", "user"), ("revoke", "device"), ("revoke", "ls"), ("revoke", "undo"),
-    ("ban",), ("unban",), ("mute",), ("unmute",), ("disconnect",),
-    ("rules", "ls"), ("rules", "get"), ("rules", "set"), ("rules", "delete"), ("rules", "history"), ("rules", "diff"),
-    ("rules", "rollback"), ("rules", "watch"), ("rules", "export"), ("rules", "import"),
-]  # fmt: skip
+    (name, *under)
+    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    for under in ([(each,) for each in command.commands] if hasattr(command, "commands") else [()])
+]
+"""Every command as it is typed."""
 
 
 @pytest.fixture(scope="module")

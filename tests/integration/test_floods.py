@@ -31,9 +31,9 @@ HEALTHY = 16
 SEND_SECONDS = 0.125
 HEALTHY_ADDRESS, NEWCOMER_ADDRESS = "127.0.0.2", "127.0.0.3"
 SLOWER_MAX = 5
-FLOOR_SECONDS = 0.25
-"""An ack that comes within it is never late. Server, clients and flooders share two cores and a disk with other tests:
-one pause of the machine holds back every ack of that moment, and those are 1 % of all soon."""
+FLOOR_SECONDS = 0.1
+"""An ack that comes within it is never late: a kind has about 128 acks, and one pause of the machine or of its disk
+holds back more than 1 % of them."""
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
 NEWCOMER_SECONDS = 3.0
 
@@ -164,7 +164,7 @@ async def flood(world: World, processes: list[subprocess.Popen[str]], kind: str,
     return {"connections": sum(d["connections"] for d in done), "bytes": sum(d["bytes"] for d in done), "new": waited}
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_floods_of_any_frame_kind_leave_healthy_clients_alone(tmp_path: Path) -> None:
     program = Program(tmp_path / "state")
     server = program.serve()
@@ -193,8 +193,7 @@ def test_floods_of_any_frame_kind_leave_healthy_clients_alone(tmp_path: Path) ->
                 done = await flood(world, processes, kind, chats[0])
                 acks = waited()
                 growth = world.resident_bytes() - before
-                slow = {"p90": percentile(acks, 90), "p99": percentile(acks, 99)}
-                report.append({"kind": kind, **slow, "waited": acks, "growth": growth, **done})
+                report.append({"kind": kind, "p99": percentile(acks, 99), "waited": acks, "growth": growth, **done})
             assert [client.closed for client in healthy] == [None] * HEALTHY
             for task in lives:
                 task.cancel()
@@ -207,6 +206,6 @@ def test_floods_of_any_frame_kind_leave_healthy_clients_alone(tmp_path: Path) ->
             print({name: value for name, value in row.items() if name != "waited"})
     late = max(SLOWER_MAX * report.pop(0)["p99"], FLOOR_SECONDS)
     assert percentile([seconds for row in report for seconds in row["waited"]], 99) <= late
-    assert {row["kind"]: row["p90"] for row in report if row["p90"] > late} == {}
+    assert {row["kind"]: row["p99"] for row in report if row["p99"] > late} == {}
     assert {row["kind"]: row["growth"] for row in report if row["growth"] > GROWTH_BYTES_MAX} == {}
     assert {row["kind"]: row["new"] for row in report if row["new"] > NEWCOMER_SECONDS} == {}

@@ -130,8 +130,9 @@ def test_plain_http_is_sent_to_https_by_name(proxy: Server, plain_port: int) -> 
 
 def test_old_tls_is_refused(proxy: Server) -> None:
     old = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
-    old.minimum_version = ssl.TLSVersion.TLSv1
-    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.warns(DeprecationWarning):  # that it is old is the point
+        old.minimum_version = ssl.TLSVersion.TLSv1
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")
     with closing(socket.create_connection(("127.0.0.1", proxy.port))) as line, pytest.raises(ssl.SSLError):
         old.wrap_socket(line, server_hostname=HOST)

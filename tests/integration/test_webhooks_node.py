@@ -259,6 +259,8 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             await until(blocked)
             (head,) = await command("jobs", "ls", "--state", "retry")
             assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {"count": 1}
+            acts = await command("jobs", "acts")
+            assert {"retry", "release", "dead"} <= {act["verb"] for act in acts["acts"]}
             (dead,) = await command("jobs", "dead")
             status = 200
             assert (await command("jobs", "replay", "--type", "webhook", "--rate", "1"))["count"] == 1
