@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, MutableMapping
@@ -179,6 +180,37 @@ def test_a_redis_that_does_not_answer_and_comes_back(wrong: Wrong, tmp_path: Pat
             wrong.url(), tmp_path, "timeout",
             lambda: os.kill(wrong.server.pid, signal.SIGSTOP), lambda: os.kill(wrong.server.pid, signal.SIGCONT),
         )  # fmt: skip
+    finally:
+        os.kill(wrong.server.pid, signal.SIGCONT)
+
+
+def test_checks_are_quick_again_while_redis_hangs_and_counted_again_when_it_goes_on(
+    wrong: Wrong, tmp_path: Path
+) -> None:
+    """With the batches and the breaker of every node: only the first checks wait for the deadline."""
+
+    async def asked(limits: LimitsPlane, seconds: float) -> tuple[list[float], str]:
+        spent, until, by = [], time.monotonic() + seconds, ""
+        while (start := time.monotonic()) < until:
+            by = (await limits.limiter.check("acme", "/api/search", "ann")).decided_by
+            spent.append(time.monotonic() - start)
+            await asyncio.sleep(0.005)
+        return spent, by
+
+    async def main() -> None:
+        chosen = LimitsSettings(wrong.url(), limiter=LimiterSettings(heartbeat_seconds=0.2))
+        async with opened(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+            assert (await asked(limits, 0.1))[1] == "counters"
+            os.kill(wrong.server.pid, signal.SIGSTOP)
+            spent, by = await asked(limits, 2.0)
+            assert by == "local_share" and limits.status()["counters"] == "down"
+            assert statistics.median(spent) < 0.01, "the deadline is 0.05 s"
+            os.kill(wrong.server.pid, signal.SIGCONT)
+            await until(limits, lambda: limits.status()["counters"] == "up", "up again")
+            assert (await asked(limits, 0.1))[1] == "counters"
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
     finally:
         os.kill(wrong.server.pid, signal.SIGCONT)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from msgspec import structs
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits import share as sharing
 from holdfast.limits.algorithms import terms_of
-from holdfast.limits.counters.contract import Adjustment, Ask
+from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Taken
+from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.limiter_settings import LimiterSettings, Place
 from holdfast.limits.rules import Check, Rule, RuleSet
@@ -349,5 +350,95 @@ def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
             counters.mood = "away"
             one.use(RuleSet.of([structs.replace(bucket, burst_size=90, version=2)]))
             assert await admitted(one, 100) == 10
+
+    virtual.run(main())
+
+
+class Hanging(Shared):
+    """Until ``answers`` is set every call waits; it is answered late, or given up after ``silence`` seconds."""
+
+    silence = 5.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def _answer(self) -> None:
+        try:
+            await asyncio.wait_for(self.answers.wait(), self.silence)
+        except TimeoutError:
+            raise OutcomeUnknown("the counters did not answer") from None
+
+    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+        self.calls.append(entries)
+        await self._answer()
+        return await MemoryCounters.take(self, entries)
+
+    async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
+        await self._answer()
+        return await super().adjust(adjustments)
+
+    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+        await self._answer()
+        return await super().announce(node, ttl_seconds)
+
+
+async def timed(asked: Awaitable[Any]) -> tuple[float, Any]:
+    start = asyncio.get_running_loop().time()
+    answer = await asked
+    return asyncio.get_running_loop().time() - start, answer
+
+
+@pytest.mark.parametrize("clients", [1, 20])
+def test_counters_that_hang_are_waited_for_a_few_times_and_no_more(clients: int) -> None:
+    async def main() -> None:
+        counters = Hanging()
+        async with node(counters, structs.replace(HOURLY, limit=1_000_000)) as one:
+
+            async def client(seconds: float) -> list[tuple[float, Any]]:
+                loop, told = asyncio.get_running_loop(), []
+                until = loop.time() + seconds
+                while loop.time() < until:
+                    told.append(await timed(one.check("acme", "x", "ann")))
+                    await asyncio.sleep(0.01)
+                return told
+
+            assert await one.check("acme", "x", "ann")
+            counters.answers.clear()
+            told = [each for part in await asyncio.gather(*[client(20.0) for _ in range(clients)]) for each in part]
+            waited = [seconds for seconds, _ in told if seconds > 0.001]
+            assert {decision.decided_by for _, decision in told} == {"local_share"}
+            assert max(waited) <= 0.051 and len(waited) <= 0.01 * len(told), (len(waited), len(told))
+            assert len(counters.calls) <= 2 * 20 / counters.silence + 3, "and little is sent to who does not answer"
+            assert one.counters_state == "down" and one.health.status()["counters_reason"] == "timeout"
+            counters.answers.set()
+            await asyncio.sleep(0.1)
+            assert (await one.check("acme", "x", "ann")).decided_by == "counters", "it recovers by itself"
+            await asyncio.sleep(1.1)
+            assert one.counters_state == "degraded", "of the last ten seconds most was without the counters"
+            for _ in range(20):
+                await one.check("acme", "x", "ann")
+                await asyncio.sleep(1.0)
+            assert one.counters_state == "up"
+
+    virtual.run(main())
+
+
+def test_holds_do_not_wait_for_counters_that_hang() -> None:
+    async def main() -> None:
+        counters, slots = Hanging(), Rule("acme", "x", "concurrency", 10, 3600.0)
+        async with node(counters, slots) as one:
+            ann = Check("acme", "x", "ann")
+            first, second = [(await one.check(*ann)).hold for _ in range(2)]
+            counters.answers.clear()
+            for _ in range(2):
+                await one.check(*ann)
+            seconds, renewed = await timed(one.renew(ann, first))
+            assert (seconds, renewed.decided_by) == (0.0, "local_share")
+            assert await timed(one.release(ann, second)) == (0.0, False), "the counters are told later"
+            counters.answers.set()
+            await asyncio.sleep(2.1)
+            assert (await one.peek(ann)).used == 3, "first and the two of the outage"
 
     virtual.run(main())

@@ -3,7 +3,8 @@
 Equal costs on one key are merged and asked for at once; the counters admit as many as fit, and they go to the
 askers in the order in which they asked. A group of several rules stays one entry of its own. While all calls are
 under way the next ones gather. An entry that has no answer within the deadline is told so: the call may have been
-counted, is not cancelled and never made again; its late answer only frees its place.
+counted, is not cancelled and never made again; its late answer only frees its place. While every place is taken by an
+overdue call, the counters hang: nobody waits for them until one of these calls has ended.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Batcher:
         self._expiry: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._calls: set[asyncio.Future[Taken]] = set()
+        self._overdue_calls = 0
         self.keys_per_call = 0
 
     def ask(self, plan: Plan, ask: Ask) -> Entry | None:
@@ -135,8 +137,13 @@ class Batcher:
         return not self._waiting and not self._calls
 
     @property
+    def hanging(self) -> bool:
+        """As many calls as may be under way are overdue; each ends by an answer, or when the counters give it up."""
+        return self._overdue_calls >= self._settings.calls_max
+
+    @property
     def healthy(self) -> bool:
-        return self.breaker.state(self._monotonic()) is BreakerState.CLOSED
+        return not self.hanging and self.breaker.state(self._monotonic()) is BreakerState.CLOSED
 
     async def aclose(self) -> None:
         """Everybody who waits is given up."""
@@ -147,7 +154,7 @@ class Batcher:
 
     def _begin_turn(self) -> bool:
         """The first ask of an event-loop turn: False if the counters are not to be asked now."""
-        if self.breaker.state(self._monotonic()) is BreakerState.OPEN:
+        if self.hanging or self.breaker.state(self._monotonic()) is BreakerState.OPEN:
             return False
         loop = asyncio.get_running_loop()
         self._flush_due = True
@@ -210,6 +217,7 @@ class Batcher:
     def _ended(self, batch: _Batch, timer: asyncio.TimerHandle, call: asyncio.Future[Taken]) -> None:
         timer.cancel()
         self._calls.discard(call)
+        self._overdue_calls -= batch.gone
         if call.cancelled():
             if not batch.gone:
                 self.breaker.neither()
@@ -237,6 +245,7 @@ class Batcher:
         else:
             if not batch.gone:
                 telemetry.redis_failed("counters", "timeout")
+                self._overdue_calls += 1
             self._overdue(batch)
 
     def _overdue(self, batch: _Batch) -> None:

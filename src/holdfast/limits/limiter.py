@@ -315,6 +315,8 @@ class Limiter:
         if place is None or plan is None or not plan.holds or plan.prefix != place[0][0]:
             return self._decisions.free  # another rule limits now, or none; what is held is given back where it is
         ask = Ask(place[0], plan.terms, hold=hold)
+        if self._batcher.hanging:
+            return self._local(plan, ask)
         try:
             async with asyncio.timeout(self.settings.batch.deadline_seconds):
                 reading = (await self._counters.take([[ask]])).readings[0][0]
@@ -335,7 +337,11 @@ class Limiter:
         key, terms = place
         self._holds.end(hold)
         ours = self._share.release(key, terms, hold, self._monotonic() * 1000)
-        return await self._accounts.release(Adjustment(key, terms, released=hold)) or ours
+        released = Adjustment(key, terms, released=hold)
+        if self._batcher.hanging:
+            self._accounts.release_soon(released)
+            return ours
+        return await self._accounts.release(released) or ours
 
     def _place(self, check: Check, hold: str) -> tuple[Key, Terms] | None:
         """The counter of a hold; of one that was asked for elsewhere, that of today's rule, whatever that counts."""
