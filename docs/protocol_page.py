@@ -36,7 +36,7 @@ WHEN = {
     "rate_limited": "not read for 10 of 30 s, because it sent more than 200 frames a second; before authentication 4502",
     "duplicate_connection": "a device's new socket replaces its old one; a sixth device closes the oldest",
     "protocol_error": "10 invalid frames in 60 s, a frame above 64 KiB (as soon as so much of it has come), a broken WebSocket",
-    "unauthorized": "a bad credential, or none within 5 s; far too many frames before it; the token, user or device was "
+    "unauthorized": "a bad credential, or none within 5 s; far too many frames before it; the token, or those of the user, device or tenant, were "
     "revoked, or the user banned: within a second",
 }
 

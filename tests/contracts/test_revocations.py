@@ -9,6 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.clock import Clock, ManualClock
 from holdfast.errors import Forbidden, NotFound
+from holdfast.sqlite.database import SqliteSettings, open_and_migrate
 
 START = 1_000_000.0
 Scenario = Callable[[Revocations, ManualClock], Awaitable[None]]
@@ -58,17 +60,20 @@ def entry(kind: RevocationKind = "user", user_id: str = "alice", item: str = "",
 
 @on_every_store
 async def test_entries_are_listed_as_they_were_added_until_they_are_removed(store: Revocations, clock: Any) -> None:
-    kinds: list[RevocationKind] = ["token", "user", "device", "ban", "mute"]
-    added = [await store.add(entry(kind, item="x" if kind in ("token", "device") else "")) for kind in kinds]
-    assert [one.number for one in added] == [1, 2, 3, 4, 5]
+    kinds: list[RevocationKind] = ["token", "user", "device", "ban", "mute", "tenant"]
+    added = [
+        await store.add(entry(kind, "" if kind == "tenant" else "alice", "x" if kind in ("token", "device") else ""))
+        for kind in kinds
+    ]
+    assert [one.number for one in added] == [1, 2, 3, 4, 5, 6]
     assert [one.kind for one in await store.all()] == kinds and list(await store.all()) == added
     assert await store.remove(2) == added[1]
     assert list(await store.all()) == [added[0], *added[2:]]
-    for number in (2, 6, 0):
+    for number in (2, 7, 0):
         with pytest.raises(NotFound, match="nothing was changed"):
             await store.remove(number)
     again = await store.add(entry("user"))
-    assert again.number == 6, "a number is never given twice"
+    assert again.number == 7, "a number is never given twice"
 
 
 @on_every_store
@@ -141,3 +146,25 @@ def test_entries_and_version_outlive_the_process(tmp_path: Path) -> None:
             return list(await store.all()), await store.version()
 
     assert asyncio.run(first()) == asyncio.run(second())
+
+
+def test_file_of_version_1_keeps_its_entries_and_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / ACCESS.name
+    open_and_migrate(path, SqliteSettings(), ACCESS.migrations[:1]).close()
+
+    async def story() -> None:
+        store = await SqliteRevocations.open(path, ManualClock(START))
+        try:
+            assert await store.version() == 7
+            assert await store.all() == [entry("ban", number=1), entry("user", ends_at=START + 9, number=2)]
+            assert (await store.add(entry("tenant", ""))).number == 5, "3 and 4 were given before"
+        finally:
+            await store.close()
+
+    with apsw.Connection(str(path)) as db:
+        for number, kind in enumerate(("ban", "user", "mute", "device"), 1):
+            row = (number, kind, "acme", "alice", "alice", "", START, "t", START + 9 if kind == "user" else None)
+            db.execute("INSERT INTO revocations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        db.execute("DELETE FROM revocations WHERE number > 2")
+        db.execute("UPDATE version SET value = 7")
+    asyncio.run(story())

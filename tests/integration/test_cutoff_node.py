@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,31 @@ def test_user_and_device_are_cut_off_until_that_is_undone(program: Program) -> N
 
     asyncio.run(story())
     assert program.run("chat", "list", "--token", token).returncode == 0
+
+
+def test_tokens_minted_with_a_tenant_key_outlive_it_until_those_of_the_tenant_are_revoked(program: Program) -> None:
+    made = json.loads(program.ok("key", "create", "tenant", "--label", "leaked", "--tenant", "shop", "--json"))
+    headers = {"Authorization": f"Bearer {made['secret']}", "Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{program.url}/v1/tokens", b'{"user_id": "ceo"}', headers)
+    with urllib.request.urlopen(asked) as answer:
+        token = json.load(answer)["token"]
+    revoked = program.run("key", "revoke", made["key"]["key_id"], "--reason", "leaked")
+    assert revoked.returncode == 0
+    assert "tokens that were made with it are good until they expire" in revoked.stderr
+    command = "holdfast revoke tenant shop"
+    assert command in revoked.stderr
+
+    async def story() -> None:
+        client = await connect(program, token)
+        done = await run(program, *command.split()[1:], "--reason", "key leaked")
+        assert "tokens of the tenant shop issued before" in done.stdout and "holdfast revoke undo" in done.stdout
+        assert (await closing(client))[0] == 4502
+        with pytest.raises(websockets.InvalidStatus, match="401"):
+            await connect(program, token)
+
+    asyncio.run(story())
+    assert "tenant" in program.ok("revoke", "ls", "--tenant", "shop")
+    assert "tokens" not in program.run("key", "revoke", "key_unknown").stderr
 
 
 def test_disconnected_user_may_come_back(program: Program) -> None:

@@ -67,6 +67,18 @@ def test_tokens_of_a_user_issued_before_a_moment_are_refused() -> None:
     with_list(scenario)
 
 
+def test_tokens_of_a_whole_tenant_issued_before_a_moment_are_refused() -> None:
+    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
+        made = await held.add(entry("tenant", "", issued_before=START + 1))
+        assert refused(held, principal()) == refused(held, principal("bob", issued_at=0)) == "tenant"
+        assert refused(held, principal(issued_at=START + 1)) is None
+        assert refused(held, principal(tenant="other")) is None
+        await held.remove(made.number)
+        assert refused(held, principal()) is None
+
+    with_list(scenario)
+
+
 def test_device_is_refused_with_old_tokens_only() -> None:
     async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
         await held.add(entry("device", item="phone", issued_before=START + 1))

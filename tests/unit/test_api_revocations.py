@@ -58,6 +58,41 @@ def test_tokens_of_a_user_issued_until_now_are_refused_and_later_ones_are_not() 
     with_rest(scenario)
 
 
+def test_tokens_minted_with_a_leaked_tenant_key_end_with_those_of_the_tenant() -> None:
+    async def scenario(rest: Rest) -> None:
+        admin, leaked = rest.admin_key(), rest.tenant_key()
+        body = {"user_id": "ceo", "ttl_seconds": 30 * 86400}
+        stolen = (await rest.ask("POST", "/v1/tokens", leaked, body)).json()["token"]
+        elsewhere = rest.token("ceo", tenant="other")
+        made = await revoke(rest, admin, kind="tenant")
+        assert made.status_code == 201
+        assert made.json() == {
+            "number": 1,
+            "kind": "tenant",
+            "tenant": "acme",
+            "user_id": None,
+            "device_id": None,
+            "token_id": None,
+            "issued_before": "2023-11-14T22:13:21.000Z",
+            "made_at": "2023-11-14T22:13:20.000Z",
+            "ends_at": "2023-12-14T22:13:31.000Z",
+        }
+        refused = await rest.ask("GET", "/v1/chats", stolen)
+        assert error_of(refused) == (401, "UNAUTHORIZED")
+        assert refused.json()["error"]["details"] == {"revoked": "tenant"}
+        assert await status(rest, elsewhere) == 200
+        rest.clock.advance(1)
+        assert await status(rest, rest.token("ceo")) == 200, "those made afterwards are good"
+        found = (await rest.ask("GET", f"{PATH}?kind=tenant&tenant=acme", admin)).json()["revocations"]
+        assert found == [made.json()]
+        assert (await rest.ask("DELETE", f"{PATH}/1?reason=mistake", admin)).status_code == 200
+        assert await status(rest, stolen) == 200
+        records = [(r.action, r.target) for r in await rest.store.audit(0, 10)]
+        assert records == [("tenant.revoke", "acme"), ("revocation.lift", "acme")]
+
+    with_rest(scenario)
+
+
 def test_moment_can_be_given_and_must_be_one() -> None:
     async def scenario(rest: Rest) -> None:
         key, old = rest.admin_key(), rest.token("alice")
@@ -106,6 +141,9 @@ def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
         ({"kind": "user"}, "user_id"),
         ({"kind": "user", "user_id": "alice", "device_id": "phone"}, "device_id"),
         ({"kind": "device", "user_id": "alice"}, "device_id"),
+        ({"kind": "tenant", "user_id": "alice"}, "user_id"),
+        ({"kind": "tenant", "tenant": None}, "tenant"),
+        ({"kind": "tenant", "issued_before": "yesterday"}, "issued_before"),
         ({"kind": "ban", "user_id": "alice", "issued_before": "2023-11-14T22:14:00Z"}, "issued_before"),
         ({"kind": "mute", "user_id": "a b"}, "user_id"),
         ({"kind": "exile", "user_id": "alice"}, "kind"),

@@ -86,6 +86,29 @@ def test_device_and_token_are_cut_off_alone() -> None:
     run(story())
 
 
+def test_tokens_of_a_tenant_are_cut_off_within_a_second_and_no_other_tenants() -> None:
+    async def story() -> None:
+        cut = List()
+        async with bench(refusal=cut.refusal) as parts:
+
+            async def accepted(tenant: str, user_id: str, issued_at: float) -> FakeSocket:
+                socket = FakeSocket()
+                who = Principal(tenant, user_id, frozenset(), "user", issued_at=issued_at)
+                socket.connection = parts.gateway.accept(socket, who, "")
+                parts.sockets.append(socket)
+                await settle()
+                return socket
+
+            old = [await accepted("default", name, 5.0) for name in ("alice", "bob")]
+            others = [await accepted("default", "carl", 6.0), await accepted("other", "alice", 5.0)]
+            await cut.add(parts, entry("tenant", "", issued_before=6.0))
+            await asyncio.sleep(0.99)
+            assert [socket.closed for socket in old] == [UNAUTHORIZED] * 2
+            assert [socket.closed for socket in others] == [None] * 2
+
+    run(story())
+
+
 class SlowStore(MemoryStore):
     """Holds a commit until it is let go."""
 

@@ -34,13 +34,15 @@ _FIELDS: Mapping[RevocationKind, tuple[frozenset[str], frozenset[str]]] = {
     "device": (frozenset({"user_id", "device_id"}), frozenset({"tenant", "issued_before"})),
     "ban": (frozenset({"user_id"}), frozenset({"tenant"})),
     "mute": (frozenset({"user_id"}), frozenset({"tenant"})),
+    "tenant": (frozenset({"tenant"}), frozenset({"issued_before"})),
 }
 """Which fields each kind needs, and which it takes besides."""
 
 
 class NewRevocation(Body, frozen=True):
     """token: ``token``, or its ``jti``. user: tokens issued before ``issued_before`` (left out: all up to now). device:
-    such tokens, shown by ``device_id``. ban: every token. mute: every send. ``tenant`` left out: ``default``.
+    such tokens, shown by ``device_id``. ban: every token. mute: every send. tenant: such tokens of every user of
+    ``tenant``, which must be named; elsewhere ``tenant`` left out is ``default``.
     """
 
     kind: RevocationKind
@@ -166,7 +168,7 @@ def _entry(deps: Deps, body: NewRevocation) -> Revocation:
                 return Revocation("token", tenant, "", body.jti, 0, made_at, now + longest)
             shown = _shown(deps, body)
             return Revocation("token", shown.tenant, shown.user_id, shown.token_id, 0, made_at, now + longest)
-        case "user" | "device":
+        case "user" | "device" | "tenant":
             before = _moment(body.issued_before, now)
             ends_at = max(before, now) + longest
             return Revocation(body.kind, tenant, user_id, body.device_id or "", before, made_at, ends_at)

@@ -234,8 +234,8 @@ CUT_OFF: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/admin/revocations", revocations.list_revocations, "Who is cut off, oldest first", "operator",
         "access:write", query=revocations.RevocationsQuery, answer=revocations.RevocationPage,
-        note="Revoked tokens, users and devices, and users banned or muted in a whole tenant. Bans and mutes of one "
-        "chat are the chat's.",
+        note="Revoked tokens, users, devices and tenants, and users banned or muted in a whole tenant. Bans and mutes "
+        "of one chat are the chat's.",
     ),
     Endpoint(
         "POST", "/admin/revocations", revocations.add_revocation, "Cut somebody off", "operator", "access:write",

@@ -12,7 +12,7 @@ from holdfast.cli.groups import group
 from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, reaching
 from holdfast.errors import InvalidMessage, NotFound
 
-revoke = group("Make tokens worthless: one, a user's, a device's.")
+revoke = group("Make tokens worthless: one, a user's, a device's, a tenant's.")
 
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="A user's id.")]
 ChatOption = Annotated[str | None, typer.Option("--chat", help="In this chat (its id) only.")]
@@ -92,6 +92,28 @@ def revoke_device(
     _said(reach, made, f"device {device} of {user} ({tenant}) is cut off until it has a new token")
 
 
+@revoke.command("tenant")
+@reaching
+def revoke_tenant(
+    reach: Reach,
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="A tenant's name.")],
+    before: BeforeOption = None,
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Revoke every token that the users of a tenant have, whoever made it. New ones are good.
+
+    For when a tenant key got out: revoke the key first, or new tokens are made with it.
+
+    Examples:
+
+    \b
+      holdfast revoke tenant acme --reason "key leaked, ticket 4711"
+      holdfast revoke tenant acme --before 2026-01-31T12:00:00Z
+    """
+    made = _add(reach, {"kind": "tenant", "tenant": tenant, "issued_before": before}, reason)
+    _said(reach, made, f"tokens of the tenant {tenant} issued before {made['issued_before']} are revoked")
+
+
 @revoke.command("ls")
 @reaching
 def list_revocations(
@@ -99,7 +121,7 @@ def list_revocations(
     tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Of this user only.")] = None,
 ) -> None:
-    """List who is cut off: tokens, users and devices, and users banned or muted in a whole tenant.
+    """List who is cut off: tokens, users, devices and tenants, and users banned or muted in a whole tenant.
 
     Example:
 

@@ -270,7 +270,8 @@ def revoke_key(
 ) -> None:
     """Make an API key worthless from now on.
 
-    The last key that can make keys is refused unless you say --force.
+    The last key that can make keys is refused unless you say --force. Tokens that were made with a tenant key go on: if
+    it got out, see `holdfast revoke tenant`.
 
     Example:
 
@@ -280,6 +281,11 @@ def revoke_key(
     asked = {"reason": reason, **({"force": "true"} if force else {})}
     revoked = reach.as_operator().delete("/admin/keys", key_id, **asked)
     show.told(reach, revoked, f"{key_id} ({revoked['label']}) is revoked")
+    if not reach.as_json and "tokens:write" in revoked["scopes"]:
+        end = f"holdfast revoke tenant {revoked['tenant']} --reason REASON"
+        typer.echo(
+            f"tokens that were made with it are good until they expire; if it got out, end them: {end}", err=True
+        )
 
 
 def alarms(status: Mapping[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ class Cutoff:
         self._look_again = False
 
     def on_revoked(self, entries: Sequence[Revocation]) -> None:
-        """Entries count from now on. A token's id alone does not say whose it is: then all are looked through."""
+        """Entries count from now on. Those that name no user (a token's id, a tenant) may concern any connection."""
         for user in {User(entry.tenant, entry.user_id) for entry in entries if entry.user_id}:
             for connection in self._roster.of_user(user):
                 self._judge(connection)

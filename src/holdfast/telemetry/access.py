@@ -8,7 +8,7 @@ from holdfast.telemetry.metrics import counter, gauge
 _revocations = gauge("access_revocations", "Revocations, bans and mutes of tenants that this node holds")
 _refused = counter(
     "access_revocation_refusals",
-    "Tokens refused and sockets closed because of a revocation, by its kind (token, user, device, ban)",
+    "Tokens refused and sockets closed because of a revocation, by its kind (token, user, device, ban, tenant)",
     ("kind",),
 )
 _jwks_fetches = counter(

@@ -1,4 +1,4 @@
-"""Who is cut off: revoked tokens, users and devices, and the users banned or muted in a whole tenant.
+"""Who is cut off: revoked tokens, users, devices and tenants, and the users banned or muted in a whole tenant.
 
 - ``contract``  an entry, and what a store of them promises
 - ``memory``    the store as a value of one process

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import Forbidden, NotFound
 
-RevocationKind = Literal["token", "user", "device", "ban", "mute"]
+RevocationKind = Literal["token", "user", "device", "ban", "mute", "tenant"]
 ENTRIES_MAX = 100_000
 """Entries that have not ended. The next is refused (FORBIDDEN with the limit); none is dropped to make room."""
 
@@ -33,12 +33,13 @@ class Revocation(Struct, frozen=True):
 
     token: the token whose id is ``item``. user: tokens of the user issued before ``issued_before``. device: such
     tokens, where they are shown by the device ``item``. ban: every token of the user. mute: every send of the user.
+    tenant: tokens of every user of the tenant issued before ``issued_before``.
     """
 
     kind: RevocationKind
     tenant: str
     user_id: str
-    """"" of a token that is known by its id alone."""
+    """"" of a tenant, and of a token that is known by its id alone."""
     item: str
     issued_before: float
     """Seconds since the epoch; 0 where it does not count."""

@@ -37,6 +37,7 @@ _REFUSALS: Mapping[RevocationKind, str] = {
     "user": "the tokens this user had were revoked: get a new one",
     "device": "this device was cut off: get a new token for it",
     "ban": "this user is banned",
+    "tenant": "the tokens this tenant had were revoked: get a new one",
 }
 
 Added = Callable[[Sequence[Revocation]], None]
@@ -64,6 +65,7 @@ class RevocationsInForce:
         asked: list[RevocationKey] = [
             RevocationKey("ban", tenant, user_id, ""),
             RevocationKey("user", tenant, user_id, ""),
+            RevocationKey("tenant", tenant, "", ""),
             RevocationKey("token", tenant, "", principal.token_id),
         ]
         if device_id:
