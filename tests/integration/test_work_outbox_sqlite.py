@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from work_stores import Hand, Opened, draft, embedded_work, run
 
 from holdfast.errors import BadSetting
-from holdfast.work.contract import Query
+from holdfast.work.contract import Query, TransactionEnded
 from holdfast.work.inbox import received
 from holdfast.work.job import Draft
 from holdfast.work.outbox import enqueue
@@ -87,5 +88,38 @@ def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himsel
             await enqueue(db, draft())
         await others
         assert len(await store.find(Query())) == 2
+
+    check(opened, body)
+
+
+def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_path: Path) -> None:
+    async def body(o: Opened) -> None:
+        store: Any = o.store
+        with pytest.raises(apsw.ConnectionClosedError):
+            async with store.transaction() as db:
+                db.close()
+                await enqueue(db, draft())
+        assert await store.enqueue([draft()]) == [1]
+        with pytest.raises(TransactionEnded):
+            async with store.transaction() as db:
+                db.close()
+        assert await store.enqueue([draft()]) == [2]
+        assert len(await store.find(Query())) == 2
+
+    check(lambda: embedded_work(tmp_path / "app.db"), body)
+
+
+@pytest.mark.parametrize("ending", ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "COMMIT; BEGIN"])
+def test_a_producer_that_ends_the_lent_transaction_is_told(opened: Any, ending: str) -> None:
+    async def body(o: Opened) -> None:
+        store: Any = o.store
+        with pytest.raises(TransactionEnded, match="leave that to the block"):
+            async with store.transaction() as db:
+                await enqueue(db, draft())
+                db.execute(ending)
+        kept = 1 if "COMMIT" in ending else 0
+        assert len(await store.find(Query())) == kept
+        await store.enqueue([draft()])
+        assert len(await store.find(Query())) == kept + 1
 
     check(opened, body)

@@ -50,6 +50,8 @@ class Case:
     says: str = ""
     hasty: bool = False
     dead: bool = False
+    postgres: Reason | None = None
+    """How it ends on PostgreSQL, where that differs."""
 
 
 CASES: dict[str, Case] = {}
@@ -154,14 +156,15 @@ class Zoo:
         wanted = CASES[name]
         kind = Hasty if wanted.hasty else Animal
         (seq,) = await self.o.store.enqueue([self.handlers.draft(kind(name))])
-        entry = await self._outcome(seq, dead=wanted.dead or wanted.ends == Reason.VALIDATION_FAILURE)
+        ends = wanted.postgres if wanted.postgres is not None and self.o.store.shared else wanted.ends
+        entry = await self._outcome(seq, dead=wanted.dead or ends == Reason.VALIDATION_FAILURE)
         await self.all_runners_meet()
         if entry is None:
-            assert wanted.ends == DONE, f"it was done, not {wanted.ends!r}"
+            assert ends == DONE, f"it was done, not {ends!r}"
         else:
             told = f"{entry.error_type}: {entry.error}"
-            assert (entry.reason, entry.attempt) == (wanted.ends, 1), told
-            assert wanted.says in told
+            assert (entry.reason, entry.attempt) == (ends, 1), told
+            assert wanted.says in told or wanted.postgres is not None
             if entry.dead_at is None:
                 await self.o.store.bury([seq], by="zoo", why="judged")
         leaked, self.leaked = self.leaked, []
@@ -557,6 +560,51 @@ async def enqueues_before_its_transaction(zoo: Zoo, ctx: Context) -> None:
     ctx.enqueue(Draft("Good", b"{}"))
     async with ctx.transaction():
         pass
+
+
+async def execute(connection: Any, statements: str) -> None:
+    """On a connection of either engine."""
+    answer = connection.execute(statements)
+    if hasattr(answer, "__await__"):
+        await answer
+
+
+@case(of=["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "COMMIT; BEGIN"], says="TransactionEnded")
+async def ends_its_own_transaction(zoo: Zoo, ctx: Context, value: str) -> None:
+    async with ctx.transaction() as connection:
+        await execute(connection, value)
+
+
+@case(ends=DONE)
+async def uses_savepoints_in_its_transaction(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        for statement in ("SAVEPOINT one", "SAVEPOINT two", "ROLLBACK TO two", "RELEASE one", "SAVEPOINT left_open"):
+            await execute(connection, statement)
+
+
+@case(says="TransactionEnded", postgres=Reason.DEPENDENCY_FAILURE)
+async def closes_the_connection_of_its_transaction(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        closed = connection.close()
+        if closed is not None:
+            await closed
+
+
+@case(says="ConnectionClosedError", postgres=Reason.DEPENDENCY_FAILURE)
+async def uses_the_connection_that_it_closed(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        closed = connection.close()
+        if closed is not None:
+            await closed
+        await execute(connection, "SELECT 1")
+
+
+@case(ends=DONE)
+async def leaves_a_row_trace_on_the_connection(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        if not zoo.o.store.shared:
+            connection.row_trace = lambda cursor, row: {"row": row}
+            connection.exec_trace = lambda cursor, sql, bindings: True
 
 
 @case(says="RunEnded")

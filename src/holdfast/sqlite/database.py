@@ -98,7 +98,10 @@ def settle_log(path: Path, vfs: str | None) -> None:
 
 def give_up(connection: apsw.Connection) -> None:
     """Close a connection, whatever its disk says: closing writes too, and there is nothing left to do about it."""
-    file = connection.filename
+    try:
+        file = connection.filename
+    except apsw.ConnectionClosedError:
+        return
     try:
         connection.close(True)
     except apsw.Error as error:
@@ -285,12 +288,15 @@ class Handle:
             raise Unavailable("the server's files are not where they were; its operator must put them back")
 
     def _roll_back(self, connection: apsw.Connection) -> None:
-        if self._connection is connection and connection.in_transaction:
-            try:
+        """A connection that cannot be rolled back, because somebody has closed it, say, is not used again."""
+        if self._connection is not connection:
+            return
+        try:
+            if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            except apsw.Error as error:
-                telemetry.store_reopened(f"{type(error).__name__}: {error}")
-                self.close()
+        except apsw.Error as error:
+            telemetry.store_reopened(f"{type(error).__name__}: {error}")
+            self.close()
 
 
 def unavailable_while_closing() -> Unavailable:

@@ -52,6 +52,16 @@ class RunEnded(HoldfastError):
         super().__init__("this run of the job is over: its context cannot be used any more")
 
 
+class TransactionEnded(HoldfastError):
+    """When its block was left, the transaction was not open any more: whoever it was lent to has ended it, or closed
+    the connection. What was committed inside the block stays; nothing else of it is stored, and no job is completed.
+    """
+
+    def __init__(self, detail: str = "") -> None:
+        told = "the transaction was ended inside its block, by COMMIT, ROLLBACK or closing the connection"
+        super().__init__(f"{told}: leave that to the block" + (f" ({detail})" if detail else ""))
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A failed run: which attempt of which job, what was decided, what was completed before (the bits of stages)."""
@@ -342,7 +352,8 @@ class Seat(Protocol):
     def transaction(self, job: Job) -> AbstractAsyncContextManager[Any]:
         """A transaction for the handler's effects that also completes the job: both or neither.
 
-        Leaving it deletes exactly this job's row under a valid lease, or raises LeaseLost or JobGone and rolls back.
+        Leaving it deletes exactly this job's row under a valid lease, in the transaction that was begun on entering,
+        or raises LeaseLost, JobGone or TransactionEnded and rolls back.
         """
         ...
 

@@ -36,18 +36,18 @@ class MemoryWork(EmbeddedWork):
     async def _borrowed(self) -> AsyncIterator[apsw.Connection]:
         await self._turn.acquire()
         loan = self._loan = object()
-        self._db.execute("SAVEPOINT loan")
+        self._db.execute("BEGIN")
         try:
             yield self._db
             if self._loan is not loan:
                 raise Unavailable("the transaction was ended: its run is over")
         except BaseException:
-            self._end(loan, "ROLLBACK TO loan; RELEASE loan")
+            self._end(loan, "ROLLBACK")
             raise
-        self._end(loan, "RELEASE loan")
+        self._end(loan, "COMMIT")
 
     def recall(self) -> None:
-        self._end(self._loan, "ROLLBACK TO loan; RELEASE loan")
+        self._end(self._loan, "ROLLBACK")
 
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
         """There is nothing to record: everything ends with the process."""
@@ -56,5 +56,8 @@ class MemoryWork(EmbeddedWork):
         """Once for each loan: whoever comes second finds it ended."""
         if loan is not None and self._loan is loan:
             self._loan = None
-            self._db.execute(how)
-            self._turn.release()
+            try:
+                if self._db.in_transaction:
+                    self._db.execute(how)
+            finally:
+                self._turn.release()

@@ -21,7 +21,18 @@ from holdfast.bounds import positive
 from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.statements import statements
-from holdfast.work.contract import INBOX_SECONDS, Claimed, Failed, JobGone, LeaseLost, Owners, Report, Rewound, Want
+from holdfast.work.contract import (
+    INBOX_SECONDS,
+    Claimed,
+    Failed,
+    JobGone,
+    LeaseLost,
+    Owners,
+    Report,
+    Rewound,
+    TransactionEnded,
+    Want,
+)
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure, Reason
 from holdfast.work.outbox import arguments
 from holdfast.work.postgres.errors import FOREIGN, cut_off, translate, translated
@@ -154,6 +165,7 @@ class PostgresSeat:
         own: BaseException | None = None  # what the handler itself raises is its own matter
         try:
             async with self._pools.transactions.acquire() as connection, connection.transaction():
+                xid = await connection.fetchval(SQL["transaction"])
                 self._lent[job.seq] = connection
                 try:
                     yield connection
@@ -163,7 +175,10 @@ class PostgresSeat:
                 finally:
                     if self._lent.get(job.seq) is connection:
                         del self._lent[job.seq]
-                _check(await connection.fetchrow(SQL["finish"], job.seq, job.partition, self.instance))
+                row = await connection.fetchrow(SQL["finish"], job.seq, job.partition, self.instance, xid)
+                if not row["same"]:
+                    raise TransactionEnded
+                _check(row)
         except FOREIGN as error:
             if error is own:
                 raise

@@ -58,17 +58,23 @@ WITH owned AS MATERIALIZED (
 )
 SELECT EXISTS (SELECT FROM owned) AS owned, EXISTS (SELECT FROM stepped) AS found
 
+-- name: transaction
+-- What tells the transaction of a handler from every other: COMMIT or ROLLBACK inside it makes another one.
+SELECT pg_current_xact_id()::text
+
 -- name: finish
--- Complete a job inside its handler's own transaction, under the lease; whether it still owns it, and whether the job
--- was there. $1 seq, $2 partition, $3 instance
+-- Complete a job inside its handler's own transaction, under the lease; whether it still is that transaction, whether it
+-- still owns the job, and whether the job was there. $1 seq, $2 partition, $3 instance, $4 the transaction
 WITH owned AS MATERIALIZED (
-    SELECT FROM holdfast_work.partition WHERE id = $2 AND owner = $3 FOR SHARE
+    SELECT FROM holdfast_work.partition
+     WHERE id = $2 AND owner = $3 AND pg_current_xact_id()::text = $4::text FOR SHARE
 ), done AS (
     DELETE FROM holdfast_work.job WHERE seq = $1 AND EXISTS (SELECT FROM owned) RETURNING seq
 ), lifted AS (
     DELETE FROM holdfast_work.block WHERE head IN (SELECT seq FROM done)
 )
-SELECT EXISTS (SELECT FROM owned) AS owned, EXISTS (SELECT FROM done) AS found
+SELECT pg_current_xact_id()::text = $4::text AS same, EXISTS (SELECT FROM owned) AS owned,
+       EXISTS (SELECT FROM done) AS found
 
 -- name: leave
 -- What a leaving worker had not finished is no crash. $1 instance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import apsw
@@ -26,6 +26,7 @@ from holdfast.work.contract import (
     Report,
     Rewound,
     Stats,
+    TransactionEnded,
     Waiting,
     Want,
 )
@@ -47,10 +48,10 @@ class Transact(Protocol):
     def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
 
 
-class Lend(Protocol):
-    """Lends the one connection, in a write transaction that ends with the block: kept, or undone if it fails."""
-
-    def __call__(self) -> AbstractAsyncContextManager[apsw.Connection]: ...
+Lend = Callable[[], AbstractAsyncContextManager[apsw.Connection]]
+"""Lends the one connection, in a write transaction that ends with the block: kept, or undone if it fails."""
+_LENT = "holdfast_lent"
+"""A savepoint that marks the transaction of a loan: it is gone when somebody has ended that transaction."""
 
 
 class _Borrowing:
@@ -69,19 +70,34 @@ class _Borrowing:
         return await self._look(work)
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[apsw.Connection]:
+    async def lend(self, finish: Callable[[apsw.Connection], None] | None = None) -> AsyncIterator[apsw.Connection]:
+        """``finish`` is run at the end of the block, in its transaction or not at all."""
         self._refuse_borrower()
         async with self._lend() as db:
+            db.execute(f"SAVEPOINT {_LENT}")
             task = self._borrower = asyncio.current_task()
             try:
                 yield db
             finally:
                 if self._borrower is task:
                     self._borrower = None
+                _take_back(db)
+            try:
+                db.execute(f"RELEASE {_LENT}")
+            except apsw.Error as error:
+                raise TransactionEnded(str(error)) from error
+            if finish is not None:
+                finish(db)
 
     def _refuse_borrower(self) -> None:
         if self._borrower is not None and self._borrower is asyncio.current_task():
             raise BadSetting("inside a transaction of the embedded store use its connection; nothing else can be asked")
+
+
+def _take_back(db: apsw.Connection) -> None:
+    """What the borrower had set for its own statements is not for the store's."""
+    with suppress(apsw.Error):  # it is closed
+        db.row_trace = db.exec_trace = None
 
 
 class EmbeddedWork:
@@ -93,7 +109,7 @@ class EmbeddedWork:
         borrowing = _Borrowing(transact, lend, look)
         self._transact: Transact = borrowing.transact
         self._look: Transact = borrowing.look
-        self._lend: Lend = borrowing.lend
+        self._lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
 
@@ -237,14 +253,13 @@ class EmbeddedSeat:
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
-        async with self._lend() as db:
+        async with self._lend(lambda db: verbs.finish(db, self.instance, job.seq)) as db:
             self._borrower = job
             try:
                 yield db
             finally:
                 if self._borrower is job:
                     self._borrower = None
-            verbs.finish(db, self.instance, job.seq)
 
     def revoke(self, job: Job) -> None:
         if self._borrower is job:
