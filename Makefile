@@ -53,7 +53,8 @@ dev-engines: $(VENV)/.dev ## Start the engines the tests use and leave them runn
 
 results: $(VENV)/.dev ## Run the proofs of the short tier and write RESULTS.md
 	rm -rf .results
-	$(BIN)/python -m pytest -q $(PARALLEL) tests/simulation tests/integration $(ARGS)
+	$(BIN)/python -m pytest -q -m alone -n0 tests/integration
+	$(BIN)/python -m pytest -q -m "not alone" $(PARALLEL) tests/simulation tests/integration $(ARGS)
 	$(BIN)/python -m holdfast.verify.results .results > RESULTS.md
 
 COMPILE := uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
