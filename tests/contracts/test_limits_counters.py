@@ -301,6 +301,20 @@ def test_what_is_used_is_capped_at_a_lower_capacity_and_stays_so(
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
+def test_a_limit_lowered_and_raised_in_turns_grants_what_lies_between_each_time(
+    counting: Callable[[Scenario], None], algorithm: Algorithm
+) -> None:
+    async def scenario(counters: Counters) -> None:
+        granted = 0
+        for version in range(1, 10):
+            rule = terms(algorithm, 100 if version % 2 else 50, version)
+            granted += (await one(counters, Ask(at("k"), rule, times=200))).admitted
+        assert granted == 100 + 4 * 50
+
+    counting(scenario)
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_holds_and_amounts_are_no_measure_of_each_other(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:

@@ -12,6 +12,7 @@ import apsw
 import httpx
 import jsonschema_rs
 import pytest
+from limitworld import Shared
 from msgspec import structs
 from rest import Rest, error_of, serving
 from structlog.testing import capture_logs
@@ -34,7 +35,7 @@ from holdfast.limits.form import NAMES
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
 from holdfast.limits.plane import LimitsPlane
-from holdfast.limits.rules import Check, Decision, Rule, RuleSet
+from holdfast.limits.rules import Algorithm, Check, Decision, Precision, Rule, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import User
 
@@ -46,15 +47,18 @@ ONE = "/admin/rules?tenantID=acme&resource=/api/search"
 
 
 def limited(
-    folder: Path, scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]], **api: Any
+    folder: Path,
+    scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]],
+    shared: bool = False,
+    **api: Any,
 ) -> None:
-    """Run a scenario against a server with embedded limits."""
+    """Run a scenario against a server with embedded limits, or with counters that are a round trip away."""
 
     async def main() -> None:
         clock = SystemClock()
         async with SqliteRuleStore(folder / "limits.db", clock) as store:
             standing = ManualClock()  # no window ends while a scenario runs
-            limiter = Limiter(MemoryCounters(standing), standing)
+            limiter = Limiter(Shared() if shared else MemoryCounters(standing), standing)
 
             def apply(rules: RuleSet) -> None:
                 limiter.use(rules)
@@ -122,6 +126,26 @@ def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, b
         assert (await rest.ask("POST", f"/v1/limits/{path}", other, body)).status_code != 429
 
     limited(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
+@pytest.mark.parametrize("precision", ["strict", "leased"])
+def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(
+    tmp_path: Path, algorithm: Algorithm, precision: Precision
+) -> None:
+    """Also where the counters are a round trip away: who asks about limits can wait for an answer before."""
+
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        own = Rule("acme", "check:tenant", algorithm, 5, 86_400.0, precision=precision)
+        await plane.control.ensure([own])
+        await applied(plane, store)
+        service, check = rest.tenant_key(), {"resource": "/q", "subject": "x"}
+        asked = [rest.ask("POST", "/v1/limits/check", service, check) for _ in range(60)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
+        statuses += [(await rest.ask("POST", "/v1/limits/check", service, check)).status_code for _ in range(5)]
+        assert (statuses.count(200), statuses.count(429)) == (5, 60)
+
+    limited(tmp_path, scenario, shared=True)
 
 
 @pytest.mark.parametrize("tenant", ["holdfast", "acme"])

@@ -19,7 +19,7 @@ from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Taken
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.limiter_settings import LimiterSettings, Place
-from holdfast.limits.rules import Check, Rule, RuleSet
+from holdfast.limits.rules import Algorithm, Check, Rule, RuleSet
 from holdfast.verify import virtual
 
 
@@ -350,6 +350,22 @@ def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
             counters.mood = "away"
             one.use(RuleSet.of([structs.replace(bucket, burst_size=90, version=2)]))
             assert await admitted(one, 100) == 10
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize(("algorithm", "owed"), [("token_bucket", [40]), ("fixed_window", [60])])
+def test_what_has_drained_from_a_share_is_not_charged(algorithm: Algorithm, owed: list[int]) -> None:
+    async def main() -> None:
+        counters = Shared()
+        async with node(counters, Rule("acme", "x", algorithm, 100, 100.0)) as one:
+            await asyncio.sleep(0.5)  # between two heartbeats, and early in a window
+            counters.mood = "away"
+            assert await admitted(one, 60) == 60
+            await asyncio.sleep(19.6)
+            counters.mood = "well"
+            await asyncio.sleep(0.9)
+            assert [debt.charged for debt in counters.adjustments] == owed
 
     virtual.run(main())
 

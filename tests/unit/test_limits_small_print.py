@@ -45,6 +45,27 @@ def test_a_share_is_worked_out_anew_when_nodes_come_and_go() -> None:
     virtual.run(main())
 
 
+def test_a_peek_shows_what_a_bucket_owes() -> None:
+    """It said 5 used of 5, and that nothing would be used in 227 s of a window of 60 s."""
+
+    async def main() -> None:
+        counters, ann = Shared(), Check("acme", "x", "ann")
+        limits = node(counters, Rule("acme", "x", "token_bucket", 5, 60.0))
+        for _ in range(19):
+            assert limits.check_soon(*ann).allowed
+        await asyncio.sleep(0.01)
+        standing = await limits.peek(ann)
+        assert standing is not None
+        assert (standing.used, standing.capacity, standing.remaining) == (19, 5, 0)
+        assert standing.reset_after == pytest.approx(19 * 12, abs=0.1)
+        await asyncio.sleep(17 * 12 + 1)
+        later = await limits.peek(ann)
+        assert later is not None
+        assert (later.used, later.remaining) == (2, 3), "what is left is what is not used"
+
+    virtual.run(main())
+
+
 def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
     async def main() -> None:
         counters = Shared()

@@ -123,11 +123,11 @@ def _admit(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Reques
 
 
 async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
-    """RateLimited by the rules of the entrance. Who asks about limits does not wait for another answer before."""
+    """RateLimited by the rules of the entrance. What allows a question about limits is not in its headers."""
     if endpoint.caller == "anybody":
         return
     if endpoint.scope == "limits:check":
-        decisions = [deps.limits.limiter.check_soon(*check) for check in questions("check", principal.user)]
+        decisions = [await deps.limits.limiter.check(*check) for check in questions("check", principal.user)]
     else:
         entrance: Entrance = "admin" if endpoint.caller == "operator" else "rest"
         decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))

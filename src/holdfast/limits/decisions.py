@@ -5,13 +5,14 @@ Every check is counted, by who decided and what he said; the counts go to the me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import get_args
 
 from msgspec import Struct, structs
 
 from holdfast import telemetry
-from holdfast.limits.algorithms import Reading
+from holdfast.limits.algorithms import EPSILON, Reading
 from holdfast.limits.counters.contract import Ask
 from holdfast.limits.plans import Plan
 from holdfast.limits.rules import DecidedBy, Decision
@@ -24,6 +25,7 @@ _DEGRADED = frozenset(("local_share", "open", "closed"))
 class Standing(Struct, frozen=True):
     """How a subject stands with the rule that limits it; ``reset_after`` is when nothing is used any more, in seconds.
 
+    ``used`` is above ``capacity`` where a token bucket owes what was let through before it was counted.
     The numbers are those of the rule that the counters decide by, which may be newer than the one known here.
     """
 
@@ -40,6 +42,8 @@ class Standing(Struct, frozen=True):
 
 def standing_of(plan: Plan, reading: Reading) -> Standing:
     rule, used = plan.rule, max(0, reading.capacity - reading.remaining)
+    if rule.algorithm == "token_bucket" and reading.stamp == plan.terms.stamp:
+        used = max(used, math.ceil(reading.reset_ms * reading.limit / plan.terms.window_ms - EPSILON))
     told = (rule.algorithm, reading.limit, rule.window_seconds, reading.capacity, used, reading.remaining)
     return Standing(plan.label, reading.stamp.version, *told, reading.reset_ms / 1000)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from holdfast.limits.lockout import ADMIN
-from holdfast.limits.rules import ANY, Rule
+from holdfast.limits.rules import ANY, Precision, Rule
 
 
-def _rule(resource: str, limit: int, burst: int) -> Rule:
-    return Rule(ANY, resource, "token_bucket", limit, 60.0, burst_size=burst)
+def _rule(resource: str, limit: int, burst: int, precision: Precision = "strict") -> Rule:
+    return Rule(ANY, resource, "token_bucket", limit, 60.0, burst_size=burst, precision=precision)
 
 
 DEFAULT_RULES = (
@@ -17,7 +17,7 @@ DEFAULT_RULES = (
     _rule("send:tenant", 600_000, 60_000),
     _rule("rest:user", 1_200, 100),
     _rule("rest:tenant", 60_000, 2_000),
-    _rule("check:tenant", 600_000, 60_000),
+    _rule("check:tenant", 600_000, 60_000, "leased"),  # most questions about limits wait for one round trip, not two
     _rule(ADMIN.resource, 600, 200),
 )
 """What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
