@@ -17,6 +17,7 @@ from holdfast.errors import ChatHalted, Forbidden, HoldfastError, NotAMember, No
 from holdfast.message import Ban, User
 from holdfast.statements import migrations
 from holdfast.store.changes import (
+    Act,
     AddMember,
     ChangeBan,
     ChangeMute,
@@ -138,7 +139,53 @@ async def test_sender_who_is_muted_in_the_tenant_is_refused_in_the_commit(store:
     drafts = [chats.draft("1"), msgspec.structs.replace(chats.draft("2", sender=BOB), muted=True), chats.draft("3")]
     one, two, three = await store.append(drafts)
     assert (acked(one).sequence, acked(three).sequence) == (1, 2)
-    assert isinstance(two, Forbidden) and two.details["muted"]
+    assert isinstance(two, Forbidden) and two.details["muted"] and "muted in the tenant default" in two.message
+
+
+async def puts_nothing_before_others(store: Any, by: Act, where: str) -> None:
+    """Bob, an admin, is muted; an id is read by everybody, too."""
+    for command in (
+        RenameChat(by, "chat_a", "heard all the same"),
+        AddMember(by, "chat_a", "heard-all-the-same"),
+        ChangeBan(by, "chat_a", "heard-all-the-same", True),
+    ):
+        await refused(store, command, Forbidden, f"muted in {where}")
+    for command in (
+        ChangeMute(by, "chat_a", "carl", True),
+        ChangeBan(by, "chat_a", "dora", True),
+        ChangeBan(by, "chat_a", "dora", False),
+        RemoveMember(by, "chat_a", "carl"),
+        RemoveMember(by, "chat_a", "bob"),
+    ):
+        await store.change(command)
+
+
+@on_every_store
+async def test_who_is_muted_in_a_chat_puts_nothing_before_others(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    await store.change(mute("bob"))
+    await puts_nothing_before_others(store, act(BOB), "chat_a")
+
+
+@on_every_store
+async def test_who_is_muted_in_the_tenant_puts_nothing_before_others(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    await puts_nothing_before_others(store, msgspec.structs.replace(act(BOB), muted=True), "the tenant default")
+
+
+@on_every_store
+async def test_who_is_muted_in_the_tenant_creates_no_chat_and_finds_the_direct_one_there_is(
+    store: Any, rig: Rig
+) -> None:
+    by = msgspec.structs.replace(act(BOB), muted=True)
+    for kind, name in (("group", "heard all the same"), ("direct", "")):
+        with pytest.raises(Forbidden, match="muted in the tenant default") as caught:
+            await store.change(CreateChat(by, "chat_a", kind, name, ["ann"]))
+        assert caught.value.details == {"muted": True} and not await store.heads(["chat_a"])
+    await store.change(CreateChat(act(ANN), "chat_a", "direct", "", ["bob"]))
+    found = await store.change(CreateChat(by, "chat_b", "direct", "", ["ann"]))
+    assert found.chat.chat_id == "chat_a"
+    await store.change(ChangeMute(by, "chat_a", "ann", True)), "to decline a chat says nothing"
 
 
 @on_every_store

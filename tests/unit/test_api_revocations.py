@@ -131,6 +131,32 @@ def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
     with_rest(scenario)
 
 
+def test_user_muted_in_the_tenant_speaks_by_no_name_either_also_not_through_a_backend() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat = await rest.chat("alice", ["bob"])
+        mute = (await revoke(rest, rest.admin_key(), kind="mute", user_id="alice")).json()
+        speech = (
+            ("PATCH", f"/v1/chats/{chat}", {"name": "SHOUTING"}),
+            ("POST", "/v1/chats", {"kind": "group", "name": "SHOUTING", "members": ["bob"]}),
+            ("POST", f"/v1/chats/{chat}/members", {"user_id": "SHOUTING"}),
+            ("POST", f"/v1/chats/{chat}/messages", {"content": "SHOUTING"}),
+        )
+        for n, (method, path, body) in enumerate(speech):
+            for who, acting in ((rest.token("alice"), {}), (rest.tenant_key(), {"X_Act_As": "alice"})):
+                keyed = {"Idempotency_Key": f"k{n}"} if method == "POST" else {}
+                answer = await rest.ask(method, path, who, body, **keyed, **acting)
+                assert error_of(answer) == (403, "FORBIDDEN"), path
+                error = answer.json()["error"]
+                assert error["details"]["muted"] and "muted in the tenant acme" in error["message"]
+        await rest.ask("DELETE", f"{PATH}/{mute['number']}?reason=over", rest.admin_key())
+        for n, (method, path, body) in enumerate(speech):
+            keyed = {"Idempotency_Key": f"later{n}"} if method == "POST" else {}
+            answer = await rest.ask(method, path, rest.token("alice"), body, **keyed)
+            assert answer.status_code in (200, 201), path
+
+    with_rest(scenario)
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -43,13 +43,15 @@ HALTED = "ask the operator"
 
 def act_of(deps: Deps, call: Call) -> Act:
     """Who does it and when, with the key under which a repetition is recognised."""
+    user = call.principal.user
     return Act(
-        actor=call.principal.user,
+        actor=user,
         at=timestamp(deps.clock.now()),
         message_id=deps.ids.new("msg_"),
         backend=call.principal.kind == "tenant_key",
         key=call.key,
         fingerprint=call.fingerprint,
+        muted=deps.revocations.is_muted(user),
     )
 
 

@@ -41,8 +41,8 @@ _FIELDS: Mapping[RevocationKind, tuple[frozenset[str], frozenset[str]]] = {
 
 class NewRevocation(Body, frozen=True):
     """token: ``token``, or its ``jti``. user: tokens issued before ``issued_before`` (left out: all up to now). device:
-    such tokens, shown by ``device_id``. ban: every token. mute: every send. tenant: such tokens of every user of
-    ``tenant``, which must be named; elsewhere ``tenant`` left out is ``default``.
+    such tokens, shown by ``device_id``. ban: every token. mute: every send, and what else puts something before others.
+    tenant: such tokens of every user of ``tenant``, which must be named; elsewhere ``tenant`` left out is ``default``.
     """
 
     kind: RevocationKind

@@ -103,9 +103,9 @@ CHATS: Sequence[Endpoint] = (
     Endpoint(
         "POST", CHAT + "/mutes", chats.mute_member, "Mute a member", "user", "chats:send",
         body=OneUser, answer=ChangeAnswer, key="optional",
-        note="A muted member reads, and every send is refused (403 FORBIDDEN) until that is lifted, or the membership "
-        "ends. By an admin, and only an owner mutes an admin; an owner cannot be muted. In a direct chat each member "
-        "may mute the other, which declines the chat.",
+        note="A muted member reads; sends, names and new members are refused (403 FORBIDDEN) until that is lifted, or "
+        "the membership ends. By an admin, and only an owner mutes an admin; an owner cannot be muted. In a direct "
+        "chat each member may mute the other, which declines the chat.",
     ),
     Endpoint(
         "DELETE", CHAT + "/mutes/{user_id:path}", chats.unmute_member, "Lift a mute", "user", "chats:send",

@@ -201,6 +201,8 @@ def mute(
 ) -> None:  # fmt: skip
     """Let a user read and not send: in one chat, or in the whole tenant. Undo it with `holdfast unmute`.
 
+    They rename no chat and add nobody either; in the tenant they also create no chat.
+
     Examples:
 
     \b

@@ -21,6 +21,7 @@ class Act(Struct, frozen=True):
     ``message_id`` and ``at`` are minted by ingest for the event the command may leave. ``key`` (a caller's
     Idempotency-Key) with ``fingerprint`` (a hash of the request) makes a repeated command answer as the first.
     ``backend``: a tenant's own backend acts for the user, so that what it does counts as nobody's invitation.
+    ``muted``: the actor is muted in the whole tenant.
     """
 
     actor: User
@@ -31,6 +32,7 @@ class Act(Struct, frozen=True):
     key: str | None = None
     fingerprint: str = ""
     backend: bool = False
+    muted: bool = False
 
 
 class CreateChat(Struct, frozen=True, tag=True):
@@ -85,7 +87,7 @@ class ChangeBan(Struct, frozen=True, tag=True):
 
 
 class ChangeMute(Struct, frozen=True, tag=True):
-    """A muted member reads and cannot send. In a direct chat each of the two may mute the other."""
+    """A muted member reads, and sends, names and adds nothing. In a direct chat each of the two may mute the other."""
 
     act: Act
     chat_id: str

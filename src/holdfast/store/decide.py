@@ -45,6 +45,7 @@ from holdfast.store.plan import (
     invited_by,
     joining,
     muted,
+    muted_in_tenant,
     not_a_member,
     unknown_chat,
 )
@@ -103,6 +104,7 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
             return Plan(seen.pair)
     else:
         _check_name(command.name, limits)
+    _check_not_muted(act, seen)
     if seen.chat is not None:
         raise InvalidMessage(f"the chat id {command.chat_id} is taken", field="chat_id")
     if len(users) > limits.members_at_creation_max:
@@ -136,8 +138,7 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
 def _rename(command: RenameChat, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
     _check_group(chat, "renamed")
     _check_role(command.act, seen, "rename")
-    if seen.actor is not None and seen.actor.muted and not command.act.operator:
-        raise muted(chat.chat_id)  # a name is read by everybody, like a message
+    _check_not_muted(command.act, seen)
     _check_name(command.name, limits)
     if command.name == chat.name:
         return Plan(chat)
@@ -157,6 +158,7 @@ def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan
         if seen.target.role == command.role:
             return Plan(chat)
         raise InvalidMessage(f"{command.user_id} is already a member; change the role instead", field="role")
+    _check_not_muted(command.act, seen)
     if seen.banned:
         raise Forbidden(f"{command.user_id} is banned from this chat; lift the ban first", user_id=command.user_id)
     if seen.members >= limits.members_max:
@@ -218,6 +220,8 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) 
     _check_restricts(act, seen, user_id)
     if command.banned == seen.banned:
         return Plan(chat) if command.banned else _not_restricted(user_id, "banned from", chat)
+    if command.banned and seen.target is None:
+        _check_not_muted(act, seen)
     if command.banned and seen.bans >= limits.bans_max:
         raise Forbidden(f"a chat has at most {limits.bans_max} bans; lift some first", limit=limits.bans_max)
     _check_not_halted(chat)
@@ -368,6 +372,18 @@ def _check_role(act: Act, seen: Seen, action: Action, target: Role = "member") -
         return
     if seen.actor is None or not may(seen.actor.role, action, target):
         raise Forbidden(f"your role in this chat does not allow that ({action.replace('_', ' ')}); ask an owner")
+
+
+def _check_not_muted(act: Act, seen: Seen) -> None:
+    """Forbidden to who is muted in the chat or the tenant: a name or an id that the actor chose is read by everybody,
+    like a message.
+    """
+    if act.operator:
+        return
+    if act.muted:
+        raise muted_in_tenant(act.actor.tenant)
+    if seen.chat is not None and seen.actor is not None and seen.actor.muted:
+        raise muted(seen.chat.chat_id)
 
 
 def _check_operator(act: Act) -> None:

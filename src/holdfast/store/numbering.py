@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from holdfast.errors import InvalidMessage, KeyReused
 from holdfast.message import SEQUENCE_MAX, Acked, Draft, Message, Outcome
-from holdfast.store.plan import halted_chat, muted, not_a_member, unknown_chat
+from holdfast.store.plan import halted_chat, muted, muted_in_tenant, not_a_member, unknown_chat
 
 NO_COUNTER = "its counter is missing"
 TAKEN = "its counter is behind its messages"
@@ -81,7 +81,9 @@ def _number_one(draft: Draft, known: Known, result: Numbered) -> Outcome:
         return KeyReused("this client_message_id was used for another message; use a new one", client_message_id=key[2])
     if (chat_id, draft.sender.user_id) not in known.members:
         return not_a_member(chat_id)
-    if draft.muted or (chat_id, draft.sender.user_id) in known.muted:
+    if draft.muted:
+        return muted_in_tenant(draft.sender.tenant)
+    if (chat_id, draft.sender.user_id) in known.muted:
         return muted(chat_id)
     if chat.halted is not None:
         return halted_chat(chat_id)

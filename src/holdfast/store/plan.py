@@ -164,8 +164,11 @@ def not_a_member(chat_id: str) -> NotAMember:
 
 
 def muted(chat_id: str) -> Forbidden:
-    """In the chat or in the whole tenant: to the sender it is the same."""
     return Forbidden(f"you are muted in {chat_id}: you can read but not send", chat_id=chat_id, muted=True)
+
+
+def muted_in_tenant(tenant: str) -> Forbidden:
+    return Forbidden(f"you are muted in the tenant {tenant}: you can read but not send", muted=True)
 
 
 def halted_chat(chat_id: str) -> ChatHalted:
