@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
@@ -102,7 +103,11 @@ def _type(path: str) -> str:
         return "list of groups"
     if kind in (int, float, str, bool):
         return {int: "integer", float: "number", str: "text", bool: "true or false"}[kind]
-    return {"tuple[str, ...]": "list of texts", "str | None": "text"}.get(str(kind), " or ".join(_choices(kind)))
+    if kind == tuple[str, ...]:
+        return "list of texts"
+    if (each := _listed(kind)) is not kind:
+        return f"list of {', '.join(_choices(each))}"
+    return "text" if kind == str | None else " or ".join(_choices(kind))
 
 
 def _choices(kind: Any) -> Iterator[str]:
@@ -120,5 +125,7 @@ def _default(value: Any) -> str:
             return "none"
         case int() | float():
             return f"{value:,}"
+        case tuple():
+            return f"`{json.dumps(value)}`"
         case _:
             return f"`{value}`"

@@ -347,6 +347,11 @@ def test_who_locked_themselves_out_comes_back_and_nothing_is_void(tmp_path: Path
         assert "stop the server, then `holdfast key create admin" in failed(program.run("key", "list"))
         assert failed(program.run("key", "create", "admin", "--label", "back"))
         program.stop()
+        named = failed(program.run("key", "create", "admin", "--label", "back", "--url", program.url))
+        assert f"the server of {program.state_dir} is stopped" in named
+        assert "leave out --url and unset HOLDFAST_URL" in named and "--token" not in named
+        named = failed(program.run("key", "create", "admin", "--label", "back", "--token", "hf_admin_old"))
+        assert "leave out --token and unset HOLDFAST_TOKEN and HOLDFAST_TOKEN_FILE" in named
         back = program.run("key", "create", "admin", "--label", "back", "--reason", "locked out")
         assert back.returncode == 0 and "is stopped" in back.stderr and back.stdout.startswith("hf_admin_")
         program.serve()

@@ -21,6 +21,13 @@ def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run `make docs`"
 
 
+def test_the_settings_page_names_types_as_a_file_has_them() -> None:
+    text = (DOCS / "reference" / "settings.md").read_text()
+    scopes = "list of `chats:read`, `chats:send`, `chats:create`, `chats:members`"
+    assert f'| `default_scopes` | {scopes} | `["chats:read", "chats:send"]` |' in text
+    assert not [word for word in ("typing.", "Ellipsis", "tuple[", "('") if word in text]
+
+
 def test_the_reference_holds_every_command() -> None:
     text = (DOCS / "reference" / "cli.md").read_text()
     for words in generate.commands():

@@ -113,7 +113,7 @@ class TokenSettings:
     default_tenant: str | None = "default"
     """The tenant of a token that names none; ``null`` (in YAML) refuses such tokens."""
     ttl_seconds_max: float = 30 * 86400
-    """The longest lifetime of a token. Asking for a longer one is refused (422); so is one that somebody else signed
+    """The longest lifetime of a token. Asking for a longer one is refused (400); so is one that somebody else signed
     for longer (401). A revocation of tokens need not be kept for longer.
     """
     scope_claim: str = "holdfast_scopes"
@@ -290,7 +290,7 @@ class Tokens:
         if not _is_meant_for(terms.audience, claims["aud"]):
             raise Unauthorized("the token is meant for another audience", claim="aud")
         if not isinstance(claims.get("jti", ""), str):
-            raise Unauthorized(_INVALID)
+            raise Unauthorized("the token's claim jti must be a string", claim="jti")
 
     def _lifetime(self, claims: Mapping[str, Any]) -> tuple[float, float]:
         """When the token expires and when it was issued (0: it does not say).

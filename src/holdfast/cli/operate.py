@@ -14,7 +14,7 @@ import typer
 from holdfast.cli import show
 from holdfast.cli.groups import group
 from holdfast.cli.reach import ASKED, TOKEN_HOURS, Reach, ReasonOption, TenantOption, at_home, reaching
-from holdfast.errors import InvalidMessage
+from holdfast.errors import InvalidMessage, Unavailable
 
 key = group("API keys of tenants and operators.")
 
@@ -209,12 +209,31 @@ def create_key(
     if scopes:
         body["scopes"] = scopes
     stopped = reach.stopped_state if kind is Kind.admin else None
-    made = (
-        reach.as_operator().post("/admin/keys", body=body)
-        if stopped is None
-        else _made_offline(stopped, label, scopes, reason)
-    )
+    if stopped is not None and not reach.names_a_server:
+        made = _made_offline(stopped, label, scopes, reason)
+    else:
+        made = _made_by_server(reach, body, stopped)
     show.secret(reach, made, made["key"]["key_id"])
+
+
+def _made_by_server(reach: Reach, body: Mapping[str, Any], stopped: Path | None) -> dict[str, Any]:
+    """``stopped``: where the key could have been made instead, had no server been named."""
+    try:
+        return dict(reach.as_operator().post("/admin/keys", body=body))
+    except Unavailable as error:
+        if stopped is None:
+            raise
+        named = " and ".join(
+            way
+            for given, way in (
+                (reach.url, "--url and unset HOLDFAST_URL"),
+                (reach.token, "--token and unset HOLDFAST_TOKEN and HOLDFAST_TOKEN_FILE"),
+            )
+            if given
+        )
+        raise Unavailable(
+            f"{error.message}. Here the server of {stopped} is stopped: to make the key there, leave out {named}"
+        ) from None
 
 
 def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str) -> dict[str, Any]:

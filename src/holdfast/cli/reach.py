@@ -71,7 +71,8 @@ TOKEN_HOURS = 24
 ASKED = "asked for on the command line"
 _CREDENTIAL_HINTS = {
     "token": " (make a token with `holdfast token --user NAME`)",
-    "key": " (if no admin key works any more: stop the server, then `holdfast key create admin --label LABEL` there)",
+    "key": " (if no admin key works any more: stop the server, then `holdfast key create admin --label LABEL` there, "
+    "without --url and --token and their variables)",
 }
 
 
@@ -122,12 +123,17 @@ class Reach:
         )
 
     @property
+    def names_a_server(self) -> bool:
+        """Whether an option or a variable says which server, or who we are to it."""
+        return bool(self.url or self.token)
+
+    @property
     def stopped_state(self) -> Path | None:
-        """The state directory of a server that is stopped; None where one runs, or where a server was named."""
+        """The state directory of a server that is stopped; None where one runs, or where there is none."""
         from holdfast.access.secrets import SECRETS_FILE
         from holdfast.store.state import holder
 
-        if self.url or self.token or not (self.state_path / SECRETS_FILE).exists() or holder(self.state_path):
+        if not (self.state_path / SECRETS_FILE).exists() or holder(self.state_path):
             return None
         return self.state_path
 
