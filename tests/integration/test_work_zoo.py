@@ -96,7 +96,6 @@ class Zoo:
         self.good = self.met = 0
         self.leaked: list[asyncio.Task[Any]] = []
         self.release = threading.Event()
-        self.begun: set[int] = set()
         self.seconds = 0.0
         self.other: Context
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
@@ -416,14 +415,21 @@ async def cancels_all_other_runners(zoo: Zoo, ctx: Context) -> None:
             task.cancel()
 
 
+async def cancel_all() -> None:
+    """But for those of the judge."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        if task.get_name().startswith("holdfast-"):
+            task.cancel()
+
+
 @case(ends=DONE)
-async def cancels_the_shift(zoo: Zoo, ctx: Context) -> None:
-    """The worker takes a new seat, and the job runs again."""
-    if ctx.job.seq not in zoo.begun:
-        zoo.begun.add(ctx.job.seq)
-        for task in asyncio.all_tasks():
-            if task.get_name() == "holdfast-shift":
-                task.cancel()
+async def cancels_all_tasks_of_the_worker(zoo: Zoo, ctx: Context) -> None:
+    await cancel_all()
+
+
+@case(says="CancelledError")
+async def cancels_all_tasks_by_a_task_that_it_started(zoo: Zoo, ctx: Context) -> None:
+    await asyncio.create_task(cancel_all())
 
 
 @case(says="CancelledError")

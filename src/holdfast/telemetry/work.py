@@ -12,6 +12,8 @@ _jobs_failed = counter("work_jobs_failed", "Failed runs of jobs, by reason [fail
 _lease_lost = counter("work_leases_lost", "Times this process was declared dead while it lived")
 _reports_refused = counter("work_reports_refused", "Reports of jobs that held a value the job store cannot take")
 _runners_replaced = counter("work_runners_replaced", "Runners that ended by what a handler did, and were replaced")
+_restarted = counter("work_workers_restarted", "Workers whose task was cancelled by the program, and started again")
+_exhausted = counter("work_runners_exhausted", "Times a worker lost all its runners to handlers that never end")
 _stuck = gauge("work_stuck_handlers", "Handlers that did not end when they were cancelled and still run")
 _jobs = gauge("work_jobs", "Jobs that are not done, by state [jobs by status]", ("state",))
 _jobs_by_reason = gauge("work_jobs_waiting", "Failed jobs that wait, by reason [failure_reason]", ("reason",))
@@ -60,6 +62,14 @@ def work_report_refused() -> None:
 
 def work_runner_replaced() -> None:
     _runners_replaced.inc()
+
+
+def work_restarted() -> None:
+    _restarted.inc()
+
+
+def work_runners_exhausted() -> None:
+    _exhausted.inc()
 
 
 def work_stuck(count: int) -> None:

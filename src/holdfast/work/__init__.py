@@ -2,6 +2,7 @@
 
 Read ``job`` first (what a job is and what is decided when it fails), then ``contract`` (the seam), ``streams``
 (what waits, and behind what), ``announcing`` (what may start now), ``destinations`` (how much one destination may use),
-``coordinator`` (a worker's life), ``runners`` and ``running`` (a job's run), ``watchdog`` (a stuck loop) and one
-adapter: ``memory``, ``sqlite`` or ``postgres``.
+``coordinator`` (a worker's life), ``shift`` (its time on one seat), ``worker_task`` (what a handler cannot cancel),
+``runners`` and ``running`` (a job's run), ``watchdog`` (a stuck loop) and one adapter: ``memory``, ``sqlite`` or
+``postgres``.
 """

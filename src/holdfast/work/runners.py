@@ -20,6 +20,7 @@ from holdfast.work.job import Job
 from holdfast.work.running import Outcome, Runner
 from holdfast.work.settings import WorkerSettings
 from holdfast.work.streams import Streams
+from holdfast.work.worker_task import enter_handlers
 
 Record = Callable[[Job, Outcome], None]
 """Takes the outcome of a run."""
@@ -44,6 +45,11 @@ class Runners:
     def start(self) -> None:
         self._watch()
         self._fill()
+
+    @property
+    def exhausted(self) -> bool:
+        """Every runner is lost to a stuck handler."""
+        return not self._tasks and self._settings.runners(len(self._runner.stuck)) == 0
 
     def wake(self) -> None:
         """Jobs may start: as many idle runners as there are such jobs look for one."""
@@ -73,7 +79,7 @@ class Runners:
 
     def _fill(self) -> None:
         """As many runners as there shall be; each stuck handler beyond ``stuck_max`` costs one."""
-        wanted = self._settings.concurrency - max(0, len(self._runner.stuck) - self._settings.stuck_max)
+        wanted = self._settings.runners(len(self._runner.stuck))
         while len(self._tasks) < wanted:
             task = asyncio.create_task(self._run_jobs(), name=f"holdfast-runner-{next(self._numbers)}")
             self._tasks.add(task)
@@ -109,6 +115,7 @@ class Runners:
         """One runner: until it is cancelled, from outside or by its handler."""
         streams, loop, task = self._streams, asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
+        enter_handlers()
         while True:
             job = streams.next() if not self.paused and self._seat.may_start else None
             if job is None:

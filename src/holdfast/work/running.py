@@ -1,4 +1,4 @@
-"""One run of one job: decode, call the handler, judge the outcome. Nothing is reported here; see ``coordinator``."""
+"""One run of one job: decode, call the handler, judge the outcome. Nothing is reported here; see ``shift``."""
 
 from __future__ import annotations
 

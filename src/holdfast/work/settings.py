@@ -24,7 +24,9 @@ class WorkerSettings:
     cancel_seconds: float = 5.0
     """How long a handler may take to end when it is cancelled; then it is given up and its job gets its outcome."""
     stuck_max: int = 100
-    """Handlers that were given up and still run, without costing a runner; each one more costs one."""
+    """Handlers that were given up and still run, without costing a runner; each one more costs one.
+
+    A worker without runners gives up its seat; with ``stuck_loop_seconds`` its process ends, with exit code 70."""
     stuck_loop_seconds: float = 0.0
     """A process whose event loop has not run for so long is ended, with exit code 70: see ``watchdog``. 0: never."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
@@ -35,3 +37,7 @@ class WorkerSettings:
             raise ValueError("stuck_loop_seconds must be 0 (never) or a number of seconds")
         if self.jobs_max < self.concurrency or self.poll_max_seconds < self.poll_min_seconds:
             raise ValueError("concurrency <= jobs_max and poll_min_seconds <= poll_max_seconds must hold")
+
+    def runners(self, stuck: int) -> int:
+        """How many runners there shall be while so many handlers are stuck."""
+        return max(0, self.concurrency - max(0, stuck - self.stuck_max))

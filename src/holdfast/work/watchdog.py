@@ -74,6 +74,10 @@ class Watchdog:
         speaking = threading.Thread(target=self._speak, args=(stack,), name="holdfast-last-words", daemon=True)
         speaking.start()
         speaking.join(LAST_WORDS_SECONDS_MAX)
+        self.end_process()
+
+    def end_process(self) -> None:
+        """With EXIT_CODE, at once; the caller has said why."""
         with suppress(Exception):
             sys.stderr.flush()
         self._end(EXIT_CODE)

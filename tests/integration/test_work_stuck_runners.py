@@ -1,0 +1,162 @@
+"""A worker that has lost all its runners to handlers that never end, or its own task to the program around it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from work_stores import embedded_work, postgres_work, until
+
+from holdfast.work.contract import Query
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import Draft, Reason, State
+from holdfast.work.watchdog import EXIT_CODE
+
+SETTINGS = WorkerSettings(
+    concurrency=2, stuck_max=1, cancel_seconds=0.1, balance_seconds=0.2, poll_max_seconds=0.05, drain_seconds=2
+)
+STUCK = 3
+"""As many as it takes: each beyond stuck_max costs a runner."""
+
+
+def _handlers(ran: list[int], end: asyncio.Event) -> Handlers:
+    handlers = Handlers()
+
+    @handlers.handle(dict, type="Stuck", deadline_seconds=0.1)
+    async def hang(ctx: Context, _: dict[str, Any]) -> None:
+        while not end.is_set():
+            with suppress(asyncio.CancelledError):
+                await end.wait()
+
+    @handlers.handle(dict, type="Good")
+    async def work(ctx: Context, _: dict[str, Any]) -> None:
+        ran.append(ctx.job.seq)
+
+    return handlers
+
+
+def _good(count: int) -> list[Draft]:
+    return [Draft("Good", b"{}", f"stream-{n}") for n in range(count)]
+
+
+def test_without_a_runner_a_worker_gives_up_its_streams_and_others_take_them(
+    postgres_server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from holdfast.work.postgres import PostgresWork
+
+    async def main() -> None:
+        ran, end = list[int](), asyncio.Event()
+        handlers = _handlers(ran, end)
+        async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
+            other = await PostgresWork.open(postgres_server.url)
+            async with Worker(o.store, handlers, settings=SETTINGS).running():
+                stuck = await o.store.enqueue([Draft("Stuck", b"{}")] * STUCK)
+                await until(lambda: "work.runners_exhausted" in caplog.text)
+                async with Worker(other, handlers, name="healthy", settings=SETTINGS).running():
+                    await o.store.enqueue(_good(60))
+                    await until(lambda: len(ran) == 60)
+                for entry in await o.store.find(Query(seqs=stuck)):
+                    assert (entry.state, entry.reason) == (State.RETRY, Reason.TIMEOUT_EXCEEDED)
+                end.set()
+            await other.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_a_worker_takes_its_seat_again_when_a_stuck_handler_has_ended(
+    engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        ran, end = list[int](), asyncio.Event()
+        opened = embedded_work(tmp_path / "work.db" if engine == "sqlite" else None)
+        async with opened as o, Worker(o.store, _handlers(ran, end), settings=SETTINGS).running():
+            await o.store.enqueue([Draft("Stuck", b"{}")] * STUCK)
+            await until(lambda: "work.runners_exhausted" in caplog.text)
+            await o.store.enqueue(_good(5))
+            end.set()
+            await until(lambda: len(ran) == 5)
+        assert caplog.text.count("work.runners_exhausted") == 1
+
+    asyncio.run(main())
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from holdfast.work.coordinator import Worker, WorkerSettings
+from holdfast.work.handling import Handlers
+from holdfast.work.sqlite import SqliteWork
+
+async def main(path):
+    store, handlers = await SqliteWork.open(Path(path)), Handlers()
+
+    @handlers.handle(dict, type="Stuck", deadline_seconds=0.1)
+    async def hang(ctx, _):
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+    settings = WorkerSettings(concurrency=2, stuck_max=1, cancel_seconds=0.1, stuck_loop_seconds=20)
+    await Worker(store, handlers, settings=settings).run()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_where_a_stuck_loop_ends_the_process_so_do_stuck_runners(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with embedded_work(tmp_path / "work.db") as o:
+            stuck = await o.store.enqueue([Draft("Stuck", b"{}")] * STUCK)
+            pipe = asyncio.subprocess.PIPE
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", CHILD, str(tmp_path / "work.db"), stderr=pipe
+            )
+            _, told = await asyncio.wait_for(child.communicate(), 30)
+            assert child.returncode == EXIT_CODE, told
+            assert b"work.runners_exhausted" in told
+            for entry in await o.store.find(Query(seqs=stuck)):
+                assert (entry.reason, entry.attempt, entry.crashes) == (Reason.TIMEOUT_EXCEEDED, 1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_task_the_program_cancels_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        ran = list[int]()
+        async with embedded_work(None) as o:
+            worker = Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS)
+            async with worker.running():
+                for wanted in (1, 2, 3):
+                    await o.store.enqueue(_good(1))
+                    await until(lambda wanted=wanted: len(ran) == wanted)
+                    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                        task.cancel()
+        assert "work.worker_restarted" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_run_ends_when_its_caller_is_cancelled() -> None:
+    async def main() -> None:
+        ran, seats = list[int](), list[Any]()
+        async with embedded_work(None) as o:
+            running = asyncio.create_task(Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS).run())
+            await o.store.enqueue(_good(1))
+            await until(lambda: ran)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(running, 5)
+            store: Any = o.store
+            await store._transact(lambda db: seats.extend(db.execute("SELECT id FROM seat")))
+            assert not seats, "it has left its seat"
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
