@@ -128,6 +128,37 @@ def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, b
     limited(tmp_path, scenario)
 
 
+def test_a_call_of_many_checks_counts_as_many(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
+        await applied(plane, store)
+        service = rest.tenant_key()
+
+        async def ask(count: int) -> httpx.Response:
+            checks = [{"resource": "/q", "subject": f"{n}"} for n in range(count)]
+            return await rest.ask("POST", "/v1/limits/check-many", service, {"checks": checks})
+
+        assert (await ask(6)).status_code == 200
+        refused = await ask(5)
+        assert error_of(refused) == (429, "RATE_LIMITED")
+        assert refused.json()["violated-policies"] == ["acme/check:tenant"]
+        assert refused.headers["RateLimit-Policy"].startswith('"acme/check:tenant"')
+        assert (await ask(2)).status_code == 200, "the first of a refused call counts, its others do not"
+
+    limited(tmp_path, scenario)
+
+
+def test_a_call_of_more_checks_than_may_ever_be_asked_at_once_says_so(tmp_path: Path) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
+        await applied(plane, store)
+        checks = [{"resource": "/q", "subject": f"{n}"} for n in range(50)]
+        refused = await rest.ask("POST", "/v1/limits/check-many", rest.tenant_key(), {"checks": checks})
+        assert error_of(refused) == (422, "INVALID_CHECK") and "ask fewer" in refused.text
+
+    limited(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
 @pytest.mark.parametrize("precision", ["strict", "leased"])
 def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(

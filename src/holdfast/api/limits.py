@@ -14,10 +14,12 @@ from holdfast.api.call import Answer, Call
 from holdfast.api.deps import Deps
 from holdfast.bounds import MIB
 from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
+from holdfast.limits.answers import refusal
 from holdfast.limits.changes import Changed, RuleChange
 from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
 from holdfast.limits.decisions import Standing
+from holdfast.limits.entrances import questions
 from holdfast.limits.form import (
     CHOICES,
     LIMIT_MAX,
@@ -385,8 +387,21 @@ async def check_limit(deps: Deps, call: Call) -> Answer:
     return Answer(await deps.limits.limiter.check(tenant, body.resource, body.subject, body.cost))
 
 
+async def _charge_more(deps: Deps, call: Call, count: int) -> None:
+    """A call of many checks counts as many; its first was counted before its body was read."""
+    asked = [question._replace(cost=count) for question in questions("check", call.principal.user)] if count else ()
+    try:
+        decisions = [await deps.limits.limiter.check(*question) for question in asked]
+    except InvalidCheck as error:
+        text = f"{count + 1} checks in one call are more than check:tenant ever allows at once: ask fewer"
+        raise InvalidCheck(text, field="checks") from error
+    if refused := refusal(decisions):
+        raise refused
+
+
 async def check_limits(deps: Deps, call: Call) -> Answer:
     body: CheckManyBody = call.body
+    await _charge_more(deps, call, len(body.checks) - 1)
     checks = [Check(call.principal.tenant, c.resource, c.subject, c.cost) for c in body.checks]
     decisions = await deps.limits.limiter.check_many(checks)
     return Answer(Decisions(all(decision.allowed for decision in decisions), decisions))
