@@ -131,6 +131,15 @@ def test_http_stays_at_the_edge(path: Path) -> None:
     assert not roots & HTTP_LIBRARIES, f"{relative(path)} imports {roots & HTTP_LIBRARIES}"
 
 
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_one_module_makes_http_clients(path: Path) -> None:
+    """Its answers are bounded (drivers/outbound_http.py); those of another session would not be."""
+    made = {"ClientSession", "TCPConnector", "AsyncClient"}
+    calls = [node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    names = {name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "") for name in calls}
+    assert relative(path) == "drivers/outbound_http.py" or not names & made, f"{relative(path)} makes {names & made}"
+
+
 def is_pure(path: Path) -> bool:
     return part_of(path) in PURE_PARTS or bool(PURE.search(ast.get_docstring(tree_of(path)) or ""))
 

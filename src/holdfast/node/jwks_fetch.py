@@ -35,14 +35,12 @@ def _from_file(path: Path) -> bytes:
 async def _from_address(url: str) -> bytes:
     import aiohttp
 
+    from holdfast.drivers.outbound_http import ExcessiveAnswer, open_session
+
     try:
         async with (
-            aiohttp.ClientSession(
-                cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
-            ) as session,
-            session.get(
-                url, allow_redirects=False, headers={"Accept": "application/json", "Accept-Encoding": "identity"}
-            ) as answer,
+            open_session(headers={"Accept": "application/json"}) as session,
+            session.get(url, allow_redirects=False) as answer,
         ):
             if 300 <= answer.status < 400:
                 raise BadJwks("redirect", f"it is answered with a redirect ({answer.status}), which is not followed")
@@ -51,6 +49,8 @@ async def _from_address(url: str) -> bytes:
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise BadJwks("invalid", "it is compressed, though that was not asked for")
             return await _body(answer)
+    except ExcessiveAnswer as error:
+        raise BadJwks("too_large", f"it is not answered within bounds: {error}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise BadJwks("unreachable", f"it cannot be reached: {str(error)[:200] or type(error).__name__}") from None
 

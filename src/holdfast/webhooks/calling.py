@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import AddrInfoType
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from holdfast.drivers.outbound_http import BoundedConnector, open_session
 from holdfast.webhooks.guard import RefusedAddress, is_public
 
 RESOLVING_MAX = 32
@@ -87,7 +88,7 @@ class Caller:
 
     def __init__(self, *, timeout_seconds: float, connect_timeout_seconds: float, private_allowed: bool) -> None:
         self._timeout_seconds, self._connect_timeout_seconds = timeout_seconds, connect_timeout_seconds
-        connector = aiohttp.TCPConnector(
+        connector = BoundedConnector(
             resolver=_Resolver(),
             socket_factory=None if private_allowed else public_socket,
             limit=0,
@@ -97,13 +98,8 @@ class Caller:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_create_end.append(_connected)
         tracing.on_connection_reuseconn.append(_connected)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            trace_configs=[tracing],
-        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
+        self._session = open_session(connector, timeout=timeout, trace_configs=[tracing])
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], bytes_max: int) -> tuple[int, bytes, str]:
         """(status, as much of the answer as ``bytes_max``, its Retry-After). OSError if there is no answer."""

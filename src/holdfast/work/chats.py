@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 
 from holdfast.clock import SystemClock
+from holdfast.drivers.outbound_http import open_session
 from holdfast.errors import BadSetting
 from holdfast.resilience import retry_after_seconds
 from holdfast.wire.frames import Error, ErrorBody
@@ -69,9 +70,7 @@ class Chats:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Chats:
-        self._session = aiohttp.ClientSession(
-            headers=self._headers, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar()
-        )
+        self._session = open_session(headers=self._headers, timeout=self._timeout)
         return self
 
     async def __aexit__(
