@@ -139,6 +139,8 @@ class Member(Struct, frozen=True):
     joined_at: str
     muted: bool = False
     """Reads, and cannot send. It ends with the membership; an owner is never muted."""
+    muted_by_operator: bool = False
+    """Then only an operator lifts it."""
 
 
 class Ban(Struct, frozen=True):
@@ -147,6 +149,8 @@ class Ban(Struct, frozen=True):
     user_id: str
     banned_by: str
     banned_at: str
+    by_operator: bool = False
+    """Then only an operator lifts it."""
 
 
 class Chat(Struct, frozen=True):

@@ -259,6 +259,44 @@ async def test_operators_acts_are_recorded_and_a_halted_chat_takes_none(store: A
 
 
 @on_every_store
+async def test_what_an_operator_restricted_only_an_operator_lifts(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    await store.change(ban("eve"))
+    for user_id in ("carl", "eve"):
+        await store.change(ChangeBan(operator(), "chat_a", user_id, True))
+        await refused(
+            store, ban(user_id, banned=False), Forbidden, "only an operator lifts", f"unban {user_id} --chat chat_a"
+        )
+        await store.change(ban(user_id))
+    assert [(one.user_id, one.by_operator) for one in await store.bans("chat_a")] == [("carl", True), ("eve", True)]
+    await store.change(mute("bob"))
+    for user_id in ("bob", "dora"):
+        await store.change(ChangeMute(operator(), "chat_a", user_id, True))
+        await store.change(mute(user_id))
+        await refused(store, mute(user_id, muted=False), Forbidden, "only an operator lifts", f"unmute {user_id}")
+        await refused(store, ChangeRole(act(), "chat_a", user_id, "owner"), Forbidden, "only an operator lifts")
+    await store.change(ChangeRole(act(), "chat_a", "bob", "member"))
+    assert {m.user_id for m in await store.members("chat_a") if m.muted_by_operator} == {"bob", "dora"}
+    assert [r.action for r in await store.audit(0, 10)] == ["member.ban"] * 2 + ["member.mute"] * 2
+    head = (await store.heads(["chat_a"]))["chat_a"].sequence
+    for lifting in (ChangeBan, ChangeMute):
+        for user_id in ("carl", "eve") if lifting is ChangeBan else ("bob", "dora"):
+            await store.change(lifting(operator(), "chat_a", user_id, False))
+    assert (await store.heads(["chat_a"]))["chat_a"].sequence == head + 4
+    await store.change(ban("carl"))
+    await store.change(ban("carl", banned=False)), "a new one is the chat's own again"
+    await store.change(mute("dora"))
+    await store.change(mute("dora", muted=False))
+
+
+@on_every_store
+async def test_other_member_of_a_direct_chat_does_not_lift_an_operators_mute(store: Any, rig: Rig) -> None:
+    await store.change(CreateChat(act(ANN), "chat_a", "direct", "", ["bob"]))
+    await store.change(ChangeMute(operator(), "chat_a", "ann", True))
+    await refused(store, mute("ann", BOB, muted=False), Forbidden, "only an operator lifts")
+
+
+@on_every_store
 async def test_repeated_ban_under_one_key_is_answered_as_the_first(store: Any, rig: Rig) -> None:
     await staffed(store)
     command = ChangeBan(act(key="k", fingerprint="f"), "chat_a", "carl", True)

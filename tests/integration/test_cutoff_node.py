@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,12 @@ def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: P
     program.ok("chat", "send", chat, "hi", "-u", "mallory")
     assert "is banned in" in program.ok("ban", "mallory", "--chat", chat, "--reason", "spam")
     assert "banned" in failed(program.run("chat", "invite", chat, "mallory", "-u", "owner"))
+    token = program.ok("token", "--user", "owner").strip()
+    lifting = urllib.request.Request(
+        f"{program.url}/v1/chats/{chat}/bans/mallory", headers={"Authorization": f"Bearer {token}"}, method="DELETE"
+    )
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(lifting)
     assert "owner" in failed(program.run("ban", "owner", "--chat", chat))
     program.ok("unban", "mallory", "--chat", chat)
     assert "not banned" in failed(program.run("unban", "mallory", "--chat", chat))

@@ -168,7 +168,8 @@ def ban(
 ) -> None:  # fmt: skip
     """Keep a user out: of one chat, or of the whole tenant. Undo it with `holdfast unban`.
 
-    In a chat: removed, and nobody can add them. In the tenant: every token is refused, new ones too.
+    In a chat: removed, and nobody can add them; its owners cannot lift it. In the tenant: every token is refused, new
+    ones too.
 
     Examples:
 
@@ -266,7 +267,8 @@ def _restrict(reach: Reach, kind: str, user: str, chat: str | None, tenant: str,
         show.told(reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`")
         return
     changed = reach.as_operator().post("/admin/chats", chat, kind, body={"user_id": user, "reason": reason})
-    show.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`")
+    ends = "" if kind == "ban" else ", or until the membership ends"
+    show.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`{ends}")
 
 
 def _lift(reach: Reach, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:

@@ -203,10 +203,14 @@ def _change_role(command: ChangeRole, chat: Chat, seen: Seen) -> Plan:
         return Plan(chat)
     if seen.target.role == "owner" and seen.owners == 1:
         raise _last_owner(command.user_id)
+    member = replace(seen.target, role=command.role)
+    if command.role == "owner" and member.muted:
+        _check_lifts(command.act, "mute", member.muted_by_operator, chat, command.user_id)
+        member = replace(member, muted=False, muted_by_operator=False)
     _check_not_halted(chat)
     return Plan(
         chat,
-        put=[replace(seen.target, role=command.role, muted=seen.target.muted and command.role != "owner")],
+        put=[member],
         event=MembershipEvent("role_changed", user_id=command.user_id, role=command.role),
         record=_record(command.act, "member.role", chat.chat_id, user_id=command.user_id, role=command.role),
     )
@@ -218,17 +222,22 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) 
     if chat.kind == "direct":
         raise Forbidden("nobody is banned from a direct chat, which belongs to its two members; mute the other one")
     _check_restricts(act, seen, user_id)
-    if command.banned == seen.banned:
+    takes_over = command.banned and seen.banned and act.operator and not seen.banned_by_operator
+    if command.banned == seen.banned and not takes_over:
         return Plan(chat) if command.banned else _not_restricted(user_id, "banned from", chat)
-    if command.banned and seen.target is None:
+    if not command.banned:
+        _check_lifts(act, "ban", seen.banned_by_operator, chat, user_id)
+    elif seen.target is None:
         _check_not_muted(act, seen)
-    if command.banned and seen.bans >= limits.bans_max:
+    if command.banned and not takes_over and seen.bans >= limits.bans_max:
         raise Forbidden(f"a chat has at most {limits.bans_max} bans; lift some first", limit=limits.bans_max)
     _check_not_halted(chat)
     record = _record(act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id)
     if not command.banned:
         return Plan(chat, unban=user_id, event=MembershipEvent("user_unbanned", user_id=user_id), record=record)
-    ban = Ban(user_id, act.actor.user_id, act.at)
+    ban = Ban(user_id, act.actor.user_id, act.at, by_operator=act.operator)
+    if takes_over:
+        return Plan(chat, ban=ban, record=record)
     if seen.target is None:
         return Plan(chat, ban=ban, event=MembershipEvent("user_banned", user_id=user_id), record=record)
     removed = MembershipEvent("member_removed", user_id=user_id, banned=True)
@@ -240,13 +249,17 @@ def _change_mute(command: ChangeMute, chat: Chat, seen: Seen) -> Plan:
     if seen.target is None:
         raise NotFound(f"{user_id} is not a member of {chat.chat_id}", user_id=user_id)
     _check_restricts(act, seen, user_id, by_anybody=chat.kind == "direct")
-    if command.muted == seen.target.muted:
+    takes_over = command.muted and seen.target.muted and act.operator and not seen.target.muted_by_operator
+    if command.muted == seen.target.muted and not takes_over:
         return Plan(chat) if command.muted else _not_restricted(user_id, "muted in", chat)
+    if not command.muted:
+        _check_lifts(act, "mute", seen.target.muted_by_operator, chat, user_id)
     _check_not_halted(chat)
+    event = MembershipEvent("member_muted" if command.muted else "member_unmuted", user_id=user_id)
     return Plan(
         chat,
-        put=[replace(seen.target, muted=command.muted)],
-        event=MembershipEvent("member_muted" if command.muted else "member_unmuted", user_id=user_id),
+        put=[replace(seen.target, muted=command.muted, muted_by_operator=command.muted and act.operator)],
+        event=None if takes_over else event,
         record=_record(act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id),
     )
 
@@ -260,6 +273,17 @@ def _check_restricts(act: Act, seen: Seen, user_id: str, *, by_anybody: bool = F
         raise Forbidden(f"{user_id} is an owner of this chat, who cannot be banned or muted; change the role first")
     if not by_anybody:
         _check_role(act, seen, "restrict_member", role)
+
+
+def _check_lifts(act: Act, what: str, by_operator: bool, chat: Chat, user_id: str) -> None:
+    """Forbidden unless the actor may lift this ban or mute: an operator's is lifted by operators only."""
+    if by_operator and not act.operator:
+        raise Forbidden(
+            f"an operator made this {what} of {user_id}, and only an operator lifts it "
+            f"(`holdfast un{what} {user_id} --chat {chat.chat_id}`)",
+            user_id=user_id,
+            by_operator=True,
+        )
 
 
 def _not_restricted(user_id: str, what: str, chat: Chat) -> NoReturn:

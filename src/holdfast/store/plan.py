@@ -69,6 +69,7 @@ class Seen(Struct, frozen=True):
     owners: int = 0
     banned: bool = False
     """Whether the target is banned from the chat."""
+    banned_by_operator: bool = False
     bans: int = 0
     chats: Mapping[str, int] = {}
     """How many chats each user who would join is in."""

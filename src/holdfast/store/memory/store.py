@@ -270,13 +270,15 @@ class MemoryStore:
             return Seen(held.now() if held else None, pair=pair.now() if pair else None, chats=chats, invited=invited)
         if held is None:
             return Seen(None)
+        ban = held.bans.get(target_of(command) or "")
         return Seen(
             held.now(),
             actor=held.members.get(act.actor.user_id),
             target=held.members.get(target_of(command) or ""),
             members=len(held.members),
             owners=sum(m.role == "owner" for m in held.members.values()),
-            banned=target_of(command) in held.bans,
+            banned=ban is not None,
+            banned_by_operator=ban is not None and ban.by_operator,
             bans=len(held.bans),
             chats=chats,
             invited=invited,

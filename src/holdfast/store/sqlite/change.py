@@ -158,8 +158,9 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
         counter=counter,
     )
     if isinstance(command, AddMember | ChangeBan):
-        banned, bans = connection.execute(SQL["ban_state"], {"chat": chat, "user_id": command.user_id}).get
-        return chat, replace(seen, banned=bool(banned), bans=bans)
+        asked = {"chat": chat, "user_id": command.user_id}
+        banned, by_operator, bans = connection.execute(SQL["ban_state"], asked).get
+        return chat, replace(seen, banned=bool(banned), banned_by_operator=bool(by_operator), bans=bans)
     if isinstance(command, Redact):
         found = connection.execute(SQL["message_at"], {"chat": chat, "sequence": command.sequence}).get
         return chat, replace(seen, message=_message.decode(found) if found else None)
@@ -213,7 +214,10 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
         connection.execute(SQL["take_watermarks_along"], {"chat": chat, "epoch_before": plan.chat.epoch - 1})
     if plan.put:
         invited = plan.invited
-        rows = [(m.user_id, m.role, m.joined_at, int(m.muted), int(m.user_id in invited)) for m in plan.put]
+        rows = [
+            (m.user_id, m.role, m.joined_at, int(m.muted), int(m.muted_by_operator), int(m.user_id in invited))
+            for m in plan.put
+        ]
         members = encode(rows).decode()
         connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": members})
     for user_id in plan.drop:

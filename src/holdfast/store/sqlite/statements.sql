@@ -98,7 +98,8 @@ SELECT v.value FROM chats AS c JOIN chat_values AS v ON v.chat = c.chat
 WHERE c.tenant = :tenant AND c.pair = :pair;
 
 -- name: member
-SELECT json_object('user_id', user_id, 'role', role, 'joined_at', joined_at, 'muted', json(iif(muted, 'true', 'false')))
+SELECT json_object('user_id', user_id, 'role', role, 'joined_at', joined_at, 'muted', json(iif(muted, 'true', 'false')),
+                   'muted_by_operator', json(iif(muted_by_operator, 'true', 'false')))
 FROM members WHERE chat = :chat AND user_id = :user_id;
 
 -- name: owners
@@ -130,18 +131,23 @@ ON CONFLICT (chat) DO UPDATE SET sequence_counter = excluded.sequence_counter;
 UPDATE chats SET name = :name, epoch = :epoch, first_sequence = :first_sequence, halted = :halted WHERE chat = :chat;
 
 -- name: put_members
--- [[user_id, role, joined_at, muted, invited], ...]; how somebody came stays as it is.
-INSERT INTO members (chat, user_id, tenant, role, joined_at, muted, invited)
-SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2, value ->> 3, value ->> 4
+-- [[user_id, role, joined_at, muted, muted_by_operator, invited], ...]; how somebody came stays as it is.
+INSERT INTO members (chat, user_id, tenant, role, joined_at, muted, muted_by_operator, invited)
+SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5
 FROM json_each(:members) WHERE true
-ON CONFLICT (chat, user_id) DO UPDATE SET role = excluded.role, muted = excluded.muted;
+ON CONFLICT (chat, user_id) DO UPDATE SET
+  role = excluded.role, muted = excluded.muted, muted_by_operator = excluded.muted_by_operator;
 
 -- name: ban_state
--- Whether somebody is banned from a chat, and how many are.
-SELECT coalesce(sum(user_id = :user_id), 0), count(*) FROM bans WHERE chat = :chat;
+-- Whether somebody is banned from a chat, whether by an operator, and how many are banned.
+SELECT coalesce(sum(user_id = :user_id), 0), coalesce(sum(user_id = :user_id AND by_operator), 0), count(*)
+FROM bans WHERE chat = :chat;
 
 -- name: put_ban
-INSERT INTO bans (chat, user_id, banned_by, banned_at) VALUES (:chat, :user_id, :banned_by, :banned_at);
+INSERT INTO bans (chat, user_id, banned_by, banned_at, by_operator)
+VALUES (:chat, :user_id, :banned_by, :banned_at, :by_operator)
+ON CONFLICT (chat, user_id) DO UPDATE SET
+  banned_by = excluded.banned_by, banned_at = excluded.banned_at, by_operator = excluded.by_operator;
 
 -- name: drop_ban
 DELETE FROM bans WHERE chat = :chat AND user_id = :user_id;
@@ -301,11 +307,14 @@ FROM seen AS p CROSS JOIN chats AS c ON c.chat = p.chat CROSS JOIN chat_values A
 
 -- name: members_of
 SELECT json_group_array(json_object('user_id', m.user_id, 'role', m.role, 'joined_at', m.joined_at,
-                                    'muted', json(iif(m.muted, 'true', 'false'))) ORDER BY m.user_id)
+                                    'muted', json(iif(m.muted, 'true', 'false')),
+                                    'muted_by_operator', json(iif(m.muted_by_operator, 'true', 'false')))
+                        ORDER BY m.user_id)
 FROM chats AS c CROSS JOIN members AS m ON m.chat = c.chat WHERE c.chat_id = :chat_id;
 
 -- name: bans_of
-SELECT json_group_array(json_object('user_id', b.user_id, 'banned_by', b.banned_by, 'banned_at', b.banned_at)
+SELECT json_group_array(json_object('user_id', b.user_id, 'banned_by', b.banned_by, 'banned_at', b.banned_at,
+                                    'by_operator', json(iif(b.by_operator, 'true', 'false')))
                         ORDER BY b.user_id)
 FROM chats AS c CROSS JOIN bans AS b ON b.chat = c.chat WHERE c.chat_id = :chat_id;
 
