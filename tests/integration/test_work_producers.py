@@ -220,6 +220,27 @@ def test_of_two_transactions_that_enqueue_twice_one_may_be_aborted_and_can_be_re
     run(main())
 
 
+def test_who_waits_behind_a_transaction_with_many_streams_is_told_so(postgres_server: Server) -> None:
+    """Not that somebody has stored jobs of the same stream. The wait is cut short: it is 5 s otherwise."""
+
+    async def main() -> None:
+        async with postgres_work(postgres_server.url), connections(postgres_server, 2) as (many, one):
+            async with many.transaction():
+                await enqueue(many, *(draft(f"many-{n}") for n in range(65)))
+                soon = "clock_timestamp() + interval '50 milliseconds'"
+                with pytest.raises(asyncpg.LockNotAvailableError, match="more than 64 streams is still open"):
+                    await one.execute(
+                        f"SELECT holdfast_work.wait_for_lock(1214869099, $1, true, {soon})", place_of("many-0")[1]
+                    )
+            async with held(postgres_server, "held"):
+                with pytest.raises(asyncpg.LockNotAvailableError, match="jobs of one of these streams"):
+                    await one.execute(
+                        f"SELECT holdfast_work.wait_for_lock(1214869101, hashtext('held'), false, {soon})"
+                    )
+
+    run(main())
+
+
 async def _by_hash(connection: Any, streams: list[str]) -> list[str]:
     """In the order in which they are locked."""
     rows = await connection.fetch("SELECT s FROM unnest($1::text[]) AS u(s) ORDER BY hashtext(s)", streams)

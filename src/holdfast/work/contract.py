@@ -17,7 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import HoldfastError
@@ -212,6 +212,14 @@ class Query:
     reason: Reason | None = None
     state: State | None = None
     fingerprint: str | None = None
+
+    def __str__(self) -> str:
+        """For people: ``type=SendMail reason=throttled``, the sequences alone, or ``all``."""
+        if self.seqs:
+            return " ".join(map(str, self.seqs))
+        given = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "seqs")
+        named = (f"{name}={getattr(value, 'name', value)}" for name, value in given if value is not None)
+        return " ".join(named) or "all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,15 @@ before the commit, and a rollback takes the job with it.
 
 Enqueue all jobs of a transaction in one call, as late as possible: from the call to the commit their streams are
 locked, so that no later job of a stream can be committed before an earlier one. Producers of other streams do not
-wait. See work/postgres/functions/locks.sql for what may be refused.
+wait, unless a transaction stores jobs of more than 64 streams. See work/postgres/functions/locks.sql for what may be
+refused.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from inspect import iscoroutinefunction
 from typing import Any
 
 from holdfast.clock import SystemClock
@@ -27,6 +29,8 @@ ENQUEUE = f"SELECT holdfast_work.enqueue({', '.join(f'${n}::{t}' for n, t in enu
 _PSYCOPG = f"SELECT holdfast_work.enqueue({', '.join(f'%s::{t}' for t in _TYPES)})"
 _SQLALCHEMY = f"SELECT holdfast_work.enqueue({', '.join(f'CAST(:p{n} AS {t})' for n, t in enumerate(_TYPES))})"
 _RANDOM = random.Random()
+_ASYNC = "enqueue (enqueue_sync is for synchronous connections) takes a"
+_SYNC = "enqueue_sync (enqueue is for asynchronous connections) takes a"
 
 
 def arguments(drafts: Sequence[Draft], rng: random.Random) -> tuple[list[Any] | None, ...]:
@@ -55,12 +59,16 @@ async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
     values = arguments(drafts, _RANDOM)
     match type(connection).__module__.partition(".")[0]:
         case "asyncpg":
+            _require(hasattr(connection, "is_in_transaction"), connection, "enqueue takes an asyncpg connection")
             return list(await connection.fetchval(ENQUEUE, *values))
         case "psycopg":
+            _require(iscoroutinefunction(connection.execute), connection, f"{_ASYNC} psycopg.AsyncConnection")
             async with connection.cursor(**_plain_rows()) as cursor:
                 await cursor.execute(_PSYCOPG, values)
                 return list((await cursor.fetchone())[0])
         case "sqlalchemy":
+            told = f"{_ASYNC} AsyncConnection or AsyncSession"
+            _require(iscoroutinefunction(getattr(connection, "execute", None)), connection, told)
             result = await connection.execute(*_sqlalchemy(values))
             return list(result.scalar_one())
         case "apsw":
@@ -76,12 +84,25 @@ def enqueue_sync(connection: Any, *drafts: Draft) -> list[int]:
     values = arguments(drafts, _RANDOM)
     match type(connection).__module__.partition(".")[0]:
         case "psycopg":
+            _require(not iscoroutinefunction(connection.execute), connection, f"{_SYNC} psycopg.Connection")
             with connection.cursor(**_plain_rows()) as cursor:
                 return list(cursor.execute(_PSYCOPG, values).fetchone()[0])
         case "sqlalchemy":
+            execute = getattr(connection, "execute", None)
+            sync = execute is not None and not iscoroutinefunction(execute)
+            _require(sync, connection, f"{_SYNC} Connection or Session")
             return list(connection.execute(*_sqlalchemy(values)).scalar_one())
         case other:
             raise BadSetting(f"enqueue_sync takes a connection of psycopg or SQLAlchemy, not of {other!r}")
+
+
+def _require(fit: bool, connection: Any, told: str) -> None:
+    """Before anything is sent: a pool or an engine has no transaction of the caller's."""
+    if not fit:
+        kind = type(connection)
+        raise BadSetting(
+            f"{told}, in whose transaction the jobs are stored, not a {kind.__module__}.{kind.__qualname__}"
+        )
 
 
 def _plain_rows() -> dict[str, Any]:

@@ -148,7 +148,7 @@ class PostgresWork:
             return await act.apply(rows, "no such job")
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
-        async with self._act("replay", query.seqs or [str(query)], by, why) as act:
+        async with self._act("replay", [query], by, why) as act:
             rows = sorted(await act.fetch("exhume", *_conditions(query), limit), key=lambda row: cast(int, row["seq"]))
             drafts = [Draft(r["type"], r["payload"], r["stream"], r["destination"]) for r in rows]
             if drafts:
@@ -158,7 +158,7 @@ class PostgresWork:
             return await act.apply(rows, "no such dead letter")
 
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
-        async with self._act("discard", query.seqs or [str(query)], by, why) as act:
+        async with self._act("discard", [query], by, why) as act:
             return await act.apply(await act.fetch("exhume", *_conditions(query), limit), "no such dead letter")
 
     async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:

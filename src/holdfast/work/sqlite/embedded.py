@@ -172,12 +172,12 @@ class EmbeddedWork:
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
         now, values = self._clock.now(), {**_conditions(query), "limit": limit}
-        act = ("replay", _target(query), by, why)
+        act = ("replay", str(query), by, why)
         return await self._act(lambda db: verbs.replay(db, values, now), act, "no such dead letter")
 
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
         values = {**_conditions(query), "limit": limit}
-        act = ("discard", _target(query), by, why)
+        act = ("discard", str(query), by, why)
         return await self._act(lambda db: verbs.discard(db, values), act, "no such dead letter")
 
     async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:
@@ -310,10 +310,6 @@ class EmbeddedSeat:
 
 def _words(items: Sequence[object]) -> str:
     return " ".join(map(str, items))
-
-
-def _target(query: Query) -> str:
-    return _words(query.seqs) if query.seqs else str(query)
 
 
 def _conditions(query: Query) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 -- Who stores jobs of a stream keeps all others from storing jobs of it, from before the sequence is drawn to the commit:
--- so within a stream sequence order is commit order. Other streams are not concerned, however long that takes.
+-- so within a stream sequence order is commit order. Other streams are not concerned, however long that takes, unless
+-- the call has more than 64 streams: then all streams in their lanes (1,024 in all) wait for its end.
 --
 -- A stream is locked in one of two ways, and any two of them exclude each other:
 --   its own lock EXCLUSIVE (class 1214869101, a hash of its name), under its lane's lock SHARED (class 1214869099); or
@@ -50,6 +51,11 @@ EXCEPTION WHEN lock_not_available THEN
         RAISE EXCEPTION 'other transactions are storing jobs in the lanes of these streams: split the call'
             USING ERRCODE = '55P03',
                   HINT = 'A call for at most 64 streams waits only for transactions that store jobs of the same streams.';
+    END IF;
+    IF class = 1214869099 THEN
+        RAISE EXCEPTION 'a transaction that has stored jobs of more than 64 streams is still open: it holds their lanes'
+            USING ERRCODE = '55P03',
+                  HINT = 'Commit there at once, or store jobs of at most 64 streams in a transaction; repeat this one.';
     END IF;
     RAISE EXCEPTION 'another transaction has stored jobs of one of these streams and is still open'
         USING ERRCODE = '55P03', HINT = 'Enqueue as late as possible, commit at once, and repeat this transaction.';
