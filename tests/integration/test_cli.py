@@ -167,6 +167,7 @@ def test_a_public_address_is_refused_and_the_setting_named(nowhere: Program) -> 
 
 def test_a_missing_settings_file_is_named(nowhere: Program) -> None:
     assert "nowhere.toml" in failed(nowhere.run("serve", "-c", "nowhere.toml"))
+    assert "nowhere.toml" in failed(nowhere.run("-c", "nowhere.toml", "serve")), "it means the same before the command"
 
 
 # What works

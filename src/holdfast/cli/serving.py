@@ -12,6 +12,7 @@ from holdfast.errors import BadSetting
 
 
 def serve(
+    ctx: typer.Context,
     host: Annotated[str | None, typer.Option(help="The address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="The port for HTTP and WebSocket.  [default: 8080]")] = None,
     state_dir: Annotated[
@@ -38,9 +39,18 @@ def serve(
     from holdfast.node.running import run_node
 
     with told(as_json=False):
+        config, state_dir = config or _said_before(ctx, "config"), state_dir or _said_before(ctx, "state_dir")
         named = {"server.host": host, "server.port": port, "server.state_dir": str(state_dir) if state_dir else None}
         overrides: dict[str, object] = {**named, **_changes(changes or [])}
         run_node(settings_of(config, overrides), typer.echo)
+
+
+def _said_before(ctx: typer.Context, name: str) -> Path | None:
+    """An option that was written before the word ``serve``: it means the same there."""
+    outer = ctx.parent
+    if outer is None or getattr(outer.get_parameter_source(name), "name", "") != "COMMANDLINE":
+        return None
+    return Path(outer.params[name])
 
 
 def _changes(given: list[str]) -> dict[str, object]:
