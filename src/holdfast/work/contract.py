@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.work.job import Block, Draft, Failure, Job, Reason, State, Verdict, reason_of
 
 PER_BACKLOG = 64
@@ -36,6 +36,10 @@ ACTS_KEPT_MAX = 100_000
 
 class LeaseLost(HoldfastError):
     """This worker was declared dead or its partition has moved; nothing of what it reported was applied."""
+
+
+class SeatTaken(Unavailable):
+    """The store has one seat, and another worker that is alive sits there; the message names it. Try again later."""
 
 
 class JobGone(HoldfastError):
@@ -436,7 +440,7 @@ class WorkStore(Protocol):
         ...
 
     async def join(self, name: str) -> Seat:
-        """Take a seat."""
+        """Take a seat. SeatTaken where there is one for all, and another process has it."""
         ...
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:

@@ -18,7 +18,7 @@ from holdfast.clock import Clock, SystemClock, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff
 from holdfast.work.breakers import Breakers
-from holdfast.work.contract import LeaseLost, Seat, WorkStore
+from holdfast.work.contract import LeaseLost, Seat, SeatTaken, WorkStore
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies
@@ -129,6 +129,11 @@ class Worker:
                 seat = await self._store.join(self._name)
                 await self._serve(seat)
                 failures = 0
+            except SeatTaken as error:
+                failures += 1
+                if failures == 1:
+                    telemetry.log.warning("work.seat_taken", worker=self._name, error=error.message, action="waits")
+                await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
             except HoldfastError as error:
                 failures += 1
                 log_failed_call(error)

@@ -112,6 +112,8 @@ class EmbeddedWork:
         self._lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
+        self.seat_number = 0
+        """The last seat that was taken."""
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[apsw.Connection]:
@@ -135,7 +137,11 @@ class EmbeddedWork:
 
     async def join(self, name: str) -> EmbeddedSeat:
         number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
+        self.seat_number = number
         return EmbeddedSeat(number, name, self)
+
+    def on_left(self) -> None:
+        """The last seat that was taken is free."""
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit}
@@ -305,7 +311,11 @@ class EmbeddedSeat:
         self._store.aside(lambda db: verbs.give_up(db, self.instance, report, culprit, self._clock.now()))
 
     async def leave(self) -> None:
-        await self._transact(lambda db: db.execute(SQL["leave"], (self.instance,)).fetchall())
+        try:
+            await self._transact(lambda db: db.execute(SQL["leave"], (self.instance,)).fetchall())
+        finally:
+            if self._store.seat_number == self.instance:
+                self._store.on_left()
 
 
 def _words(items: Sequence[object]) -> str:

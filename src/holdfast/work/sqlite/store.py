@@ -16,7 +16,8 @@ from holdfast.errors import ServerBusy, Unavailable
 from holdfast.sqlite.copies import Part
 from holdfast.sqlite.database import Handle, SqliteSettings, give_up, open_and_migrate
 from holdfast.sqlite.threads import Crew
-from holdfast.work.sqlite.embedded import EmbeddedWork
+from holdfast.work.sqlite.embedded import EmbeddedSeat, EmbeddedWork
+from holdfast.work.sqlite.seat_lock import SeatLock
 from holdfast.work.sqlite.verbs import MIGRATIONS
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class SqliteWork(EmbeddedWork):
         super().__init__(self._write, self._borrowed, self._read, clock)
         self._path, self._crew, self._reader = path, crew, reader
         self._loan: _Loan | None = None
+        self._lock = SeatLock(path)
 
     @classmethod
     async def open(
@@ -71,9 +73,17 @@ class SqliteWork(EmbeddedWork):
         reader = Crew("work-reader", [looking], chosen.reads_waiting_max, _busy)
         return cls(path, crew, reader, clock or SystemClock())
 
+    async def join(self, name: str) -> EmbeddedSeat:
+        self._lock.take()
+        return await super().join(name)
+
+    def on_left(self) -> None:
+        self._lock.release()
+
     async def close(self) -> None:
         await self._reader.close()
         await self._crew.close()
+        self._lock.release()
 
     async def _read(self, work: Callable[[apsw.Connection], T], /) -> T:
         def look(handle: Handle) -> T:

@@ -1,0 +1,41 @@
+"""One worker for each file: a lock beside it, which goes with its process, however that dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from holdfast.errors import Unavailable
+from holdfast.work.contract import SeatTaken
+
+
+class SeatLock:
+    """Its file stays when it is released: it names the process that held it last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(path.name + "-lock")
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Again if it is ours already. SeatTaken names the process that has it."""
+        if self._descriptor is not None:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise SeatTaken(f"process {holder or 'unknown'} runs the jobs of {self._path.name[:-5]}") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
