@@ -22,7 +22,7 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
     "blank_lines": (b"", b"\r\n"),
     "header_fields": (b"HTTP/1.1 200 OK\r\n", b"X:\r\n"),
     "long_header": (b"HTTP/1.1 200 OK\r\nX: ", b"a" * 100),
-    "answers": (b"", OK),
+    "answers": (OK, OK),
     "blank_lines_after_answer": (OK, b"\r\n"),
     "body": (_CHUNKED, b"10000\r\n" + b"a" * 0x10000 + b"\r\n"),
     "tiny_chunks": (_CHUNKED, b"1\r\na\r\n"),
