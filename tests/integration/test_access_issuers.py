@@ -77,7 +77,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "a set that is compressed": (
         answer(gzip.compress(jwks(jwk("ES256"))), "200 OK", "Content-Encoding: gzip"), "invalid", "compressed"
     ),
-    "no HTTP at all": (b"SSH-2.0-OpenSSH_9.6\r\n", "unreachable", "cannot be reached"),
+    "no HTTP at all": (b"SSH-2.0-OpenSSH_9.6\r\n", "invalid", "not valid HTTP"),
     "nothing": (b"", "unreachable", "cannot be reached"),
 }  # fmt: skip
 

@@ -51,6 +51,8 @@ async def _from_address(url: str) -> bytes:
             return await _body(answer)
     except ExcessiveAnswer as error:
         raise BadJwks("too_large", f"it is not answered within bounds: {error}") from None
+    except aiohttp.ClientResponseError as error:
+        raise BadJwks("invalid", f"its answer is not valid HTTP: {error.message[:200]}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise BadJwks("unreachable", f"it cannot be reached: {str(error)[:200] or type(error).__name__}") from None
 

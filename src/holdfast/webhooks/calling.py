@@ -118,6 +118,8 @@ class Caller:
             if call.sent:
                 raise OSError(f"no answer within {self._timeout_seconds:g} s") from error
             raise OSError(f"no connection within {self._connect_timeout_seconds:g} s") from error
+        except aiohttp.ClientResponseError as error:  # of the parser; its status, 400, is not the endpoint's
+            raise OSError(f"the answer is not valid HTTP: {error.message}") from error
         except aiohttp.ClientError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
