@@ -234,7 +234,10 @@ async def _story(program: Program, pid: int, hostile: str) -> None:
         await asyncio.gather(*sends)
         for kind, log in logs.items():
             for each in log:
-                assert re.search(OUTCOMES[kind], f"{each['status']} {each['error']}") or each["attempt"] > 1, each
+                outcome = f"{each['status']} {each['error']}"
+                # A call that takes over the connection of the one before gets what comes behind that one's answer.
+                reused = kind == "blank_lines_after_answer" and _AROUND in outcome
+                assert re.search(OUTCOMES[kind], outcome) or reused, each
         assert _INTERIM in (await get("/admin/status", admin))["issuers"][ISSUER]["trouble"]
         assert max(waited) < 4 * HELD_SECONDS_MAX, sorted(waited)[-10:]
         assert resident_bytes(pid) - memory < GROWTH_BYTES_MAX
