@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from log_capture import logging_to
 from sockets import serve
 
+from holdfast.node import http
 from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, PIPELINED_MAX, URL_BYTES_MAX
 from holdfast.node.node import Node
 
@@ -129,6 +131,17 @@ STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
     "three requests, then garbage": ([GET * 3 + GARBAGE], [200, 200, 200, 400]),
     "more requests than may wait": ([GET * (PIPELINED_MAX + 9)], [200] * (PIPELINED_MAX + 1) + [400]),
     "garbage": ([GARBAGE], [400]),
+    "a chunk that is none, where 100 Continue is awaited": (
+        [b"GET /health/live HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n"],
+        [400],
+    ),
+    "a credential in a trailer": (
+        [
+            b"GET /v1/chats HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"0\r\nAuthorization: Bearer not-even-looked-at\r\nX-Act-As: \r\n\r\n"
+        ],
+        [401],
+    ),
     "a request that hangs, then garbage": (
         [b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b'"a":1}  ' + GARBAGE],
         [401, 400],
@@ -169,6 +182,29 @@ def test_strange_requests_are_answered_in_order_and_write_no_traceback(tmp_path:
                 assert [status for status, _ in found] == expected, (what, found)
                 assert ("two" in what) <= (b"given more than once" in found[-1][1] or what == "two lengths"), what
         assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), lines.getvalue()
+
+    serve(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("asked", "then"),
+    [
+        (GET, b"\r\n"),
+        (b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n", b"abc"),
+    ],
+    ids=["a blank line behind an answer", "the rest of a body that was refused"],
+)
+def test_a_connection_that_asks_nothing_more_is_closed_whatever_it_sends(
+    tmp_path: Path, asked: bytes, then: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(node: Node) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
+        writer.write(asked)
+        await reader.readuntil(b"}")
+        monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
+        writer.write(then)
+        await asyncio.wait_for(reader.read(-1), 4)
+        writer.close()
 
     serve(tmp_path, story)
 

@@ -299,6 +299,16 @@ def test_requests_without_a_credential_have_a_bucket_per_address(path: str) -> N
     with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"),))
 
 
+@pytest.mark.parametrize("credential", ["junk", "hf_admin_x"])
+def test_what_is_refused_before_a_credential_is_looked_at_is_counted(credential: str) -> None:
+    async def scenario(rest: Rest) -> None:
+        asked = [await rest.ask("GET", "/v1/chats", credential, X_Act_As="anna") for _ in range(4)]
+        assert [answer.status_code for answer in asked][-1] == 429
+
+    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=3, failed_logins_per_minute=3)
+    with_rest(scenario, settings)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "::ffff:10.1.2.3"])
 def test_health_is_always_told_to_this_machine_and_to_declared_proxies(address: str) -> None:
     async def scenario(rest: Rest) -> None:

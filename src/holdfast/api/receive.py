@@ -90,7 +90,11 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
 
 async def receive(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
     """The call a request makes; raises the first reason to refuse it."""
-    request.require_single_headers()
+    try:
+        request.require_single_headers()
+    except InvalidMessage:
+        strangers.asked(address_of(request, deps), request.path)
+        raise
     principal = request.principal = _admit(deps, strangers, endpoint, request)
     await _ask_limits(deps, endpoint, request, principal)
     path = _path(request.path_params)
@@ -114,6 +118,8 @@ def _admit(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Reques
             strangers.asked(address_of(request, deps), request.path)
         elif isinstance(refusal, Unauthorized):
             strangers.failed_login(address_of(request, deps))
+        else:  # refused before anybody looked at the credential
+            strangers.asked(address_of(request, deps), request.path)
         if endpoint.caller == "anybody":
             return NOBODY
         raise

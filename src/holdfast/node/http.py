@@ -81,6 +81,8 @@ class _Requests(HttpToolsProtocol):
     """
 
     _head_bytes = 0
+    _head_is_whole = False
+    """What else comes as a header of this request is a trailer, which nobody here asks for."""
     _unparsed_bytes = 0
     """Received since the parser last handed something over: one element that does not end."""
     _ignoring = False
@@ -126,6 +128,8 @@ class _Requests(HttpToolsProtocol):
         for at in range(0, len(data), PARSED_BYTES):
             if not self._parse(data[at : at + PARSED_BYTES], len(data) - at):
                 return
+        if not self._unanswered and not self._timers:  # whatever came, it was no request: one is awaited again
+            self._await_head()
 
     def _parse(self, data: bytes, unread: int) -> bool:
         """Whether to parse on. ``unread``: how many bytes have come, these included."""
@@ -154,6 +158,7 @@ class _Requests(HttpToolsProtocol):
         broken = self.cycle
         if broken is not None and broken.more_body and not broken.response_complete:
             broken.disconnected = True
+            broken.waiting_for_100_continue = False  # else its task writes one behind the refusal
             broken.message_event.set()
             if self.pipeline and self.pipeline[0][0] is broken:
                 self.pipeline.popleft()
@@ -184,7 +189,7 @@ class _Requests(HttpToolsProtocol):
             text = f"at most {PIPELINED_MAX} requests of a connection may wait behind the one that is answered"
             self._refuse_rest(refused_with(InvalidMessage(text)))
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes, self._head_is_whole = 0, False
         if "head" not in self._timers:  # the next request of a connection that was kept
             self._await_head()
 
@@ -201,7 +206,8 @@ class _Requests(HttpToolsProtocol):
             self._refuse_rest(_too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path", PATH_BYTES_MAX))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if not self._head_is_whole:
+            super().on_header(name, value)
         self._unparsed_bytes = 0
         self._head_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
         if len(self.headers) > HEADERS_MAX:
@@ -217,12 +223,13 @@ class _Requests(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._came("head")
+        self._head_is_whole = True
         super().on_headers_complete()
         if self.parser.should_upgrade() and self._should_upgrade():
             scope = self.scope
             error = no_handshake(scope["method"], scope["http_version"], scope["headers"])
-            if error is None and self._unanswered:
-                error = InvalidMessage("a handshake must wait for the answers to the requests before it")
+            if error is None and (self._unanswered or self.flow.write_paused):
+                error = InvalidMessage("a handshake must wait until the requests before it are answered and read")
             if error is not None:
                 self._refuse_handshake(error)
 
@@ -267,6 +274,8 @@ class _Requests(HttpToolsProtocol):
         if behind_it:
             self._refuse_handshake(InvalidMessage("a frame must wait for the answer to the handshake"))
             return
+        for what in list(self._timers):
+            self._came(what)
         self._leave()
         self._ignoring = True
         self.handle_websocket_upgrade()
