@@ -67,7 +67,9 @@ def test_every_command_explains_itself_with_an_example(command: tuple[str, ...],
 
 
 def test_completion_is_offered(nowhere: Program) -> None:
-    done = nowhere.run("--show-completion", "bash")
+    environment = {**nowhere.environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # any shell may run us
+    command = [sys.executable, "-m", "holdfast.cli", "--show-completion", "bash"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert "holdfast" in done.stdout
 
 

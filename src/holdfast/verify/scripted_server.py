@@ -240,10 +240,14 @@ class ScriptedServer:
             if not self.script.silent:
                 await self._write(connection, "connection_established", self._hello(connection))
             async for data in socket:
-                frame = json.loads(data)
-                connection.frames.append(frame)
-                if not self.script.silent:
-                    await self._answer(connection, frame)
+                try:
+                    frame = json.loads(data)
+                    connection.frames.append({"type": frame["type"], **frame})
+                    if not self.script.silent:
+                        await self._answer(connection, frame)
+                except (ValueError, KeyError, TypeError) as error:
+                    self.violations.append(f"sent {data[:200]!r}, which is no frame: {type(error).__name__} {error}")
+                    self.failure = self.violations[-1]
                 await self.touch()
         except ConnectionClosed:
             pass
