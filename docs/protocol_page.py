@@ -131,12 +131,14 @@ not need is left out:
 
 | `event` | fields | |
 |---|---|---|
-| `member_added` | `user_id`, `role` | `sender_id` added them |
+| `member_added` | `user_id`, `role`, `muted` | `sender_id` added them; `muted: true`: they were muted before, and still are |
 | `member_removed` | `user_id`, `banned` | removed, or left if they are the sender; `banned: true`: removed by a ban, and cannot be added until it is lifted. If it is you, it is the chat's last message: drop the cursor |
 | `user_banned`, `user_unbanned` | `user_id` | who was no member is banned; a ban was lifted (which adds nobody) |
-| `member_muted`, `member_unmuted` | `user_id` | reads and cannot send: every send is answered FORBIDDEN with `details.muted`, which no retry changes; may send again |
+| `member_muted`, `member_unmuted` | `user_id` | reads and cannot send: every send is answered FORBIDDEN with `details.muted`, which no retry changes; may send again. A mute outlives the membership, so it may be lifted of who has left |
 | `role_changed` | `user_id`, `role` | `owner`, `admin` or `member` |
 | `chat_renamed` | `name` | |
+
+The `sender_id` of an event that an operator caused is `an operator`, which is no user's id (those have no spaces).
 
 A redacted message has no content when it is read again; no frame tells of a redaction.
 

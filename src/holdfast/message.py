@@ -138,7 +138,7 @@ class Member(Struct, frozen=True):
     role: Role
     joined_at: str
     muted: bool = False
-    """Reads, and cannot send. It ends with the membership; an owner is never muted."""
+    """Reads, and cannot send; an owner is never muted."""
     muted_by_operator: bool = False
     """Then only an operator lifts it."""
 
@@ -149,6 +149,14 @@ class Ban(Struct, frozen=True):
     user_id: str
     banned_by: str
     banned_at: str
+    by_operator: bool = False
+    """Then only an operator lifts it."""
+
+
+class Mute(Struct, frozen=True):
+    """Somebody who may not send in a chat until the mute is lifted, also after leaving and coming back."""
+
+    user_id: str
     by_operator: bool = False
     """Then only an operator lifts it."""
 

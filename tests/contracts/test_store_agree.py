@@ -122,7 +122,7 @@ async def everything(store: Any) -> list[Any]:
     seen: list[Any] = [await store.heads(CHATS), list(await store.audit(0, 1_000))]
     for chat in CHATS:
         seen.append(list(await store.members(chat)))
-        seen.append(list(await store.bans(chat)))
+        seen += [list(await store.bans(chat)), list(await store.mutes(chat))]
         seen.append(list(await store.watermarks(chat)))
         inspection = await attempt(store.inspect(chat))
         if not isinstance(inspection, tuple):
@@ -145,11 +145,13 @@ def members_by_the_log(created: dict[str, set[str]], commits: list[list[Entry]])
             event = msgspec.json.decode(message.content, type=MembershipEvent)
             if event.event == "member_added" and event.user_id:
                 members[message.chat_id].add(event.user_id)
+                still = event.user_id in muted[message.chat_id] and event.role != "owner"
+                assert event.muted is still, "who comes back muted is seen to be"
             elif event.event == "member_removed" and event.user_id:
                 members[message.chat_id].remove(event.user_id)
             if event.event == "member_muted" and event.user_id:
                 muted[message.chat_id].add(event.user_id)
-            elif event.event in ("member_unmuted", "member_removed") or event.role == "owner":
+            elif event.event == "member_unmuted" or event.role == "owner":
                 muted[message.chat_id].discard(event.user_id or "")
         else:
             assert message.sender_id not in muted[message.chat_id], "nor who is muted there"

@@ -184,7 +184,7 @@ def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does(tmp_p
     connection = apsw.Connection(str(rig.path))
     connection.execute(
         "UPDATE messages SET content = '' WHERE sequence = 2; DELETE FROM schema_version WHERE version > 2;"
-        "DROP TABLE bans; ALTER TABLE members DROP COLUMN muted_by_operator; ALTER TABLE members DROP COLUMN muted;"
+        "DROP TABLE bans; DROP VIEW member_values; DROP TABLE mutes;"
         "DROP INDEX members_by_invitation; ALTER TABLE members DROP COLUMN invited"
     )
     connection.close()

@@ -14,9 +14,10 @@ import pytest
 from chats import ANN, BOB, CARL, EVE, PAGE, Rig, acked, act, create, operator, send
 
 from holdfast.errors import ChatHalted, Forbidden, HoldfastError, NotAMember, NotFound
-from holdfast.message import Ban, User
+from holdfast.message import Ban, Mute, User, check_id
 from holdfast.statements import migrations
 from holdfast.store.changes import (
+    OPERATOR,
     Act,
     AddMember,
     ChangeBan,
@@ -32,7 +33,7 @@ from holdfast.store.changes import (
 from holdfast.store.plan import ChatLimits
 from holdfast.store.sqlite import SqliteStore
 
-on_every_store = partial(chats.on_every_store, limits=ChatLimits(bans_max=2))
+on_every_store = partial(chats.on_every_store, limits=ChatLimits(bans_max=2, mutes_max=2))
 DORA = User("default", "dora")
 
 
@@ -225,7 +226,39 @@ async def test_member_of_a_direct_chat_declines_it_by_muting_the_other(store: An
 
 
 @on_every_store
-async def test_mute_ends_with_the_membership_and_with_the_role_of_an_owner(store: Any, rig: Rig) -> None:
+async def test_mute_outlives_the_membership_until_it_is_lifted(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    await store.change(mute("carl", BOB))
+    await store.change(ChangeMute(operator(), "chat_a", "dora", True))
+    for user in (CARL, DORA):
+        name = user.user_id
+        for leaving in (RemoveMember(act(user), "chat_a", name), ban(name)):
+            await store.change(leaving)
+            if isinstance(leaving, ChangeBan):
+                await store.change(ban(name, banned=False))
+            added = await store.change(AddMember(act(), "chat_a", name))
+            assert event_of(added) == MembershipEvent("member_added", user_id=name, role="member", muted=True)
+            assert (await members(store))[name] == ("member", True)
+            refusal = await send(store, "1", sender=user)
+            assert isinstance(refusal, Forbidden) and refusal.details["muted"]
+        await store.change(RemoveMember(act(user), "chat_a", name))
+    assert await store.mutes("chat_a") == [Mute("carl"), Mute("dora", by_operator=True)]
+    await refused(store, mute("dora", muted=False), Forbidden, "only an operator lifts")
+    await refused(store, AddMember(act(), "chat_a", "dora", "owner"), Forbidden, "only an operator lifts")
+    lifted = await store.change(ChangeMute(operator(), "chat_a", "dora", False))
+    assert event_of(lifted) == MembershipEvent("member_unmuted", user_id="dora")
+    assert "dora" not in await members(store), "lifting a mute adds nobody"
+    await store.change(mute("carl", BOB, muted=False))
+    await refused(store, mute("carl", muted=False), NotFound, "not a member")
+    for user in (CARL, DORA):
+        added = await store.change(AddMember(act(), "chat_a", user.user_id))
+        assert not event_of(added).muted
+        acked(await send(store, "1", sender=user))
+    assert await store.mutes("chat_a") == []
+
+
+@on_every_store
+async def test_role_of_an_owner_lifts_the_chats_own_mute(store: Any, rig: Rig) -> None:
     await staffed(store)
     for name in ("carl", "dora"):
         await store.change(mute(name))
@@ -234,8 +267,21 @@ async def test_mute_ends_with_the_membership_and_with_the_role_of_an_owner(store
     await store.change(ChangeRole(act(), "chat_a", "carl", "owner"))
     assert (await members(store))["carl"] == ("owner", False)
     await store.change(RemoveMember(act(), "chat_a", "dora"))
-    await store.change(AddMember(act(), "chat_a", "dora"))
+    added = await store.change(AddMember(act(), "chat_a", "dora", "owner"))
+    assert not event_of(added).muted and await store.mutes("chat_a") == []
     acked(await send(store, "1", sender=DORA))
+
+
+@on_every_store
+async def test_mutes_of_a_chat_are_bounded_with_those_who_left(store: Any, rig: Rig) -> None:
+    await staffed(store)
+    for name in ("carl", "dora"):
+        await store.change(mute(name))
+        await store.change(RemoveMember(act(), "chat_a", name))
+    await refused(store, mute("bob"), Forbidden, "at most 2 mutes")
+    await store.change(ChangeMute(operator(), "chat_a", "carl", True)), "taking over makes no more of them"
+    await store.change(mute("dora", muted=False))
+    await store.change(mute("bob"))
 
 
 @on_every_store
@@ -256,6 +302,30 @@ async def test_operators_acts_are_recorded_and_a_halted_chat_takes_none(store: A
     await store.change(HaltChat(operator(), "chat_a"))
     await refused(store, ban("dora"), ChatHalted)
     await refused(store, mute("dora"), ChatHalted)
+
+
+@on_every_store
+async def test_members_see_an_operator_and_the_audit_log_which_key(store: Any, rig: Rig) -> None:
+    """Of every command that leaves an event, so that no admin key's id is in a chat, a page or a list."""
+    await staffed(store)
+    for command in (
+        RenameChat(operator(), "chat_a", "Crew"),
+        AddMember(operator(), "chat_a", "eve"),
+        ChangeRole(operator(), "chat_a", "eve", "admin"),
+        RemoveMember(operator(), "chat_a", "eve"),
+        ChangeBan(operator(), "chat_a", "carl", True),
+        ChangeBan(operator(), "chat_a", "eve", True),
+        ChangeMute(operator(), "chat_a", "dora", True),
+        ChangeMute(operator(), "chat_a", "dora", False),
+        ChangeBan(operator(), "chat_a", "carl", False),
+    ):
+        changed = await store.change(command)
+        assert changed.event.sender_id == OPERATOR
+    page = await store.read_after("chat_a", 0, *PAGE, ANN)
+    assert {message.sender_id for message in page.messages[1:]} == {OPERATOR} and len(page.messages) == 10
+    assert [one.banned_by for one in await store.bans("chat_a")] == [OPERATOR]
+    assert check_id(OPERATOR, "user_id") is not None, "no user has this name"
+    assert {record.actor for record in await store.audit(0, 20)} == {operator().actor.user_id}
 
 
 @on_every_store
@@ -306,20 +376,27 @@ async def test_repeated_ban_under_one_key_is_answered_as_the_first(store: Any, r
     assert again.repeated and again.event == first.event and await banned(store) == []
 
 
-def test_chats_file_from_before_bans_opens_with_its_members(tmp_path: Path) -> None:
-    """A file of version 3, as servers without bans wrote it."""
-    old = apsw.Connection(str(tmp_path / "chats.db"))
+def old_chats_file(path: Path, version: int) -> apsw.Connection:
+    """A file as servers of this version wrote it: a group of ann, an owner, and bob."""
+    old = apsw.Connection(str(path))
     old.execute("CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT")
-    for version, script in enumerate(migrations("holdfast.store.sqlite")[:3], 1):
+    for number, script in enumerate(migrations("holdfast.store.sqlite")[:version], 1):
         old.execute(script)
-        old.execute("INSERT INTO schema_version VALUES (?)", (version,))
+        old.execute("INSERT INTO schema_version VALUES (?)", (number,))
     old.execute(
         "INSERT INTO chats VALUES (1, 'chat_a', 'default', 'group', 'Team', NULL, 1, 1, NULL, 2, 'ann', 'then')"
     )
     old.execute("INSERT INTO counters VALUES (1, 0, 0)")
     for name, role in (("ann", "owner"), ("bob", "member")):
-        old.execute("INSERT INTO members VALUES (1, ?, 'default', ?, 'then')", (name, role))
-    old.close()
+        old.execute(
+            "INSERT INTO members (chat, user_id, tenant, role, joined_at) VALUES (1, ?, 'default', ?, 'then')",
+            (name, role),
+        )
+    return old
+
+
+def test_chats_file_from_before_bans_opens_with_its_members(tmp_path: Path) -> None:
+    old_chats_file(tmp_path / "chats.db", 3).close()
 
     async def scenario() -> None:
         async with SqliteStore(tmp_path / "chats.db") as store:
@@ -328,5 +405,19 @@ def test_chats_file_from_before_bans_opens_with_its_members(tmp_path: Path) -> N
             await store.change(mute("bob"))
             await store.change(ban("bob"))
             assert await banned(store) == ["bob"]
+
+    asyncio.run(scenario())
+
+
+def test_chats_file_with_mutes_of_members_keeps_them(tmp_path: Path) -> None:
+    old = old_chats_file(tmp_path / "chats.db", 6)
+    old.execute("UPDATE members SET muted = 1, muted_by_operator = 1, invited = 1 WHERE user_id = 'bob'")
+    old.close()
+
+    async def scenario() -> None:
+        async with SqliteStore(tmp_path / "chats.db") as store:
+            assert await members(store) == {"ann": ("owner", False), "bob": ("member", True)}
+            assert await store.mutes("chat_a") == [Mute("bob", by_operator=True)]
+            assert isinstance(await send(store, "k", sender=BOB), Forbidden)
 
     asyncio.run(scenario())

@@ -43,6 +43,38 @@ def test_member_is_muted_and_sends_again_after_that_is_lifted() -> None:
     with_rest(scenario)
 
 
+def test_muted_member_who_leaves_and_comes_back_is_still_muted() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat, key = await rest.chat("alice", ["bob"]), rest.admin_key()
+        alice, bob, bans = rest.token("alice"), rest.token("bob"), f"/v1/chats/{chat}/bans"
+        body = {"user_id": "bob", "reason": "spam"}
+        assert (await rest.ask("POST", f"/admin/chats/{chat}/mute", key, body)).status_code == 200
+        assert (await rest.ask("DELETE", f"/v1/chats/{chat}/members/bob", bob)).status_code == 200
+        assert (await rest.ask("GET", bans, alice)).json()["mutes"] == [{"user_id": "bob", "by_operator": True}]
+        added = (await rest.ask("POST", f"/v1/chats/{chat}/members", alice, {"user_id": "bob"})).json()
+        assert '"muted":true' in added["event"]["content"]
+        assert error_of(await rest.send(chat, "hi", "k", bob)) == (403, "FORBIDDEN")
+        assert (await rest.ask("POST", f"/admin/chats/{chat}/unmute", key, body)).status_code == 200
+        assert (await rest.send(chat, "hi", "k", bob)).status_code == 201
+
+    with_rest(scenario)
+
+
+def test_members_read_that_an_operator_acted_and_no_keys_id() -> None:
+    async def scenario(rest: Rest) -> None:
+        chat, key = await rest.chat("alice", ["bob", "carl"]), rest.admin_key()
+        for verb, user_id in (("mute", "bob"), ("unmute", "bob"), ("ban", "carl"), ("ban", "eve"), ("unban", "eve")):
+            body = {"user_id": user_id, "reason": "spam"}
+            assert (await rest.ask("POST", f"/admin/chats/{chat}/{verb}", key, body)).status_code == 200
+        for path in ("", "/messages", "/members", "/bans"):
+            answer = await rest.ask("GET", f"/v1/chats/{chat}{path}", rest.token("alice"))
+            assert answer.status_code == 200 and "key_" not in answer.text
+            assert ("an operator" in answer.text) is (path in ("/messages", "/bans"))
+        assert all(record.actor.startswith("key_") for record in await rest.store.audit(0, 10))
+
+    with_rest(scenario)
+
+
 def test_direct_chat_is_declined_by_muting_the_other() -> None:
     async def scenario(rest: Rest) -> None:
         body = {"kind": "direct", "members": ["bob"]}

@@ -61,6 +61,7 @@ def test_events_are_told_in_words() -> None:
         return message_line(message)
 
     assert event('{"event":"member_added","user_id":"bob"}') == "12:34 — ann added bob"
+    assert event('{"event":"member_added","user_id":"bob","muted":true}') == "12:34 — ann added bob, still muted"
     assert event('{"event":"member_removed","user_id":"ann"}') == "12:34 — ann left"
     assert event('{"event":"member_removed","user_id":"bob"}') == "12:34 — ann removed bob"
     assert event('{"event":"member_removed","user_id":"bob","banned":true}') == "12:34 — ann banned bob"

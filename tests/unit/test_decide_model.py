@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.errors import ChatHalted, Forbidden, InvalidMessage, NotAMember, NotFound
-from holdfast.message import Chat, Member, Role, User
+from holdfast.message import Chat, Member, Mute, Role, User
 from holdfast.store.changes import (
     Act,
     AddMember,
@@ -28,7 +28,7 @@ from holdfast.store.changes import (
 from holdfast.store.decide import decide
 from holdfast.store.plan import ChatLimits, Plan, Seen, joining, target_of
 
-LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2)
+LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2, mutes_max=2)
 USERS = st.sampled_from(["ann", "bob", "cyd", "dan", "eve"])
 ROLES = st.sampled_from(["owner", "admin", "member"])
 BY = st.tuples(USERS, st.booleans())
@@ -41,7 +41,7 @@ class ChatLife(RuleBasedStateMachine):
     @initialize()
     def create(self) -> None:
         self.members: dict[str, Role] = {}
-        self.muted: set[str] = set()
+        self.mutes: dict[str, Mute] = {}
         self.banned: set[str] = set()
         self.chat: Chat | None = None
         self.counter: int | None = None
@@ -64,6 +64,8 @@ class ChatLife(RuleBasedStateMachine):
             owners=sum(role == "owner" for role in self.members.values()),
             banned=target in self.banned,
             bans=len(self.banned),
+            mute=self.mutes.get(target or ""),
+            mutes=len(self.mutes),
             chats={user: int(user in self.members) for user in joining(command)},
             counter=self.counter,
             highest=self.highest,
@@ -74,11 +76,11 @@ class ChatLife(RuleBasedStateMachine):
             return type(refusal)
         self.chat = plan.chat
         self.members |= {member.user_id: member.role for member in plan.put}
-        for member in plan.put:
-            (self.muted.add if member.muted else self.muted.discard)(member.user_id)
         for user in plan.drop:
             del self.members[user]
-            self.muted.discard(user)
+        if plan.mute is not None:
+            self.mutes[plan.mute.user_id] = plan.mute
+        self.mutes.pop(plan.unmute or "", None)
         if plan.ban is not None:
             self.banned.add(plan.ban.user_id)
         self.banned.discard(plan.unban or "")
@@ -90,7 +92,11 @@ class ChatLife(RuleBasedStateMachine):
         return plan
 
     def member(self, user: str) -> Member | None:
-        return Member(user, self.members[user], "now", user in self.muted) if user in self.members else None
+        return Member(user, self.members[user], "now", user in self.mutes) if user in self.members else None
+
+    def operators_mute(self, by: tuple[str, bool], user: str) -> bool:
+        """Whether the user's mute is an operator's, and somebody else is asking."""
+        return user in self.mutes and self.mutes[user].by_operator and not by[1]
 
     def outside(self, by: tuple[str, bool]) -> bool:
         return by[0] not in self.members and not by[1]
@@ -102,8 +108,10 @@ class ChatLife(RuleBasedStateMachine):
 
     @rule(by=BY, user=USERS, role=ROLES)
     def add(self, by: tuple[str, bool], user: str, role: Role) -> None:
-        before, halted = dict(self.members), self.halted
+        before, halted, muted = dict(self.members), self.halted, user in self.mutes
+        kept = role == "owner" and self.operators_mute(by, user)
         said = self.ask(AddMember(self.act(*by), "c", user, role))
+        assert (user in self.mutes) is (muted and not (isinstance(said, Plan) and role == "owner"))
         if isinstance(said, Plan):
             assert by[1] or before[by[0]] in ("owner", "admin")
             if user in before:
@@ -111,10 +119,11 @@ class ChatLife(RuleBasedStateMachine):
             else:
                 assert not halted and len(before) < LIMITS.members_max and self.members == {**before, user: role}
                 assert said.event is not None and (said.record is not None) is by[1]
+                assert said.event.muted is (user in self.mutes)
         else:
             assert self.members == before
             room = len(before) < LIMITS.members_max and user not in before and (before or role == "owner")
-            room = room and user not in self.banned
+            room = room and user not in self.banned and not kept
             assert not (room and not halted and before.get(by[0]) == "owner"), f"an owner was refused: {said}"
             if before.get(by[0]) == "member" and not by[1]:
                 assert said is Forbidden
@@ -135,6 +144,7 @@ class ChatLife(RuleBasedStateMachine):
     @rule(by=BY, user=USERS, role=ROLES)
     def change_role(self, by: tuple[str, bool], user: str, role: Role) -> None:
         before, halted = dict(self.members), self.halted
+        kept = role == "owner" and self.operators_mute(by, user)
         said = self.ask(ChangeRole(self.act(*by), "c", user, role))
         if isinstance(said, Plan):
             assert by[1] or before[by[0]] == "owner"
@@ -144,7 +154,7 @@ class ChatLife(RuleBasedStateMachine):
             assert self.members == before
             owners = [*before.values()].count("owner")
             losing = before.get(user) == "owner" and owners == 1
-            assert halted or losing or user not in before or not (by[1] or before.get(by[0]) == "owner"), said
+            assert halted or losing or kept or user not in before or not (by[1] or before.get(by[0]) == "owner"), said
 
     @rule(by=BY, name=st.sampled_from(["Team", "Crew", "", "x" * 201, "a\nb"]))
     def rename(self, by: tuple[str, bool], name: str) -> None:
@@ -153,7 +163,7 @@ class ChatLife(RuleBasedStateMachine):
         assert self.chat is not None and self.chat.name.isprintable() and 1 <= len(self.chat.name) <= 200
         if isinstance(said, Plan):
             assert self.outranks(by, "member") and self.chat.name == name
-            assert by[1] or by[0] not in self.muted, "a name is heard by everybody"
+            assert by[1] or by[0] not in self.mutes, "a name is heard by everybody"
             assert before is not None and (said.event is None) is (before.name == name)
             assert said.event is None or not halted
         else:
@@ -176,14 +186,19 @@ class ChatLife(RuleBasedStateMachine):
 
     @rule(by=BY, user=USERS, muted=st.booleans())
     def mute(self, by: tuple[str, bool], user: str, muted: bool) -> None:
-        was, halted, role = user in self.muted, self.halted, self.members.get(user)
-        allowed = role not in (None, "owner") and self.outranks(by, role or "owner") and (by[1] or by[0] != user)
+        was, halted, role = user in self.mutes, self.halted, self.members.get(user, "member")
+        known = user in self.members or was
+        allowed = known and role != "owner" and self.outranks(by, role) and (by[1] or by[0] != user)
+        kept = not muted and self.operators_mute(by, user)
+        takes_over = muted and was and by[1] and not self.mutes[user].by_operator
         said = self.ask(ChangeMute(self.act(*by), "c", user, muted))
-        assert (user in self.muted) is (muted if isinstance(said, Plan) else was)
+        assert (user in self.mutes) is (muted if isinstance(said, Plan) else was)
         if isinstance(said, Plan):
-            assert allowed and (said.event is None) is (was == muted) and (said.event is None or not halted)
+            assert allowed and not kept and (said.event is None) is (was == muted)
+            assert not halted or (said.event is None and not takes_over)
         else:
-            assert not allowed or halted or not (was or muted), said
+            full = muted and not was and len(self.mutes) >= LIMITS.mutes_max
+            assert not allowed or halted or kept or full or not (was or muted), said
 
     @rule(by=BY)
     def halt(self, by: tuple[str, bool]) -> None:
@@ -224,7 +239,7 @@ class ChatLife(RuleBasedStateMachine):
             assert not self.members or "owner" in self.members.values(), "nobody is left who could add anybody"
             assert self.counter is not None and self.counter >= self.highest
             assert not self.banned & self.members.keys() and len(self.banned) <= LIMITS.bans_max
-            assert all(self.members.get(user) in ("admin", "member") for user in self.muted), "an owner is never muted"
+            assert all(self.members.get(user) != "owner" for user in self.mutes), "an owner is never muted"
 
 
 TestChatLife = ChatLife.TestCase

@@ -14,7 +14,6 @@ from holdfast.access.principal import ADMIN_SCOPES
 from holdfast.api.bodies import (
     AuditPage,
     AuditQuery,
-    BanList,
     ChangeAnswer,
     ErasePerson,
     IssuedKey,
@@ -28,7 +27,7 @@ from holdfast.api.bodies import (
     Why,
 )
 from holdfast.api.call import Answer, Call
-from holdfast.api.chats import commit
+from holdfast.api.chats import bans_of, commit
 from holdfast.api.deps import BackupRun, Deps
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
@@ -115,7 +114,7 @@ async def _restrict(deps: Deps, call: Call, command: type[ChangeBan] | type[Chan
 async def list_chat_bans(deps: Deps, call: Call) -> Answer:
     chat_id = call.path["chat_id"]
     await deps.history.ask(lambda store: store.chat(chat_id), call.deadline)
-    return Answer(BanList(await deps.history.ask(lambda store: store.bans(chat_id), call.deadline)))
+    return await bans_of(deps, call)
 
 
 async def retain_from(deps: Deps, call: Call) -> Answer:

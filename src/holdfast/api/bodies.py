@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from holdfast.access.keys import KeyKind
 from holdfast.access.principal import KeyScope, UserScope
 from holdfast.access.tokens import CHATS_MAX
-from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Ban, Chat, ChatKind, Member, Message, Role
+from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Ban, Chat, ChatKind, Member, Message, Mute, Role
 from holdfast.store.contract import AuditRecord, ChatSummary
 from holdfast.wire.frames import Error
 
@@ -169,7 +169,10 @@ class MemberList(Struct, frozen=True):
 
 
 class BanList(Struct, frozen=True):
+    """``mutes``: of members, and of those who have left."""
+
     bans: Sequence[Ban]
+    mutes: Sequence[Mute]
 
 
 class MessagePage(Struct, frozen=True):

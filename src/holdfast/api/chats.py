@@ -171,10 +171,14 @@ async def list_bans(deps: Deps, call: Call) -> Answer:
     assert isinstance(detail.body, ChatDetail)
     if not may(detail.body.role, "restrict_member"):
         raise Forbidden("your role in this chat does not allow that (list bans); ask an owner")
-    chat_id = call.path["chat_id"]
-    return Answer(
-        BanList(await deps.history.ask(lambda store: store.bans(chat_id), call.deadline, call.principal.user))
-    )
+    return await bans_of(deps, call)
+
+
+async def bans_of(deps: Deps, call: Call) -> Answer:
+    """The bans and mutes of a chat, for whoever may see them."""
+    chat_id, user = call.path["chat_id"], call.principal.user
+    bans = await deps.history.ask(lambda store: store.bans(chat_id), call.deadline, user)
+    return Answer(BanList(bans, await deps.history.ask(lambda store: store.mutes(chat_id), call.deadline, user)))
 
 
 async def mute_member(deps: Deps, call: Call) -> Answer:

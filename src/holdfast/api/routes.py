@@ -88,7 +88,7 @@ CHATS: Sequence[Endpoint] = (
     ),
     Endpoint(
         "GET", CHAT + "/bans", chats.list_bans, "Who is banned from the chat", "user", "chats:read", answer=BanList,
-        note="For its owners and admins. Who is muted stands in the list of members.",
+        note="And who is muted in it, those who have left included. For its owners and admins.",
     ),
     Endpoint(
         "POST", CHAT + "/bans", chats.ban_user, "Ban somebody from the chat", "user", "chats:members",
@@ -103,13 +103,13 @@ CHATS: Sequence[Endpoint] = (
     Endpoint(
         "POST", CHAT + "/mutes", chats.mute_member, "Mute a member", "user", "chats:send",
         body=OneUser, answer=ChangeAnswer, key="optional",
-        note="A muted member reads; sends, names and new members are refused (403 FORBIDDEN) until that is lifted, or "
-        "the membership ends. By an admin, and only an owner mutes an admin; an owner cannot be muted. In a direct "
-        "chat each member may mute the other, which declines the chat.",
+        note="A muted member reads; sends, names and new members are refused (403 FORBIDDEN) until that is lifted, "
+        "also after leaving and coming back. By an admin, and only an owner mutes an admin; an owner cannot be muted. "
+        "In a direct chat each member may mute the other, which declines the chat.",
     ),
     Endpoint(
         "DELETE", CHAT + "/mutes/{user_id:path}", chats.unmute_member, "Lift a mute", "user", "chats:send",
-        answer=ChangeAnswer, note="By whoever may mute. 404 if they are not muted.",
+        answer=ChangeAnswer, note="By whoever may mute, also of somebody who has left. 404 if they are not muted.",
     ),
     Endpoint(
         "GET", CHAT + "/presence", chats.get_presence, "Who of the members is online", "user", "chats:read",
@@ -169,7 +169,7 @@ ADMIN: Sequence[Endpoint] = (
     ),
     Endpoint(
         "GET", OPERATED + "/bans", admin.list_chat_bans, "Who is banned from a chat", "operator", "chats:read",
-        answer=BanList,
+        answer=BanList, note="And who is muted in it, those who have left included.",
     ),
     Endpoint(
         "POST", OPERATED + "/ban", admin.ban_from_chat, "Ban somebody from a chat", "operator", "chats:write",

@@ -267,8 +267,7 @@ def _restrict(reach: Reach, kind: str, user: str, chat: str | None, tenant: str,
         show.told(reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`")
         return
     changed = reach.as_operator().post("/admin/chats", chat, kind, body={"user_id": user, "reason": reason})
-    ends = "" if kind == "ban" else ", or until the membership ends"
-    show.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`{ends}")
+    show.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`")
 
 
 def _lift(reach: Reach, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:

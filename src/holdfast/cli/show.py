@@ -183,7 +183,7 @@ def _event(message: Mapping[str, Any]) -> str:
     who, whom = printable(message["sender_id"]), printable(event.get("user_id", "somebody"))
     match event.get("event"):
         case "member_added":
-            return f"{who} added {whom}"
+            return f"{who} added {whom}" + (", still muted" if event.get("muted") else "")
         case "member_removed":
             if event.get("banned"):
                 return f"{who} banned {whom}"

@@ -14,6 +14,11 @@ from msgspec import Struct
 
 from holdfast.message import Chat, ChatKind, Message, Role, User
 
+OPERATOR = "an operator"
+"""Stands for every operator where members read who did something; no user's id, for it has a space. Which admin key
+it was is in the audit log.
+"""
+
 
 class Act(Struct, frozen=True):
     """Who does it, when and why; ``operator`` acts (by an admin key) skip the role table and are audited.
@@ -33,6 +38,11 @@ class Act(Struct, frozen=True):
     fingerprint: str = ""
     backend: bool = False
     muted: bool = False
+
+    @property
+    def shown_actor(self) -> str:
+        """The actor as members of the chat see it."""
+        return OPERATOR if self.operator else self.actor.user_id
 
 
 class CreateChat(Struct, frozen=True, tag=True):
@@ -87,7 +97,10 @@ class ChangeBan(Struct, frozen=True, tag=True):
 
 
 class ChangeMute(Struct, frozen=True, tag=True):
-    """A muted member reads, and sends, names and adds nothing. In a direct chat each of the two may mute the other."""
+    """A muted member reads, and sends, names and adds nothing. In a direct chat each of the two may mute the other.
+
+    A mute outlives the membership: whoever leaves and comes back is still muted. Making the user an owner lifts it.
+    """
 
     act: Act
     chat_id: str
@@ -199,6 +212,8 @@ class MembershipEvent(Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     banned: bool = False
     """Of member_removed: removed by a ban."""
+    muted: bool = False
+    """Of member_added: still muted from an earlier membership."""
 
 
 _event = msgspec.json.Decoder(MembershipEvent)

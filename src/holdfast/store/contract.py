@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Message, Outcome, Page, User, Watermark
+from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Message, Mute, Outcome, Page, User, Watermark
 from holdfast.store.changes import Act, Changed, Command
 
 MEMBERSHIPS_MAX = 20_000
@@ -160,6 +160,10 @@ class Store(Protocol):
 
     async def bans(self, chat_id: str) -> Sequence[Ban]:
         """Everybody who is banned from the chat now; empty for an unknown chat."""
+        ...
+
+    async def mutes(self, chat_id: str) -> Sequence[Mute]:
+        """Everybody who is muted in the chat now, members or not; empty for an unknown chat."""
         ...
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:

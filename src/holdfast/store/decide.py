@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.access.roles import Action, may
 from holdfast.errors import Forbidden, HoldfastError, InvalidMessage, NotFound
-from holdfast.message import Ban, Chat, Member, Role, check_id
+from holdfast.message import Ban, Chat, Member, Mute, Role, check_id
 from holdfast.store.changes import (
     ERASE_AT_ONCE,
     RETAIN_AT_ONCE,
@@ -72,7 +72,7 @@ def decide(command: Command, seen: Seen, limits: ChatLimits) -> Plan:
         case ChangeBan():
             return _change_ban(command, chat, seen, limits)
         case ChangeMute():
-            return _change_mute(command, chat, seen)
+            return _change_mute(command, chat, seen, limits)
         case Redact():
             return _redact(command, chat, seen)
         case Erase():
@@ -166,12 +166,15 @@ def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan
     if not seen.members and command.role != "owner":
         raise Forbidden("nobody is in this chat: whom an operator adds first must be an owner")
     _check_room_for_a_chat(command, seen, limits)
+    unmute = _lifted_by_role(command, chat, seen)
     _check_not_halted(chat)
+    still_muted = seen.mute is not None and unmute is None
     return Plan(
         chat,
         put=[Member(command.user_id, command.role, command.act.at)],
         invited=invited_by(command),
-        event=MembershipEvent("member_added", user_id=command.user_id, role=command.role),
+        unmute=unmute,
+        event=MembershipEvent("member_added", user_id=command.user_id, role=command.role, muted=still_muted),
         record=_record(command.act, "member.add", chat.chat_id, user_id=command.user_id, role=command.role),
     )
 
@@ -203,14 +206,12 @@ def _change_role(command: ChangeRole, chat: Chat, seen: Seen) -> Plan:
         return Plan(chat)
     if seen.target.role == "owner" and seen.owners == 1:
         raise _last_owner(command.user_id)
-    member = replace(seen.target, role=command.role)
-    if command.role == "owner" and member.muted:
-        _check_lifts(command.act, "mute", member.muted_by_operator, chat, command.user_id)
-        member = replace(member, muted=False, muted_by_operator=False)
+    unmute = _lifted_by_role(command, chat, seen)
     _check_not_halted(chat)
     return Plan(
         chat,
-        put=[member],
+        put=[replace(seen.target, role=command.role)],
+        unmute=unmute,
         event=MembershipEvent("role_changed", user_id=command.user_id, role=command.role),
         record=_record(command.act, "member.role", chat.chat_id, user_id=command.user_id, role=command.role),
     )
@@ -235,7 +236,7 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) 
     record = _record(act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id)
     if not command.banned:
         return Plan(chat, unban=user_id, event=MembershipEvent("user_unbanned", user_id=user_id), record=record)
-    ban = Ban(user_id, act.actor.user_id, act.at, by_operator=act.operator)
+    ban = Ban(user_id, act.shown_actor, act.at, by_operator=act.operator)
     if takes_over:
         return Plan(chat, ban=ban, record=record)
     if seen.target is None:
@@ -244,24 +245,32 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) 
     return Plan(chat, drop=[user_id], ban=ban, event=removed, record=record)
 
 
-def _change_mute(command: ChangeMute, chat: Chat, seen: Seen) -> Plan:
-    act, user_id = command.act, command.user_id
-    if seen.target is None:
+def _change_mute(command: ChangeMute, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+    act, user_id, mute = command.act, command.user_id, seen.mute
+    if seen.target is None and mute is None:
         raise NotFound(f"{user_id} is not a member of {chat.chat_id}", user_id=user_id)
     _check_restricts(act, seen, user_id, by_anybody=chat.kind == "direct")
-    takes_over = command.muted and seen.target.muted and act.operator and not seen.target.muted_by_operator
-    if command.muted == seen.target.muted and not takes_over:
+    takes_over = command.muted and mute is not None and act.operator and not mute.by_operator
+    if command.muted == (mute is not None) and not takes_over:
         return Plan(chat) if command.muted else _not_restricted(user_id, "muted in", chat)
-    if not command.muted:
-        _check_lifts(act, "mute", seen.target.muted_by_operator, chat, user_id)
+    if mute is None and seen.mutes >= limits.mutes_max:
+        raise Forbidden(f"a chat has at most {limits.mutes_max} mutes; lift some first", limit=limits.mutes_max)
+    if mute is not None and not command.muted:
+        _check_lifts(act, "mute", mute.by_operator, chat, user_id)
     _check_not_halted(chat)
-    event = MembershipEvent("member_muted" if command.muted else "member_unmuted", user_id=user_id)
-    return Plan(
-        chat,
-        put=[replace(seen.target, muted=command.muted, muted_by_operator=command.muted and act.operator)],
-        event=None if takes_over else event,
-        record=_record(act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id),
-    )
+    record = _record(act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id)
+    if not command.muted:
+        return Plan(chat, unmute=user_id, event=MembershipEvent("member_unmuted", user_id=user_id), record=record)
+    event = None if takes_over else MembershipEvent("member_muted", user_id=user_id)
+    return Plan(chat, mute=Mute(user_id, by_operator=act.operator), event=event, record=record)
+
+
+def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: Seen) -> str | None:
+    """Whose mute ends with the role that the command gives: an owner is never muted."""
+    if command.role != "owner" or seen.mute is None:
+        return None
+    _check_lifts(command.act, "mute", seen.mute.by_operator, chat, command.user_id)
+    return command.user_id
 
 
 def _check_restricts(act: Act, seen: Seen, user_id: str, *, by_anybody: bool = False) -> None:

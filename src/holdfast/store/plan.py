@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.bounds import positive
 from holdfast.errors import ChatHalted, Forbidden, KeyReused, NotAMember, NotFound
-from holdfast.message import Ban, Chat, Member, Message
+from holdfast.message import Ban, Chat, Member, Message, Mute
 from holdfast.store.changes import (
     Act,
     AddMember,
@@ -44,6 +44,8 @@ class ChatLimits:
     """
     bans_max: int = 1_000
     """Users banned from a chat. The next: FORBIDDEN with the limit."""
+    mutes_max: int = 1_000
+    """Users muted in a chat, those who have left included. The next: FORBIDDEN with the limit."""
     name_characters_max: int = 200
     """Characters of a chat's name. Above: INVALID_MESSAGE."""
     devices_per_member_max: int = 20
@@ -54,7 +56,7 @@ class ChatLimits:
     def __post_init__(self) -> None:
         if not 2 <= self.members_at_creation_max <= self.members_max:
             raise ValueError("members_at_creation_max must be between 2 and members_max")
-        positive(self, "chats_per_user_max", "bans_max", "name_characters_max", "devices_per_member_max")
+        positive(self, "chats_per_user_max", "bans_max", "mutes_max", "name_characters_max", "devices_per_member_max")
 
 
 class Seen(Struct, frozen=True):
@@ -71,6 +73,9 @@ class Seen(Struct, frozen=True):
     """Whether the target is banned from the chat."""
     banned_by_operator: bool = False
     bans: int = 0
+    mute: Mute | None = None
+    """The target's mute, whether a member or not."""
+    mutes: int = 0
     chats: Mapping[str, int] = {}
     """How many chats each user who would join is in."""
     invited: Mapping[str, int] = {}
@@ -110,6 +115,8 @@ class Plan(Struct, frozen=True):
     drop: Sequence[str] = ()
     ban: Ban | None = None
     unban: str | None = None
+    mute: Mute | None = None
+    unmute: str | None = None
     event: MembershipEvent | None = None
     counter: int | None = None
     raised: bool = False
@@ -148,7 +155,7 @@ def event_message(plan: Plan, act: Act, sequence: int) -> Message | None:
         chat_id=plan.chat.chat_id,
         sequence=sequence,
         kind="event",
-        sender_id=act.actor.user_id,
+        sender_id=act.shown_actor,
         client_message_id=None,
         content=msgspec.json.encode(plan.event).decode(),
         content_type="application/json",

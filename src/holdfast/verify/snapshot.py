@@ -68,16 +68,25 @@ async def read_all(store: Store, chat_id: str) -> list[Message]:
 
 def _changes(messages: Iterable[Message]) -> list[Membership]:
     """What the events of a chat say of its members. An owner is never muted: the role lifts it."""
-    changes = []
+    changes, gone = [], set[str]()
     for message in messages:
         event = membership_event(message) if message.kind == "event" else None
         if event is None or event.user_id is None:
             continue
-        if event.event in ("member_added", "member_removed", "member_muted", "member_unmuted"):
-            here, muted = event.event != "member_removed", event.event == "member_muted"
-            changes.append(Membership(message.sequence, event.user_id, here, muted))
-        elif event.event == "role_changed" and event.role == "owner":
-            changes.append(Membership(message.sequence, event.user_id, True))
+        user_id = event.user_id
+        match event.event:
+            case "member_removed":
+                gone.add(user_id)
+                changes.append(Membership(message.sequence, user_id, False))
+            case "member_added":
+                gone.discard(user_id)
+                changes.append(Membership(message.sequence, user_id, True, event.muted))
+            case "member_muted":
+                changes.append(Membership(message.sequence, user_id, True, True))
+            case "member_unmuted" if user_id not in gone:
+                changes.append(Membership(message.sequence, user_id, True))
+            case "role_changed" if event.role == "owner":
+                changes.append(Membership(message.sequence, user_id, True))
     return changes
 
 

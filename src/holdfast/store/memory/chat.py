@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from holdfast.message import Ban, Chat, Member, Message, Page, User, Watermark
+from holdfast.message import Ban, Chat, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
 from holdfast.store.numbering import Stored
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
@@ -23,9 +23,11 @@ class HeldChat(Struct):
     """Chats are numbered in the order of their creation."""
     last_position: int
     members: dict[str, Member] = field(default_factory=dict)
+    """``member`` says which of them are muted."""
     invited: set[str] = field(default_factory=set)
     """Those of the members whom another user's token brought in."""
     bans: dict[str, Ban] = field(default_factory=dict)
+    mutes: dict[str, Mute] = field(default_factory=dict)
     messages: dict[int, Message] = field(default_factory=dict)
     keys: dict[tuple[str, str, str], Stored] = field(default_factory=dict)
     marks: dict[tuple[str, str], Watermark] = field(default_factory=dict)
@@ -42,6 +44,12 @@ class HeldChat(Struct):
     @property
     def activity(self) -> tuple[int, int]:
         return (self.last_position, self.number)
+
+    def member(self, user_id: str) -> Member | None:
+        member, mute = self.members.get(user_id), self.mutes.get(user_id)
+        if member is None:
+            return None
+        return replace(member, muted=mute is not None, muted_by_operator=mute is not None and mute.by_operator)
 
     def now(self) -> Chat:
         return replace(self.chat, head=self.head)

@@ -16,6 +16,7 @@ from holdfast.message import (
     Entry,
     Member,
     Message,
+    Mute,
     Outcome,
     Page,
     User,
@@ -166,11 +167,15 @@ class MemoryStore:
 
     async def members(self, chat_id: str) -> Sequence[Member]:
         held = self._chats.get(chat_id)
-        return sorted(held.members.values(), key=lambda m: m.user_id) if held else []
+        return [m for user_id in sorted(held.members) if (m := held.member(user_id))] if held else []
 
     async def bans(self, chat_id: str) -> Sequence[Ban]:
         held = self._chats.get(chat_id)
         return sorted(held.bans.values(), key=lambda ban: ban.user_id) if held else []
+
+    async def mutes(self, chat_id: str) -> Sequence[Mute]:
+        held = self._chats.get(chat_id)
+        return sorted(held.mutes.values(), key=lambda mute: mute.user_id) if held else []
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
         held = self._chats.get(chat_id)
@@ -253,7 +258,7 @@ class MemoryStore:
         return Known(
             chats={c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch) for c, h in held.items()},
             members=present,
-            muted={place for place, member in present.items() if member.muted},
+            muted={(chat_id, user_id) for chat_id, user_id in present if user_id in held[chat_id].mutes},
             keys={
                 d.key: held[d.chat_id].keys[d.key] for d in group if d.chat_id in held and d.key in held[d.chat_id].keys
             },
@@ -270,16 +275,19 @@ class MemoryStore:
             return Seen(held.now() if held else None, pair=pair.now() if pair else None, chats=chats, invited=invited)
         if held is None:
             return Seen(None)
-        ban = held.bans.get(target_of(command) or "")
+        target = target_of(command) or ""
+        ban = held.bans.get(target)
         return Seen(
             held.now(),
-            actor=held.members.get(act.actor.user_id),
-            target=held.members.get(target_of(command) or ""),
+            actor=held.member(act.actor.user_id),
+            target=held.member(target),
             members=len(held.members),
             owners=sum(m.role == "owner" for m in held.members.values()),
             banned=ban is not None,
             banned_by_operator=ban is not None and ban.by_operator,
             bans=len(held.bans),
+            mute=held.mutes.get(target),
+            mutes=len(held.mutes),
             chats=chats,
             invited=invited,
             message=held.messages.get(command.sequence) if isinstance(command, Redact) else None,
@@ -312,6 +320,10 @@ class MemoryStore:
             held.bans[plan.ban.user_id] = plan.ban
         if plan.unban is not None:
             del held.bans[plan.unban]
+        if plan.mute is not None:
+            held.mutes[plan.mute.user_id] = plan.mute
+        if plan.unmute is not None:
+            del held.mutes[plan.unmute]
         held.gaps.extend(gap for gap in plan.gaps if gap not in held.gaps)
         if plan.forgets:
             held.forget(plan)

@@ -11,8 +11,19 @@ from msgspec.structs import asdict, replace
 
 from holdfast import telemetry
 from holdfast.errors import InternalError
-from holdfast.message import Chat, Entry, Member, Message, User, Watermark
-from holdfast.store.changes import Act, AddMember, ChangeBan, Changed, Command, CreateChat, RecoverChat, Redact
+from holdfast.message import Chat, Entry, Member, Message, Mute, User, Watermark
+from holdfast.store.changes import (
+    Act,
+    AddMember,
+    ChangeBan,
+    Changed,
+    ChangeMute,
+    ChangeRole,
+    Command,
+    CreateChat,
+    RecoverChat,
+    Redact,
+)
 from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN
 from holdfast.store.plan import (
@@ -157,10 +168,8 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
         invited=invited,
         counter=counter,
     )
-    if isinstance(command, AddMember | ChangeBan):
-        asked = {"chat": chat, "user_id": command.user_id}
-        banned, by_operator, bans = connection.execute(SQL["ban_state"], asked).get
-        return chat, replace(seen, banned=bool(banned), banned_by_operator=bool(by_operator), bans=bans)
+    if isinstance(command, AddMember | ChangeRole | ChangeBan | ChangeMute):
+        return chat, _with_restrictions(connection, chat, command.user_id, seen)
     if isinstance(command, Redact):
         found = connection.execute(SQL["message_at"], {"chat": chat, "sequence": command.sequence}).get
         return chat, replace(seen, message=_message.decode(found) if found else None)
@@ -168,6 +177,21 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
         highest, _, gaps = numbering(connection, chat, seen.chat, counter)
         return chat, replace(seen, highest=highest, gaps=gaps)
     return chat, seen
+
+
+def _with_restrictions(connection: apsw.Connection, chat: int, user_id: str, seen: Seen) -> Seen:
+    """What is seen, with the ban and the mute of the target."""
+    asked = {"chat": chat, "user_id": user_id}
+    banned, banned_by_operator, bans = connection.execute(SQL["ban_state"], asked).get
+    muted_by_operator, mutes = connection.execute(SQL["mute_state"], asked).get
+    return replace(
+        seen,
+        banned=bool(banned),
+        banned_by_operator=bool(banned_by_operator),
+        bans=bans,
+        mute=None if muted_by_operator is None else Mute(user_id, bool(muted_by_operator)),
+        mutes=mutes,
+    )
 
 
 def numbering(
@@ -213,11 +237,7 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
     if plan.raised:
         connection.execute(SQL["take_watermarks_along"], {"chat": chat, "epoch_before": plan.chat.epoch - 1})
     if plan.put:
-        invited = plan.invited
-        rows = [
-            (m.user_id, m.role, m.joined_at, int(m.muted), int(m.muted_by_operator), int(m.user_id in invited))
-            for m in plan.put
-        ]
+        rows = [(m.user_id, m.role, m.joined_at, int(m.user_id in plan.invited)) for m in plan.put]
         members = encode(rows).decode()
         connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": members})
     for user_id in plan.drop:
@@ -229,6 +249,10 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
         connection.execute(SQL["put_ban"], {"chat": chat, **asdict(plan.ban)})
     if plan.unban is not None:
         connection.execute(SQL["drop_ban"], {"chat": chat, "user_id": plan.unban})
+    if plan.mute is not None:
+        connection.execute(SQL["put_mute"], {"chat": chat, **asdict(plan.mute)})
+    if plan.unmute is not None:
+        connection.execute(SQL["drop_mute"], {"chat": chat, "user_id": plan.unmute})
     if plan.redact is not None:
         connection.execute(SQL["redact"], {"chat": chat, "sequence": plan.redact})
     if plan.erase is not None:

@@ -11,7 +11,7 @@ from msgspec import MsgspecError
 from msgspec.json import Decoder, encode
 
 from holdfast.errors import Unavailable, UnreadableEvent
-from holdfast.message import Ban, Chat, Cursor, Entry, Member, Message, Page, User, Watermark
+from holdfast.message import Ban, Chat, Cursor, Entry, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import LOOKED_AT_ONCE, UNREAD_LOOKED_AT, AuditRecord, ChatSummary, Inspection, SentBy
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import not_a_member, unknown_chat
@@ -32,6 +32,7 @@ _cursors = Decoder(dict[str, Cursor])
 _cursors_of_each = Decoder(list[dict[str, Cursor]])
 _members = Decoder(list[Member])
 _bans = Decoder(list[Ban])
+_mutes = Decoder(list[Mute])
 _watermarks = Decoder(list[tuple[User, str, str, int, int, int]])
 _summaries = Decoder(list[tuple[Chat, str, str, int, int, int, Message | None]])
 _pairs = Decoder(list[tuple[int, int]])
@@ -190,6 +191,11 @@ def members(handle: Handle, deadline: Deadline, chat_id: str) -> list[Member]:
 def bans(handle: Handle, deadline: Deadline, chat_id: str) -> list[Ban]:
     with deadline.over(handle) as connection:
         return _bans.decode(connection.execute(SQL["bans_of"], {"chat_id": chat_id}).get)
+
+
+def mutes(handle: Handle, deadline: Deadline, chat_id: str) -> list[Mute]:
+    with deadline.over(handle) as connection:
+        return _mutes.decode(connection.execute(SQL["mutes_of"], {"chat_id": chat_id}).get)
 
 
 def watermarks(handle: Handle, deadline: Deadline, chat_id: str) -> list[Watermark]:

@@ -7,7 +7,7 @@
 SELECT (
   SELECT json_group_array(json_array(
            c.chat_id, s.value ->> 1, c.chat, c.tenant, c.halted, k.sequence_counter, c.epoch, m.chat IS NOT NULL,
-           coalesce(m.muted, 0)))
+           EXISTS (SELECT 1 FROM mutes AS q WHERE q.chat = c.chat AND q.user_id = s.value ->> 1)))
   FROM json_each(:senders) AS s
   CROSS JOIN chats AS c ON c.chat_id = s.value ->> 0
   LEFT JOIN counters AS k ON k.chat = c.chat
@@ -98,9 +98,7 @@ SELECT v.value FROM chats AS c JOIN chat_values AS v ON v.chat = c.chat
 WHERE c.tenant = :tenant AND c.pair = :pair;
 
 -- name: member
-SELECT json_object('user_id', user_id, 'role', role, 'joined_at', joined_at, 'muted', json(iif(muted, 'true', 'false')),
-                   'muted_by_operator', json(iif(muted_by_operator, 'true', 'false')))
-FROM members WHERE chat = :chat AND user_id = :user_id;
+SELECT value FROM member_values WHERE chat = :chat AND user_id = :user_id;
 
 -- name: owners
 SELECT count(*) FROM members WHERE chat = :chat AND role = 'owner';
@@ -131,12 +129,11 @@ ON CONFLICT (chat) DO UPDATE SET sequence_counter = excluded.sequence_counter;
 UPDATE chats SET name = :name, epoch = :epoch, first_sequence = :first_sequence, halted = :halted WHERE chat = :chat;
 
 -- name: put_members
--- [[user_id, role, joined_at, muted, muted_by_operator, invited], ...]; how somebody came stays as it is.
-INSERT INTO members (chat, user_id, tenant, role, joined_at, muted, muted_by_operator, invited)
-SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5
+-- [[user_id, role, joined_at, invited], ...]; how somebody came stays as it is.
+INSERT INTO members (chat, user_id, tenant, role, joined_at, invited)
+SELECT :chat, value ->> 0, :tenant, value ->> 1, value ->> 2, value ->> 3
 FROM json_each(:members) WHERE true
-ON CONFLICT (chat, user_id) DO UPDATE SET
-  role = excluded.role, muted = excluded.muted, muted_by_operator = excluded.muted_by_operator;
+ON CONFLICT (chat, user_id) DO UPDATE SET role = excluded.role;
 
 -- name: ban_state
 -- Whether somebody is banned from a chat, whether by an operator, and how many are banned.
@@ -151,6 +148,18 @@ ON CONFLICT (chat, user_id) DO UPDATE SET
 
 -- name: drop_ban
 DELETE FROM bans WHERE chat = :chat AND user_id = :user_id;
+
+-- name: mute_state
+-- Whether an operator muted somebody in a chat (null: not muted), and how many are muted.
+SELECT (SELECT by_operator FROM mutes WHERE chat = :chat AND user_id = :user_id),
+       (SELECT count(*) FROM mutes WHERE chat = :chat);
+
+-- name: put_mute
+INSERT INTO mutes (chat, user_id, by_operator) VALUES (:chat, :user_id, :by_operator)
+ON CONFLICT (chat, user_id) DO UPDATE SET by_operator = excluded.by_operator;
+
+-- name: drop_mute
+DELETE FROM mutes WHERE chat = :chat AND user_id = :user_id;
 
 -- name: drop_member
 DELETE FROM members WHERE chat = :chat AND user_id = :user_id;
@@ -306,17 +315,19 @@ SELECT json_group_array(json_array(
 FROM seen AS p CROSS JOIN chats AS c ON c.chat = p.chat CROSS JOIN chat_values AS v ON v.chat = p.chat;
 
 -- name: members_of
-SELECT json_group_array(json_object('user_id', m.user_id, 'role', m.role, 'joined_at', m.joined_at,
-                                    'muted', json(iif(m.muted, 'true', 'false')),
-                                    'muted_by_operator', json(iif(m.muted_by_operator, 'true', 'false')))
-                        ORDER BY m.user_id)
-FROM chats AS c CROSS JOIN members AS m ON m.chat = c.chat WHERE c.chat_id = :chat_id;
+SELECT json_group_array(json(m.value) ORDER BY m.user_id)
+FROM chats AS c CROSS JOIN member_values AS m ON m.chat = c.chat WHERE c.chat_id = :chat_id;
 
 -- name: bans_of
 SELECT json_group_array(json_object('user_id', b.user_id, 'banned_by', b.banned_by, 'banned_at', b.banned_at,
                                     'by_operator', json(iif(b.by_operator, 'true', 'false')))
                         ORDER BY b.user_id)
 FROM chats AS c CROSS JOIN bans AS b ON b.chat = c.chat WHERE c.chat_id = :chat_id;
+
+-- name: mutes_of
+SELECT json_group_array(json_object('user_id', q.user_id, 'by_operator', json(iif(q.by_operator, 'true', 'false')))
+                        ORDER BY q.user_id)
+FROM chats AS c CROSS JOIN mutes AS q ON q.chat = c.chat WHERE c.chat_id = :chat_id;
 
 -- name: watermarks_of
 SELECT json_group_array(json_array(json_array(c.tenant, w.user_id), w.device_id, c.chat_id, w.epoch, w.delivered, w.read)

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavailable
-from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Outcome, Page, User, Watermark
+from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Mute, Outcome, Page, User, Watermark
 from holdfast.sqlite.threads import Crew
 from holdfast.store.changes import Act, Changed, Command
 from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, Committed, Inspection, SentBy
@@ -145,6 +145,9 @@ class SqliteStore:
 
     async def bans(self, chat_id: str) -> Sequence[Ban]:
         return await self._read(reads.bans, chat_id)
+
+    async def mutes(self, chat_id: str) -> Sequence[Mute]:
+        return await self._read(reads.mutes, chat_id)
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
         return await self._read(reads.watermarks, chat_id)
