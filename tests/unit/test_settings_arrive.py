@@ -49,7 +49,7 @@ REACH: dict[str, Callable[[Node], Any]] = {
     "gateway.backpressure.inbound.invalid_frames_window_seconds": lambda n: session_of(n)._requests._inbound,
     "gateway.backpressure.outbound.ephemeral_threshold_percent": lambda n: session_of(n).deliveries._limits,
     "gateway.backpressure.outbound.max_ephemeral_frames": lambda n: session_of(n).deliveries._limits,
-    "gateway.timeouts.behind_before_heads_seconds": lambda n: session_of(n)._heartbeat._timeouts,
+    "gateway.timeouts.behind_before_heads_seconds": lambda n: session_of(n)._lifetime.heartbeat._timeouts,
     "gateway.timeouts.overload_window_seconds": lambda n: session_of(n)._limits.timeouts,
     "gateway.timeouts.overload_requests_min": lambda n: session_of(n)._limits.timeouts,
     "durability.history.resume_page_messages": lambda n: n.history._settings,
@@ -109,7 +109,7 @@ def _group(settings: Any, path: str) -> Any:
 def test_a_connection_rotates_when_it_is_set_to(tmp_path: Path) -> None:
     def look(node: Node) -> None:
         now = node.gateway.now()
-        assert now < session_of(node)._rotates_at < now + 37 * 1.06
+        assert now < session_of(node)._lifetime._rotates_at < now + 37 * 1.06
 
     with_node(tmp_path, load(None, {}, {"gateway.timeouts.rotation_seconds": 37}), look)
 

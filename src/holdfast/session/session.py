@@ -26,11 +26,12 @@ from holdfast.session.effects import (
     Submit,
     Verify,
 )
-from holdfast.session.heartbeat import NOTHING_WAITS, Heartbeat, StaleAcks, Transmission
+from holdfast.session.heartbeat import NOTHING_WAITS, Transmission
+from holdfast.session.lifetime import Lifetime
 from holdfast.session.limits import SessionLimits
 from holdfast.session.notes import note, reads_that_waited
 from holdfast.session.pulls import Pull, Pulls
-from holdfast.session.requests import Overload, Request, Requests
+from holdfast.session.requests import Request, Requests
 from holdfast.session.resume import resumed
 from holdfast.session.scopes import forbidden
 from holdfast.session.validation import refusal_of, refusal_of_send
@@ -43,6 +44,7 @@ from holdfast.wire.frames import (
     Authenticate,
     AuthenticateBody,
     Authenticated,
+    Heartbeat,
     HeartbeatAck,
     Read,
     Resume,
@@ -52,10 +54,8 @@ from holdfast.wire.frames import (
     TypingStart,
     TypingStop,
 )
-from holdfast.wire.frames import Heartbeat as HeartbeatPayload
 
 _NoSend = Authenticate | Ack | Resume | SyncRequest | HeartbeatAck | TypingStart | TypingStop | Read
-_ROTATION_SPREAD = 0.05
 _RATE_ERROR_SECONDS = 1.0
 
 
@@ -66,15 +66,11 @@ class Session:
 
     __slots__ = (
         "_deliveries",
-        "_expires_at",
-        "_heartbeat",
+        "_lifetime",
         "_limits",
-        "_overload",
         "_pulls",
         "_rate_told_at",
         "_requests",
-        "_rotates_at",
-        "_stale_acks",
         "closed",
         "connection_id",
         "device_id",
@@ -93,22 +89,16 @@ class Session:
         rng: random.Random | None = None,
     ) -> None:
         """``expires_at``: when the token does. ``rng`` spreads heartbeats and rotations of those who came together."""
-        spread = rng.random() if rng else 0.0
-        timeouts = limits.timeouts
         self._limits = limits
         self.connection_id = connection_id
         self.principal = principal
         self.user = principal.user
         self.device_id = device_id
         self.closed = False
-        self._expires_at = expires_at
-        self._rotates_at = now + timeouts.rotation_seconds * (1 + _ROTATION_SPREAD * spread)
         self._deliveries = self.deliveries_type(limits)
         self._requests = Requests(limits.backpressure.inbound)
-        self._overload = Overload()
-        self._heartbeat = Heartbeat(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
-        self._stale_acks = StaleAcks(timeouts)
         self._pulls = Pulls(limits)
+        self._lifetime = Lifetime(limits.timeouts, now, expires_at, rng.random() if rng else 0.0)
         self._rate_told_at = now - _RATE_ERROR_SECONDS
 
     @property
@@ -210,7 +200,7 @@ class Session:
                 else:
                     self._ask(frame, effects, now)
             case HeartbeatAck():
-                if not self._heartbeat.answered() and (refusal := self._requests.rate_other(now)) is not None:
+                if not self._lifetime.heartbeat.answered() and (refusal := self._requests.rate_other(now)) is not None:
                     self._tell_rate(refusal, effects, now)
             case Ack() | Read() | TypingStart() | TypingStop():
                 if (refusal := self._requests.rate_other(now)) is not None:
@@ -256,7 +246,7 @@ class Session:
 
     def _full(self, now: float) -> HoldfastError | None:
         if (refusal := self._requests.full()) is not None:
-            self._overload.count(busy=True, now=now)
+            self._lifetime.overload.count(busy=True, now=now)
         return refusal
 
     def _refuse(self, frame: AnyClientFrame, refusal: HoldfastError, effects: list[Effect]) -> None:
@@ -280,7 +270,7 @@ class Session:
         effects: list[Effect] = []
         if (request := self._requests.end(token)) is None:
             return effects
-        self._overload.count(busy=isinstance(outcome, ServerBusy), now=now)
+        self._lifetime.overload.count(busy=isinstance(outcome, ServerBusy), now=now)
         if isinstance(outcome, HoldfastError):
             self._fail(request, outcome, effects)
             return effects
@@ -298,7 +288,7 @@ class Session:
         self._pulls.under_way = None
         if not isinstance(result, HoldfastError):
             result = self._pulls.end(pull, result)
-        self._overload.count(busy=isinstance(result, ServerBusy), now=now)
+        self._lifetime.overload.count(busy=isinstance(result, ServerBusy), now=now)
         match result:
             case HoldfastError():
                 self._fail(request, result, effects)
@@ -337,7 +327,7 @@ class Session:
         if isinstance(result, HoldfastError):
             self._fail(request, result, effects)
             return effects
-        self._expires_at = result
+        self._lifetime.expires_at = result
         expires_in_ms = None if result is None else max(int((result - now) * 1000), 0)
         self._deliveries.say(Authenticated(expires_in_ms), request.request_id, effects)
         return effects
@@ -379,7 +369,7 @@ class Session:
     def knows(self, chat_id: str, head: Cursor) -> bool:
         """Whether ``head`` would change nothing: of most chats each time, so it is made cheap."""
         place = self._deliveries.places.get(chat_id)
-        return place is None or self._heartbeat.knows(chat_id, place, head)
+        return place is None or self._lifetime.heartbeat.knows(chat_id, place, head)
 
     def head(self, chat_id: str, head: Cursor, now: float) -> Effects:
         """What the store says of a chat now, asked once per heartbeat interval; may bring ``next_tick`` forward.
@@ -390,7 +380,7 @@ class Session:
         if self.closed or (place := self._deliveries.places.get(chat_id)) is None:
             return effects
         raised = 0 < place.epoch < head.epoch
-        self._heartbeat.compare(chat_id, place, head, now)
+        self._lifetime.heartbeat.compare(chat_id, place, head, now)
         if raised:
             self._deliveries.owe(chat_id, place, effects)
         effects += reads_that_waited(self._deliveries.places, (chat_id,))
@@ -420,40 +410,29 @@ class Session:
 
     def heard(self) -> None:
         """Bytes of the client were read: whatever they are, it is there."""
-        self._heartbeat.answered()
+        self._lifetime.heartbeat.answered()
 
     def tick(self, now: float, sent: Transmission = NOTHING_WAITS) -> Effects:
         """Time went by; ``sent``: how far what was taken has come. Calling it early is harmless."""
         if self.closed:
             return NOTHING
-        if (closing := self._overdue(now, sent)) is not None:
+        if (closing := self._lifetime.end(now, sent, self._deliveries)) is not None:
             return self.close(closing)
         effects: list[Effect] = []
         for pull in self._pulls.too_old(now):
             if (request := self._requests.end(pull.token)) is not None:
-                self._overload.count(busy=True, now=now)
+                self._lifetime.overload.count(busy=True, now=now)
                 self._fail(request, ServerBusy("the request waited too long", retry_after_seconds=1), effects)
         self._deliveries.catch_up(effects, now)
         self._pull_next(effects)
-        if now >= self._heartbeat.due:
+        if now >= self._lifetime.heartbeat.due:
             self._beat(effects, now, sent)
         return effects
-
-    def _overdue(self, now: float, sent: Transmission) -> Closing | None:
-        if self._expires_at is not None and now >= self._expires_at:
-            return Closing.TOKEN_EXPIRED
-        if self._deliveries.grace_is_over(now):
-            return Closing.SLOW_CONSUMER
-        if self._heartbeat.late(now, sent):
-            return Closing.IDLE_TIMEOUT
-        if now >= self._rotates_at:
-            return Closing.ROTATION
-        return Closing.OVERLOADED if self._overload.judge(self._limits.timeouts, now) else None
 
     def _beat(self, effects: list[Effect], now: float, sent: Transmission) -> None:
         places = self._deliveries.places
         if not self._deliveries.lanes.runs and not sent.unsent:
-            stale, diverged = self._stale_acks.check(places, now)
+            stale, diverged = self._lifetime.stale_acks.check(places, now)
             if diverged:
                 effects += self.close(Closing.STATE_DIVERGED)
                 return
@@ -461,8 +440,8 @@ class Session:
                 effects.append(Observed(Sign.ACKS_STALE))
                 places[chat_id].fall_behind()
                 self._deliveries.owe(chat_id, places[chat_id], effects)
-        heads = self._heartbeat.ask(places, now, sent, self._limits.pages.resume_chats_per_frame)
-        self._deliveries.say(HeartbeatPayload(heads), None, effects)
+        heads = self._lifetime.heartbeat.ask(places, now, sent, self._limits.pages.resume_chats_per_frame)
+        self._deliveries.say(Heartbeat(heads), None, effects)
 
     @property
     def next_tick(self) -> float:
@@ -471,15 +450,7 @@ class Session:
             return math.inf
         if self._deliveries.overdue or (self._pulls.ready and self._deliveries.lanes.page is None):
             return -math.inf
-        times = (
-            self._rotates_at,
-            self._heartbeat.due,
-            self._expires_at,
-            self._heartbeat.deadline,
-            self._deliveries.grace_ends,
-            self._pulls.next_too_old,
-            self._overload.due(self._limits.timeouts),
-        )
+        times = (self._lifetime.next, self._deliveries.grace_ends, self._pulls.next_too_old)
         return min(time for time in times if time is not None)
 
     def close(self, closing: Closing, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
