@@ -309,6 +309,16 @@ def test_half_of_a_surrogate_pair_is_called_that(content: str) -> None:
         decode_client_frame(b'{"type": "send_message", "payload": {')
 
 
+@pytest.mark.parametrize("length", range(15))
+def test_half_of_a_surrogate_pair_is_found_wherever_it_stands(length: int) -> None:
+    for content in (rf"\ud83d{'x' * length}", rf"\ud83d\ude00{'x' * length}\uDE00"):
+        with pytest.raises(InvalidMessage, match="one half of a surrogate pair"):
+            decode_client_frame(f'{{"type": "heartbeat_ack", "request_id": "{content}"}}'.encode())
+    for rest in (r"\q", "\n", ""):
+        with pytest.raises(InvalidMessage, match="malformed"):
+            decode_client_frame(rf'{{"type": "x", "request_id": "\ud83d\ude00{"x" * length}{rest}'.encode())
+
+
 def test_of_a_key_given_twice_the_last_counts() -> None:
     frame = decode_client_frame(b'{"type": "typing_start", "payload": {"chat_id": "a", "chat_id": "b"}}')
     assert isinstance(frame, TypingStart) and frame.payload.chat_id == "b"

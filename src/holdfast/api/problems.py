@@ -31,7 +31,7 @@ def invalid_body(error: msgspec.DecodeError, data: bytes, shape: Any) -> Invalid
         return _invalid(str(error), shape, "the body")
     if not data.strip():
         return InvalidMessage("the body is empty: send a JSON object")
-    if has_lone_surrogate(data):
+    if has_lone_surrogate(error, data):
         return InvalidMessage(f"the body {LONE_SURROGATE}")
     why = str(error)
     if why == "Input data was truncated":

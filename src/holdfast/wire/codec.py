@@ -34,9 +34,10 @@ LONE_SURROGATE = (
     "holds one half of a surrogate pair (such as \\ud83d alone): text must be valid Unicode; "
     "escape both halves, or send the character as UTF-8"
 )
-_LONE_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
-)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_FIRST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_ESCAPE_BYTES = 6
+_STOPPED_IN_ESCAPE = re.compile(r"(?:surrogate pair|hex escape) \(byte (\d+)\)$")
 
 
 class _Label(msgspec.Struct):
@@ -56,14 +57,23 @@ def decode_client_frame(data: bytes | memoryview) -> AnyClientFrame:
     except UnicodeDecodeError:
         raise InvalidMessage("the frame is not valid UTF-8") from None
     except msgspec.DecodeError as error:
-        if not isinstance(error, msgspec.ValidationError) and has_lone_surrogate(bytes(data)):
+        if has_lone_surrogate(error, bytes(data)):
             raise InvalidMessage(f"the frame {LONE_SURROGATE}") from None
         raise InvalidMessage(f"the frame is malformed: {error}") from None
 
 
-def has_lone_surrogate(data: bytes) -> bool:
-    """Whether JSON that cannot be read holds one half of a surrogate pair, for which its reader has odd words."""
-    return _LONE_SURROGATE.search(data) is not None
+def has_lone_surrogate(error: msgspec.DecodeError, data: bytes) -> bool:
+    """Whether one half of a surrogate pair is why ``data`` could not be read: its reader has odd words for that.
+
+    Only the place where it stopped is looked at, for ``data`` may be megabytes: right behind the escape, or, where too
+    little follows for another escape, at the end.
+    """
+    reason = str(error)
+    if stopped := _STOPPED_IN_ESCAPE.search(reason):
+        end = int(stopped[1])
+        return _SURROGATE.fullmatch(data, max(end - _ESCAPE_BYTES, 0), end) is not None
+    truncated = reason == "Input data was truncated"
+    return truncated and _FIRST_HALF.search(data, max(len(data) - 2 * _ESCAPE_BYTES, 0)) is not None
 
 
 def request_id_of(data: bytes | memoryview) -> str | None:
