@@ -461,6 +461,14 @@ def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
     counting(scenario)
 
 
+def test_a_call_without_entries_is_answered(counting: Callable[[Scenario], None]) -> None:
+    async def asked(counters: Counters) -> None:
+        taken = await counters.take([])
+        assert taken.now > 0 and taken.readings == []
+
+    counting(asked)
+
+
 def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(redis_server: Server) -> None:
     async def main() -> None:
         client = redis.asyncio.Redis.from_url(redis_server.url)

@@ -4,7 +4,8 @@ Equal costs on one key are merged and asked for at once; the counters admit as m
 askers in the order in which they asked. A group of several rules stays one entry of its own. While all calls are
 under way the next ones gather. An entry that has no answer within the deadline is told so: the call may have been
 counted, is not cancelled and never made again; its late answer only frees its place. While every place is taken by an
-overdue call, the counters hang: nobody waits for them until one of these calls has ended.
+overdue call, the counters hang: nobody waits for them until one of these calls is answered. Where an overdue call
+fails, a probe that asks for nothing takes its place, so that no check has to find out whether they still hang.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ Tell = Callable[[Entry, Answer | None], None]
 
 
 class _Batch:
-    """What one call asks, since when, and whether its askers are gone, with an answer or without."""
+    """What one call asks, since when, and whether its askers are gone, with an answer or without.
+
+    A probe has none from the beginning.
+    """
 
     __slots__ = ("entries", "gone", "sent_at")
 
@@ -138,7 +142,7 @@ class Batcher:
 
     @property
     def hanging(self) -> bool:
-        """As many calls as may be under way are overdue; each ends by an answer, or when the counters give it up."""
+        """As many calls as may be under way are overdue, or probes in the place of such calls."""
         return self._overdue_calls >= self._settings.calls_max
 
     @property
@@ -148,9 +152,10 @@ class Batcher:
     async def aclose(self) -> None:
         """Everybody who waits is given up."""
         self._expire()
-        for call in self._calls:
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        while self._calls:  # one that failed at this moment may have left a probe
+            for call in self._calls:
+                call.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _begin_turn(self) -> bool:
         """The first ask of an event-loop turn: False if the counters are not to be asked now."""
@@ -225,11 +230,20 @@ class Batcher:
         elif (error := call.exception()) is not None:
             if not isinstance(error, HoldfastError):
                 telemetry.defect("limits", error)
+            if batch.gone and self._monotonic() - batch.sent_at >= self._settings.deadline_seconds:
+                self._probe()
             self._overdue(batch)
         elif not batch.gone:
             self._answered(batch, call.result())
         if self._waiting:
             self._flush()
+
+    def _probe(self) -> None:
+        """Ask for nothing. If it fails in less than the deadline, the counters refuse: a check does not wait for that."""
+        probe = _Batch([], self._monotonic())
+        probe.gone = True
+        self._overdue_calls += 1
+        self._send(probe)
 
     def _answered(self, batch: _Batch, taken: Taken) -> None:
         batch.gone = True

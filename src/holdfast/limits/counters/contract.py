@@ -112,7 +112,8 @@ class Counters(Protocol):
         ...
 
     def take(self, entries: Sequence[Sequence[Ask]]) -> Awaitable[Taken]:
-        """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic call."""
+        """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic call. Without entries it tells
+        whether the counters answer."""
         ...
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
