@@ -27,6 +27,7 @@ from holdfast.cli.operate import alarms
 from holdfast.drivers.redis import REASONS
 from holdfast.limits import counter_health
 from holdfast.limits.batch import BatchSettings
+from holdfast.limits.counters import redis as redis_counters
 from holdfast.limits.limiter_settings import LimiterSettings
 from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
 from holdfast.limits.rules import Check, Rule
@@ -41,6 +42,7 @@ QUICK = LimiterSettings(
     batch=BatchSettings(breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)),
 )
 PATIENCE_SECONDS = 30.0
+POLICY = "CONFIG SET maxmemory-policy"
 RIGHT, WRONG = "r1ght-S3CRET", "wr0ng-S3CRET"
 
 
@@ -159,9 +161,14 @@ def test_something_else_listens(tmp_path: Path) -> None:
         ("full", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
         ("read_only", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
         ("wrong_type", "SET rl:nodes x", "DEL rl:nodes"),
+        ("eviction", f"{POLICY} allkeys-lru maxmemory 1gb", f"{POLICY} noeviction maxmemory 0"),
     ],
 )
-def test_a_redis_that_refuses_and_is_put_right(wrong: Wrong, tmp_path: Path, reason: str, begin: str, end: str) -> None:
+def test_a_redis_that_refuses_and_is_put_right(
+    wrong: Wrong, tmp_path: Path, reason: str, begin: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_counters, "CHECK_AGAIN_SECONDS", 0.2)
+
     def broken() -> None:
         if reason == "wrong_type":
             wrong.say("DEL rl:nodes")

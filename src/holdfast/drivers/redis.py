@@ -120,7 +120,12 @@ async def check_server(connection: AbstractConnection) -> None:
         answer = await connection.read_response()
     except NoPermissionError:
         return
-    lines = (line.partition(":") for line in bytes(answer).decode(errors="replace").splitlines())
+    check_info(bytes(answer))
+
+
+def check_info(answer: bytes) -> None:
+    """UnfitRedis if this answer to INFO, or to a section of it, is of a server that must not keep counters."""
+    lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     info = {name: value.strip() for name, _, value in lines}
     if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
         raise UnfitRedis(

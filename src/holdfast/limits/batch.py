@@ -239,7 +239,7 @@ class Batcher:
             self._flush()
 
     def _probe(self) -> None:
-        """Ask for nothing. If it fails in less than the deadline, the counters refuse: a check does not wait for that."""
+        """Ask for nothing. One that fails within the deadline is not repeated: no check has to wait for a refusal."""
         probe = _Batch([], self._monotonic())
         probe.gone = True
         self._overdue_calls += 1

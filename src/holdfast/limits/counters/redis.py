@@ -15,7 +15,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from holdfast import telemetry
-from holdfast.drivers.redis import UnfitRedis, check_server, connection_pool, trouble_of
+from holdfast.drivers.redis import UnfitRedis, check_info, check_server, connection_pool, trouble_of
 from holdfast.errors import BadSetting, Unavailable
 from holdfast.limits.algorithms import CODES, Reading, Terms
 from holdfast.limits.counters.contract import (
@@ -45,6 +45,8 @@ RESET = Script("reset")
 
 CHECK_SECONDS = 2.0
 """How long the start waits to find out whether Redis is fit to keep counters."""
+CHECK_AGAIN_SECONDS = 10.0
+"""How often a heartbeat looks whether Redis evicts by now: the policy can be changed under an open connection."""
 
 RESETS_TOLD_SECONDS = 60.0
 """How long nodes are told that a counter was reset; one that was cut off for longer may still remember a refusal."""
@@ -76,6 +78,7 @@ class RedisCounters:
         self._names: dict[Key, bytes] = {}
         self._nodes, self._resets = (f"{settings.prefix}:{what}".encode() for what in ("nodes", "resets"))
         self._announced_at: bytes | str = "0"
+        self._check_again_at = 0.0
         self._pipe: Pipe | None = None
         self._opening: asyncio.Task[Pipe] | None = None
         self._trouble: Trouble | None = None
@@ -121,9 +124,13 @@ class RedisCounters:
         return self._names.get(key) or self._name(key)
 
     async def announce(self, node: str, ttl_seconds: float) -> Announced:
-        said = (node, int(ttl_seconds * 1000), self._announced_at, NODE_NAMES_MAX)
-        now, count, names, resets = await self._run(ANNOUNCE, [self._nodes, self._resets], said, list)
+        due = asyncio.get_running_loop().time() >= self._check_again_at
+        said = (node, int(ttl_seconds * 1000), self._announced_at, NODE_NAMES_MAX, int(due))
+        now, count, names, resets, info = await self._run(ANNOUNCE, [self._nodes, self._resets], said, list)
         self._announced_at = now
+        if due:
+            self._check_info(info)
+            self._check_again_at = asyncio.get_running_loop().time() + CHECK_AGAIN_SECONDS
         return Announced(count, tuple(name.decode(errors="replace") for name in names), frozenset(resets))
 
     def take_trouble(self) -> Trouble | None:
@@ -183,6 +190,16 @@ class RedisCounters:
             await connection.disconnect(nowait=True)
             raise
         return Pipe(connection, self._settings.socket_timeout_seconds, self._failed)
+
+    def _check_info(self, info: bytes) -> None:
+        """Every new connection is checked, too; so a Redis that has become unfit is not counted in until it is fit."""
+        try:
+            check_info(info)
+        except UnfitRedis as error:
+            self._failed(error)
+            if self._pipe is not None:
+                self._pipe.retire()
+            raise Unavailable("the counters are not fit to count") from error
 
     def _failed(self, error: Exception | str) -> None:
         self._trouble = Trouble(*trouble_of(error, self._settings.url))
