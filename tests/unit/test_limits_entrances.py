@@ -9,10 +9,12 @@ from limitworld import Shared
 
 from holdfast.clock import ManualClock
 from holdfast.limits.algorithms import Terms
+from holdfast.limits.answers import refusal
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import Entrances, LimitedSends
 from holdfast.limits.limiter import Limiter
+from holdfast.limits.lockout import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
 from holdfast.limits.rules import Algorithm, Check, Mode, Rule, RuleSet
 from holdfast.message import User
 from holdfast.verify import virtual
@@ -168,3 +170,33 @@ def test_checks_of_a_group_are_counted_one_by_one_also_where_two_ask_for_the_sam
     for _ in range(3):
         asyncio.run(limits.check_many(group))
     assert (tally(limits, "counters"), tally(limits, "no_rule")) == ([3, 6, 0], [0, 3, 0])
+
+
+def _without_a_share(limiter: Limiter) -> str:
+    """An operator's key of whose limit this node has nothing while the counters are unavailable."""
+    keys = (f"key-{n}" for n in range(100))
+    return next(key for key in keys if limiter._share._part(ADMIN_CALLS_PER_MINUTE_MIN, ("{*}:*/admin:key:", key)) == 0)
+
+
+def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_unavailable() -> None:
+    """Ten a minute among twenty nodes are nothing on half of them, and whoever set that must be able to undo it."""
+
+    async def main() -> None:
+        counters = Shared()
+        counters.nodes = 20
+        rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
+        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limiter:
+            counters.mood = "away"
+            doors, operator = Entrances(limiter), User("", _without_a_share(limiter))
+
+            async def passed(calls: int) -> int:
+                return [refusal(await doors.decide("admin", operator)) for _ in range(calls)].count(None)
+
+            assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN
+            await asyncio.sleep(60)
+            assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN
+            counters.mood = "well"
+            await asyncio.sleep(1.1)
+            assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN, "by the rule alone"
+
+    virtual.run(main())

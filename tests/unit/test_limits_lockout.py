@@ -23,22 +23,37 @@ def test_the_door_is_what_the_admin_entrance_asks() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "field"),
     [
-        structs.replace(ENOUGH, limit=9),
-        structs.replace(ENOUGH, window_seconds=3601.0),
-        structs.replace(ENOUGH, burst_size=9),
-        structs.replace(ENOUGH, on_store_failure="closed"),
+        (structs.replace(ENOUGH, limit=9), "limit"),
+        (structs.replace(ENOUGH, window_seconds=3601.0), "limit"),
+        (structs.replace(ENOUGH, burst_size=9), "limit"),
+        (structs.replace(ENOUGH, on_store_failure="closed"), "onStoreFailure"),
+        (Rule(*ADMIN, "fixed_window", 1_000_000, 60.1), "window"),
+        (Rule(*ADMIN, "sliding_window", 1_000_000, 86_400.0), "window"),
+        (Rule(*ADMIN, "concurrency", 1_000_000, 3_600.0), "window"),
     ],
 )
-def test_a_rule_that_leaves_operators_too_little_locks_them_out_where_it_is_enforced(rule: Rule) -> None:
-    assert locks_out(rule)
+def test_a_rule_that_leaves_operators_too_little_locks_them_out_where_it_is_enforced(rule: Rule, field: str) -> None:
+    assert locks_out(rule) == field
     assert not locks_out(structs.replace(rule, mode="shadow"))
-    assert not locks_out(ENOUGH)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ENOUGH,
+        structs.replace(ENOUGH, limit=600, window_seconds=3600.0),
+        Rule(*ADMIN, "fixed_window", 10, 60.0),
+        structs.replace(ENOUGH, limit=10, burst_size=10),
+    ],
+)
+def test_ten_calls_in_every_minute_are_enough(rule: Rule) -> None:
+    assert not locks_out(rule)
 
 
 def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
-    """Any rules and one more: it is refused just when the rule that would answer changes to one that locks out."""
+    """Any rules and one more: it is refused just when it locks out, or lets a rule answer that does."""
     chance = random.Random(7)
     resources = [*DOOR, "admin:keys", "admin:key/x", "send:user", "b*", "*", "adm*", "admin*"]
     refused = 0
@@ -51,7 +66,10 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
         before, after = RuleSet.of(rules.values()), RuleSet.of({**rules, made.resource: made}.values())
         rule = after.lookup(*ADMIN)
         has_door = after.get(ADMIN) is not None
-        shuts = has_door and rule is not None and rule != before.lookup(*ADMIN) and locks_out(rule)
+        judged = [made] if made.resource in DOOR and not made.deleted else []
+        if rule is not None and rule != before.lookup(*ADMIN):
+            judged.append(rule)
+        shuts = has_door and any(map(locks_out, judged))
         try:
             keep_open([made], [rule for name, rule in rules.items() if name in DOOR])
             assert not shuts
@@ -62,8 +80,15 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
 
 
 def test_what_was_shut_before_stops_no_other_change() -> None:
-    other = Rule("*", "admin:k*", "token_bucket", 1, 60.0)
+    other = Rule("*", "admin:k*", "token_bucket", 600, 60.0)
     keep_open([other], [structs.replace(ENOUGH, limit=1), TOO_FEW])
+    keep_open([structs.replace(TOO_FEW, deleted=True)], [structs.replace(ENOUGH, limit=1), TOO_FEW])
+
+
+@pytest.mark.parametrize("resource", [name for name in DOOR if name != ADMIN.resource])
+def test_a_wildcard_that_would_lock_operators_out_is_refused_also_while_another_rule_answers(resource: str) -> None:
+    with pytest.raises(InvalidRule, match="lock operators out"):
+        keep_open([structs.replace(TOO_FEW, resource=resource)], [ENOUGH])
 
 
 def test_a_program_without_an_admin_entrance_may_make_any_rule() -> None:
