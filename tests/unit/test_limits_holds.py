@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from limitworld import Shared
 from msgspec import structs
 
+from holdfast.errors import Unavailable
+from holdfast.limits.counters.contract import Adjustment
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.verify import virtual
@@ -178,3 +180,27 @@ def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(as
         assert await free(limits) == 2
 
     world(scenario)
+
+
+def test_the_end_of_a_hold_that_was_refused_again_is_told_until_it_is_heard() -> None:
+    class Refusing(Shared):
+        refusals = 0
+
+        async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
+            if self.refusals:
+                self.refusals -= 1
+                raise Unavailable("not now")
+            return await super().adjust(adjustments)
+
+    async def main() -> None:
+        counters, slots = Refusing(), Rule("acme", "x", "concurrency", 1, 3600.0)
+        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([slots])) as one:
+            ann = Check("acme", "x", "ann")
+            hold = (await one.check(*ann)).hold
+            counters.refusals = 3
+            assert not await one.release(ann, hold)
+            assert not (await one.check(*ann)).allowed
+            await asyncio.sleep(4.0)
+            assert (await one.check(*ann)).allowed
+
+    virtual.run(main())

@@ -193,3 +193,15 @@ def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_fo
         assert members.names == ("a", "b", "c") and members.count == 3
     members.seen(2, ["a", "c"], 6.0)
     assert members.names == ("a", "c") and members.count == 2
+
+
+def test_who_was_missed_before_an_outage_is_not_missed_during_it() -> None:
+    """Fewer are believed after a whole TTL of answers; the time without any proves nothing."""
+    members = Membership(5.0, "n0", count=10)
+    members.seen(3, (), 0.0)
+    members.unseen()
+    members.seen(3, (), 10.0)
+    members.seen(3, (), 14.9)
+    assert members.count == 10
+    members.seen(3, (), 15.0)
+    assert members.count == 3

@@ -370,6 +370,21 @@ def test_what_has_drained_from_a_share_is_not_charged(algorithm: Algorithm, owed
     virtual.run(main())
 
 
+def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> None:
+    """What the counters last said is where it begins, once: what has drained since stays drained."""
+
+    async def main() -> None:
+        counters = Shared()
+        async with node(counters, Rule("acme", "x", "token_bucket", 100, 100.0)) as one:
+            assert await admitted(one, 100) == 100
+            counters.mood = "away"
+            assert await admitted(one, 10) == 0
+            await asyncio.sleep(50.0)
+            assert 49 <= await admitted(one, 100) <= 51
+
+    virtual.run(main())
+
+
 class Hanging(Shared):
     """Until ``answers`` is set every call waits; it is answered late, or given up after ``silence`` seconds."""
 

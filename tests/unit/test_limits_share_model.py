@@ -117,3 +117,17 @@ class Shares(RuleBasedStateMachine):
 TestMemory = Memory.TestCase
 TestShares = Shares.TestCase
 TestMemory.settings = TestShares.settings = settings(max_examples=40, deadline=None)
+
+
+def test_shares_of_a_bucket_drain_together_as_fast_as_the_rule_says() -> None:
+    """Of 2 a minute each of six nodes would have at least 1; of the burst of 12 each has 2."""
+    names, limited = [f"n{n}" for n in range(6)], Rule("acme", "x", "token_bucket", 2, 60.0, burst_size=12)
+    crowd = [LocalShare(10, name) for name in names]
+    admitted, minutes = 0, 10
+    for second in range(minutes * 60):
+        for share in crowd:
+            share.share_among(6, names)
+            ask = Ask(("r", "a"), terms_of(limited, limited.stamp))
+            admitted += share.decide_one(limited, ask, None, second * 1000.0).admitted
+    bound = limited.capacity + limited.limit * minutes
+    assert bound - len(crowd) <= admitted <= bound

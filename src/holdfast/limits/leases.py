@@ -45,9 +45,8 @@ class Leases:
         known.lease = Lease(terms, reading.leased, reading.remaining, reset_at, taken_at, until)
         self._leases.put_last(key, known.lease)
 
-    def forget(self, key: Key, known: Known) -> None:
-        """What was taken is not charged any more: it is neither spent nor given back."""
-        known.lease = None
+    def forget(self, key: Key) -> None:
+        """What was taken is not charged any more, and not given back. Its ``Known`` is forgotten, too."""
         self._leases.drop(key)
 
     def ended(self, now: float, all_of_them: bool = False) -> list[Adjustment]:

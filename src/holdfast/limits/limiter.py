@@ -300,10 +300,8 @@ class Limiter:
             self._forget(key)
 
     def _forget(self, key: Key) -> None:
-        known = self._known.get(key)
-        if known is not None:
-            self._leases.forget(key, known)
-            self._known.drop(key)
+        self._leases.forget(key)
+        self._known.drop(key)
         self._share.forget(key)
 
     async def renew(self, check: Check, hold: str) -> Decision:

@@ -144,13 +144,11 @@ class LocalShare:
         return len(self._spent) > 0 or len(self._held) > 0
 
     def forget(self, key: Key) -> None:
-        """The counter of this key was reset: nothing was admitted here, and nothing is owed."""
+        """The counter of this key was reset: nothing was admitted here, and nothing is owed, holds included: what is
+        not in the table is not charged."""
         self._table.reset(key)
         for memory in (self._spent, self._unheard, self._seeded):
             memory.drop(key)
-        for place, (theirs, _) in self._held.items():
-            if theirs == key:
-                self._held.drop(place)
 
     def release(self, key: Key, terms: Terms, hold: str, now: float) -> bool:
         """Whether it was ours alone; what the shared counters know of they must be told."""
