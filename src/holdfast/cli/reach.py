@@ -69,11 +69,12 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into t
 TOKEN_HOURS = 24
 """How long a token that a command makes is valid, unless another time is asked for."""
 ASKED = "asked for on the command line"
-_CREDENTIAL_HINTS = {
-    "token": " (make a token with `holdfast token --user NAME`)",
-    "key": " (if no admin key works any more: stop the server, then `holdfast key create admin --label LABEL` there, "
-    "without --url and --token and their variables)",
-}
+_BANNED_HINT = " (an operator lifts it with `holdfast unban`)"
+_TOKEN_HINT = " (make a token with `holdfast token --user NAME`)"
+_KEY_HINT = (
+    " (if no admin key works any more: stop the server, then `holdfast key create admin --label LABEL` there, "
+    "without --url and --token and their variables)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ def told(as_json: bool) -> Iterator[None]:
     try:
         yield
     except Unauthorized as error:
-        fail(as_json, error, _CREDENTIAL_HINTS["token" if "token" in error.message else "key"])
+        fail(as_json, error, _credential_hint(error))
     except HoldfastError as error:
         fail(as_json, error)
     except UnicodeError:
@@ -260,6 +261,15 @@ def told(as_json: bool) -> Iterator[None]:
         # Whoever read our output has seen enough. Python would complain once more while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
+
+
+def _credential_hint(error: Unauthorized) -> str:
+    """What to do about a credential that was refused, by why it was."""
+    if error.details.get("revoked") == "ban":
+        return _BANNED_HINT
+    if "API key is not known" in error.message:
+        return _KEY_HINT
+    return _TOKEN_HINT if "token" in error.message else ""
 
 
 def fail(as_json: bool, error: HoldfastError, hint: str = "") -> NoReturn:
