@@ -182,7 +182,7 @@ def test_a_token_of_a_published_key_is_taken_and_mapped(kind: str) -> None:
 def forged(now: int) -> Mapping[str, str]:
     public: Any = private_key("RS256").public_key()  # type: ignore[union-attr]
     pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    claims = {"iss": ISSUER, "aud": "holdfast", "sub": "alice", "exp": now + 60}
+    claims = {"iss": ISSUER, "aud": "holdfast", "sub": "alice", "iat": now, "exp": now + 60}
     theirs: Any = private_key("RS256")
 
     def by_secret(secret: bytes, **headers: Any) -> str:

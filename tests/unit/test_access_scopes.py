@@ -196,7 +196,7 @@ def claimed(settings: TokenSettings, **claims: Any) -> Principal:
     import jwt
 
     clock = ManualClock(1_700_000_000)
-    given = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "exp": 1_700_000_060, **claims}
+    given = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "iat": 1_700_000_000, "exp": 1_700_000_060, **claims}
     return Tokens(settings, shared_secret(SECRET), clock).verify(jwt.encode(given, SECRET, "HS256"))
 
 

@@ -77,9 +77,8 @@ def test_a_minted_token_speaks_for_its_user_until_it_expires(tokens: Tokens, clo
 def test_a_token_that_lives_longer_than_any_may_is_refused(tokens: Tokens, clock: ManualClock) -> None:
     now, longest = 1_700_000_000, 30 * 86400
     tokens.verify(sign(claims(exp=now + longest)))
-    tokens.verify(sign(claims(exp=now + longest, iat=None)))
     forever = sign(claims(exp=now + 2 * longest))
-    for exp, iat in ((now + longest + 6, now), (now + longest + 6, None), (now + longest, now - 6)):
+    for exp, iat in ((now + longest + 6, now), (now + longest + 6, now + 5), (now + longest, now - 6)):
         with pytest.raises(Unauthorized, match=r"longer than 2592000 s.*access\.tokens\.ttl_seconds_max"):
             tokens.verify(sign(claims(exp=exp, iat=iat)))
     clock.advance(1.5 * longest)
@@ -94,7 +93,35 @@ def test_a_token_has_an_id_to_be_revoked_by_whoever_made_it(tokens: Tokens) -> N
         found = tokens.verify(token).token_id
         assert found.startswith("sha256:") and len(found) > 64, "no jti can pass for it"
         assert tokens.verify(token + "=" * (-len(token.rpartition(".")[2]) % 4)).token_id == found
-    assert tokens.verify(sign(claims(iat=None))).issued_at == 0
+
+
+@pytest.mark.parametrize("leeway", [0, 5, 60])
+def test_no_token_is_good_after_a_revocation_of_it_has_ended(clock: ManualClock, leeway: float) -> None:
+    """Of every token that may be shown when it is revoked, or later: at each moment at which it could be good again."""
+    ttl, now = 100.0, clock.now()
+    tokens = Tokens(TokenSettings(leeway_seconds=leeway, ttl_seconds_max=ttl), shared_secret(SECRET), clock)
+    times = [now + offset for offset in (-ttl, -1, 0, 1, leeway, leeway + 1)]
+    lives = [1, ttl, ttl + leeway, ttl + leeway + 1, 2 * ttl, 5 * ttl]
+    made = [sign(claims(iat=iat, exp=iat + life)) for iat in times for life in lives]
+    made += [sign(claims(iat=None, exp=now + life)) for life in lives]
+    good = [token for token in made if readable(tokens, token)]
+    ends_at = now + tokens.longest_seconds
+    assert len(good) >= 8 and max(tokens.read(token).expires_at for token in good) + leeway <= ends_at
+    later = [token for token in made if not readable(tokens, token)]
+    early = {token: tokens.read(token, early=True).issued_at for token in later if readable(tokens, token, early=True)}
+    while clock.now() < now + 8 * ttl:
+        clock.advance(ttl / 4)
+        for token in made:
+            revoked = clock.now() < max(now, early.get(token, now)) + tokens.longest_seconds
+            assert revoked or not readable(tokens, token)
+
+
+def readable(tokens: Tokens, token: str, *, early: bool = False) -> bool:
+    try:
+        tokens.read(token, early=early)
+    except Unauthorized:
+        return False
+    return True
 
 
 def test_a_revoked_token_is_refused_and_can_still_be_read_by_whoever_revokes_it(clock: ManualClock) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import jwt
 import pytest
-from rest import Rest, error_of, with_rest
+from rest import SECRET, Rest, error_of, with_rest
 
 from holdfast.access.revocations import in_force
 from holdfast.errors import Unavailable
@@ -42,13 +43,34 @@ def test_revoked_token_is_refused_at_once_and_no_other_until_it_is_lifted() -> N
     with_rest(scenario)
 
 
+def signed(rest: Rest, issued_in: float, ttl_seconds: float = 30 * 86400) -> str:
+    """A token of alice that says it is issued so many seconds from now, by a sign-in with another clock."""
+    iat = rest.clock.now() + issued_in
+    claims = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "tenant": "acme", "iat": iat}
+    return jwt.encode({**claims, "exp": iat + ttl_seconds}, SECRET, "HS256")
+
+
+def test_revoked_token_is_never_good_again_also_if_its_time_has_not_come() -> None:
+    async def scenario(rest: Rest) -> None:
+        key = rest.admin_key()
+        tokens = [signed(rest, issued_in) for issued_in in (-86400, 0, 5, 3600, 90 * 86400)]
+        for token in tokens:
+            assert (await revoke(rest, key, kind="token", token=token)).status_code == 201
+        for _ in range(26):
+            rest.clock.advance(5 * 86400)
+            assert [await status(rest, token) for token in tokens] == [401] * 5
+            assert await status(rest, signed(rest, -1)) == 200
+
+    with_rest(scenario)
+
+
 def test_tokens_of_a_user_issued_until_now_are_refused_and_later_ones_are_not() -> None:
     async def scenario(rest: Rest) -> None:
         key, old, bob = rest.admin_key(), rest.token("alice"), rest.token("bob")
         rest.clock.advance(10.4)
         same_second = rest.token("alice")
         made = (await revoke(rest, key, kind="user", user_id="alice")).json()
-        assert (made["issued_before"], made["ends_at"]) == ("2023-11-14T22:13:31.000Z", "2023-12-14T22:13:41.000Z")
+        assert (made["issued_before"], made["ends_at"]) == ("2023-11-14T22:13:31.000Z", "2023-12-14T22:13:46.000Z")
         assert [await status(rest, token) for token in (old, same_second, bob)] == [401, 401, 200]
         rest.clock.advance(1)
         assert await status(rest, rest.token("alice")) == 200
@@ -75,7 +97,7 @@ def test_tokens_minted_with_a_leaked_tenant_key_end_with_those_of_the_tenant() -
             "token_id": None,
             "issued_before": "2023-11-14T22:13:21.000Z",
             "made_at": "2023-11-14T22:13:20.000Z",
-            "ends_at": "2023-12-14T22:13:31.000Z",
+            "ends_at": "2023-12-14T22:13:36.000Z",
         }
         refused = await rest.ask("GET", "/v1/chats", stolen)
         assert error_of(refused) == (401, "UNAUTHORIZED")
@@ -294,15 +316,16 @@ def test_full_list_refuses_the_next_entry_without_a_record(monkeypatch: pytest.M
 
 def test_erased_user_keeps_no_device_and_no_token_among_the_entries() -> None:
     async def scenario(rest: Rest) -> None:
-        key, token = rest.admin_key(), rest.token("alice")
-        await revoke(rest, key, kind="token", token=token)
+        key, token, ahead = rest.admin_key(), rest.token("alice"), signed(rest, 5)
+        for one in (token, ahead):
+            await revoke(rest, key, kind="token", token=one)
         await revoke(rest, key, kind="device", user_id="alice", device_id="alices-phone")
         await revoke(rest, key, kind="ban", user_id="alice")
         erase = {"tenant": "acme", "user_id": "alice", "reason": "asked"}
         assert (await rest.ask("POST", "/admin/erase", key, erase)).json()["done"]
         left = (await rest.ask("GET", PATH, key)).json()["revocations"]
         assert sorted(entry["kind"] for entry in left) == ["ban", "user"] and "alices-phone" not in str(left)
-        await rest.ask("DELETE", f"{PATH}/3?reason=over", key)
-        assert await status(rest, token) == 401, "what was revoked stays so"
+        assert (await rest.ask("DELETE", f"{PATH}/4?reason=over", key)).status_code == 200
+        assert [await status(rest, one) for one in (token, ahead)] == [401, 401], "what was revoked stays so"
 
     with_rest(scenario)

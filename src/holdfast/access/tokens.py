@@ -1,7 +1,7 @@
 """User tokens: JWTs, minted and verified.
 
 A token is trusted only if its key is ours, its algorithm is the one pinned to that key (the header's word
-counts for nothing), and ``exp``, ``aud``, ``iss`` and ``sub`` are present and right. What a caller learns from
+counts for nothing), and ``exp``, ``iat``, ``aud``, ``iss`` and ``sub`` are present and right. What a caller learns from
 a refusal is what to do about it, never why the signature failed.
 
 This server signs with a secret of its own (HS256). Tokens of other issuers come with keys that those publish (RS256,
@@ -32,8 +32,8 @@ SECRET_BYTES_MIN = 32
 
 _SCOPES_ARE = f"the scopes of a token are {', '.join(sorted(USER_SCOPES))}"
 _INVALID = "the token is not valid here: get a new one"
-_CLAIMS = ("exp", "aud", "iss", "sub")
-TAKEN_CLAIMS = frozenset({*_CLAIMS, "nbf", "iat", "jti", "tenant", "chats"})
+_CLAIMS = ("exp", "iat", "aud", "iss", "sub")
+TAKEN_CLAIMS = frozenset({*_CLAIMS, "nbf", "jti", "tenant", "chats"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class TokenSettings:
     """The tenant of a token that names none; ``null`` (in YAML) refuses such tokens."""
     ttl_seconds_max: float = 30 * 86400
     """The longest lifetime of a token. Asking for a longer one is refused (400); so is one that somebody else signed
-    for longer (401). A revocation of tokens need not be kept for longer.
+    for longer (401). A revocation of tokens ends after that time. So if you raise it, tokens that were too long before,
+    and whose revocation has ended, are good again: revoke them once more.
     """
     scope_claim: str = "holdfast_scopes"
     """The claim that says what a token may do: an array of ``chats:read``, ``chats:send``, ``chats:create`` and
@@ -161,8 +162,12 @@ class Tokens:
 
     @property
     def longest_seconds(self) -> float:
-        """After so long every token that was issued until now has expired, whatever the clocks say."""
-        return self._settings.ttl_seconds_max + 2 * self._settings.leeway_seconds
+        """After so long no token that was issued until now is good, whatever the clocks say.
+
+        One that is good now was issued at most the leeway from now, expires at most the lifetime and the leeway after
+        that, and is good for the leeway longer.
+        """
+        return self._settings.ttl_seconds_max + 3 * self._settings.leeway_seconds
 
     def mint(
         self,
@@ -209,10 +214,12 @@ class Tokens:
         self._check_revoked(principal)
         return principal
 
-    def read(self, token: str) -> Principal:
-        """``verify`` without regard to revocations: also for whoever revokes the token."""
+    def read(self, token: str, *, early: bool = False) -> Principal:
+        """``verify`` without regard to revocations, and with ``early`` also of a token whose time has not come: for
+        whoever revokes it.
+        """
         found, claims, terms = self._claims(token)
-        expires_at, issued_at = self._lifetime(claims)
+        expires_at, issued_at = self._lifetime(claims, early=early)
         tenant = self._tenant(claims, terms)
         for claim, value, check in (("sub", claims["sub"], check_id), ("tenant", tenant, check_tenant)):
             problem = check(value, claim) if isinstance(value, str) else f"{claim} must be a string"
@@ -292,22 +299,20 @@ class Tokens:
         if not isinstance(claims.get("jti", ""), str):
             raise Unauthorized("the token's claim jti must be a string", claim="jti")
 
-    def _lifetime(self, claims: Mapping[str, Any]) -> tuple[float, float]:
-        """When the token expires and when it was issued (0: it does not say).
+    def _lifetime(self, claims: Mapping[str, Any], *, early: bool) -> tuple[float, float]:
+        """When the token expires and when it was issued.
 
         Unauthorized if it has expired, its time has not come, or it lives longer than a token may: then a revocation
         that has ended could not be relied on.
         """
         now, leeway = self._clock.now(), self._settings.leeway_seconds
-        longest = self._settings.ttl_seconds_max + leeway
-        expires_at = _moment(claims, "exp")
+        expires_at, issued_at = _moment(claims, "exp"), _moment(claims, "iat")
         if now >= expires_at + leeway:
             raise Unauthorized("the token has expired: get a new one", claim="exp", expired=True)
         for claim in ("nbf", "iat"):
-            if claim in claims and _moment(claims, claim) > now + leeway:
+            if claim in claims and _moment(claims, claim) > now + leeway and not early:
                 raise Unauthorized("the token is not valid yet: check the clocks", claim=claim)
-        issued_at = _moment(claims, "iat") if "iat" in claims else 0.0
-        if expires_at > (min(issued_at, now) if "iat" in claims else now) + longest:
+        if expires_at > (issued_at if early else min(issued_at, now)) + self._settings.ttl_seconds_max + leeway:
             bound = self._settings.ttl_seconds_max
             raise Unauthorized(
                 f"the token lives longer than {bound:.0f} s, the most here (access.tokens.ttl_seconds_max): "

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from holdfast.access.principal import Principal
 from holdfast.access.revocations.contract import Revocation, RevocationKind
+from holdfast.access.revocations.in_force import AHEAD_SECONDS_MAX
 from holdfast.access.tokens import TOKEN_BYTES_MAX
 from holdfast.api.admin import record
 from holdfast.api.bodies import Body, Id, Position, Reason, Why
@@ -24,9 +25,6 @@ from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, Unauthorized
 from holdfast.message import User
 from holdfast.telemetry import log
-
-AHEAD_SECONDS_MAX = 60.0
-"""How far ``issued_before`` may be ahead of this server's clock: for issuers whose clock is."""
 
 _FIELDS: Mapping[RevocationKind, tuple[frozenset[str], frozenset[str]]] = {
     "token": (frozenset(), frozenset({"token", "jti", "tenant"})),
@@ -167,7 +165,8 @@ def _entry(deps: Deps, body: NewRevocation) -> Revocation:
             if body.jti is not None:
                 return Revocation("token", tenant, "", body.jti, 0, made_at, now + longest)
             shown = _shown(deps, body)
-            return Revocation("token", shown.tenant, shown.user_id, shown.token_id, 0, made_at, now + longest)
+            ends_at = max(now, shown.issued_at) + longest
+            return Revocation("token", shown.tenant, shown.user_id, shown.token_id, 0, made_at, ends_at)
         case "user" | "device" | "tenant":
             before = _moment(body.issued_before, now)
             ends_at = max(before, now) + longest
@@ -179,7 +178,7 @@ def _entry(deps: Deps, body: NewRevocation) -> Revocation:
 def _shown(deps: Deps, body: NewRevocation) -> Principal:
     """Whose the token is. One that no server takes needs no revocation: most likely it is the wrong one."""
     try:
-        shown = deps.tokens.read(body.token or "")
+        shown = deps.tokens.read(body.token or "", early=True)
     except Unauthorized as error:
         raise InvalidMessage(
             f"this token is refused already ({error.message}); nothing was changed", field="token"

@@ -29,6 +29,8 @@ from holdfast.clock import Clock, Turns, timestamp
 from holdfast.errors import HoldfastError, NotFound, Unauthorized
 from holdfast.message import User
 
+AHEAD_SECONDS_MAX = 60.0
+"""How far the clock of an issuer may be ahead of this server's."""
 FOLLOW_SECONDS = 0.5
 """How often the stored version is compared with what is held here."""
 
@@ -150,7 +152,8 @@ class RevocationsInForce:
             return
         now = self._clock.now()
         ends_at = max(entry.ends_at or now for entry in named)
-        await self.add(Revocation("user", *user, "", math.floor(now) + 1.0, timestamp(now), ends_at))
+        before = math.floor(now) + 1.0 + AHEAD_SECONDS_MAX  # such a token may say that it was issued later than now
+        await self.add(Revocation("user", *user, "", before, timestamp(now), ends_at))
         for entry in named:
             with suppress(NotFound):  # lifted, or ended, meanwhile
                 await self.remove(entry.number)
