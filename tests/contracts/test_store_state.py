@@ -47,6 +47,20 @@ def test_what_is_made_in_a_directory_that_others_may_read_is_private_all_the_sam
         os.umask(before)
 
 
+def test_files_are_made_as_before_when_no_directory_is_held_whichever_ended_last(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        first, second = held(tmp_path / "first"), held(tmp_path / "second")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert os.umask(0o077) == 0o077, "the other one is held"
+        second.__exit__(None, None, None)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+
+
 def test_the_lock_names_another_process_and_dies_with_it(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\nfrom holdfast.store.state import held\n"

@@ -17,6 +17,8 @@ from holdfast.sqlite.restore import finish
 
 LOCK_NAME = "lock"
 CHATS_NAME = "chats.db"
+_masks: list[int] = []
+"""The umask before each block of ``held`` that has not ended, in whatever order they end."""
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def held(directory: Path) -> Iterator[Path]:
     _make(directory)
     _check_private(directory)
     descriptor = _open_lock(directory)
-    mask = os.umask(0o077)
+    _masks.append(os.umask(0o077))
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,7 +47,7 @@ def held(directory: Path) -> Iterator[Path]:
         _complete_restore(directory)
         yield directory
     finally:
-        os.umask(mask)
+        os.umask(_masks.pop())
         os.close(descriptor)
 
 
