@@ -33,9 +33,11 @@ def test_a_run_prints_the_proofs_it_made_and_not_those_of_earlier_runs(workers: 
     (tmp_path / "test_proof.py").write_text(PROOF)
     path = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests/support"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them all takes longer than all the rest
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", tmp_path],
-        cwd=tmp_path, env={**kept, "PYTHONPATH": path}, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS,
+        [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-n", workers, "-p", "no:cacheprovider", tmp_path],
+        cwd=tmp_path, env={**kept, **plugins, "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=3 * PATIENCE_SECONDS,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     assert "made now: 3 runs" in run.stdout and "made before" not in run.stdout
