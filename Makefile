@@ -1,10 +1,13 @@
 # The two commands a stranger needs are `make run` and `make test`; `make help` lists the rest.
 PYTHON ?= python3
+# Hundreds of interpreters start in a test run: each would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests on all cores, but not on more than have an engine each to spare; `make test ARGS=-n0` runs them one by one.
-PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+# One worker more than there are cores, for many tests wait, but not more than have an engine each to spare;
+# `make test ARGS=-n0` runs the tests one by one.
+PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))') --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint format docs bench results dev-engines lock clean

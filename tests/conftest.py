@@ -6,6 +6,8 @@ in the end. An example of a property may take its time: a machine that pauses di
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import hypothesis
 import pytest
 
@@ -19,3 +21,10 @@ hypothesis.settings.load_profile("any machine")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m alone`` only the files that have such a test are imported: all of them would take longer than it."""
+    if config.getoption("markexpr") != "alone" or collection_path.suffix != ".py":
+        return None
+    return "pytest.mark.alone" not in collection_path.read_text() or None
