@@ -85,9 +85,42 @@ def test_static_pages_are_compressed_once_and_cached() -> None:
             assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
             known = await rest.client.get(path, headers={"If-None-Match": plain.headers["etag"]})
             assert (known.status_code, known.content) == (304, b"")
+            assert known.headers["etag"] == plain.headers["etag"] == packed.headers["etag"]
+            assert plain.headers["etag"].startswith('W/"'), "of two bodies: no strong one"
             assert (await rest.client.get(path, headers={"If-None-Match": '"older"'})).status_code == 200
         openapi = await rest.client.get("/openapi.json", headers={"Accept-Encoding": "gzip"})
         assert int(openapi.headers["content-length"]) < len(openapi.content) / 5
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [
+        ("gzip", True), ("br, GZIP;q=0.1", True), ("*", True), ("gzip;q=1.000", True), ("gzip; q = 0.001", True),
+        ("gzip;q=0", False), ("gzip; q=0.000, br", False), ("*, gzip;q=0", False), ("*;q=0", False), ("", False),
+        ("gzipped", False), ("identity;q=1, not-gzip", False),
+    ],
+)  # fmt: skip
+def test_a_static_page_is_compressed_only_where_that_is_taken(accepted: str, compressed: bool) -> None:
+    async def scenario(rest: Rest) -> None:
+        answer = await rest.client.get("/docs/style.css", headers={"Accept-Encoding": accepted})
+        assert ("content-encoding" in answer.headers) == compressed
+
+    with_rest(scenario)
+
+
+@pytest.mark.parametrize(
+    ("known", "status"),
+    [("*", 304), ('"a", {tag}', 304), ("{strong}", 304), ('"a"', 200), ("x{tag}x", 200), ('"*"', 200), ("{bare}", 200)],
+)
+def test_a_static_page_that_is_known_is_not_sent_again(known: str, status: int) -> None:
+    async def scenario(rest: Rest) -> None:
+        tag = (await rest.client.get("/docs/style.css")).headers["etag"]
+        strong = tag.removeprefix("W/")
+        written = known.format(tag=tag, strong=strong, bare=strong.strip('"'))
+        answer = await rest.client.get("/docs/style.css", headers={"If-None-Match": written})
+        assert answer.status_code == status
 
     with_rest(scenario)
 

@@ -14,10 +14,16 @@ CACHE_SECONDS = 300
 """How long a reader need not ask again whether a page has changed."""
 
 
+LISTED_MAX = 32
+"""Of what a reader lists in a header, so many are looked at: any client lists fewer."""
+WEAK = "W/"
+
+
 class _Made(NamedTuple):
     body: bytes
     compressed: bytes
     tag: str
+    """Weak: of both, which are not the same byte by byte."""
 
 
 class StaticPage:
@@ -40,9 +46,9 @@ class StaticPage:
             "ETag": made.tag,
             "Vary": "Accept-Encoding",
         }
-        if made.tag in (request.header(b"if-none-match") or ""):
+        if _is_known(made.tag, request.header(b"if-none-match") or ""):
             return Response(304, media_type=self._media_type, headers=headers)
-        if "gzip" in (request.header(b"accept-encoding") or ""):
+        if _takes_gzip(request.header(b"accept-encoding") or ""):
             headers["Content-Encoding"] = "gzip"
             return Response(200, made.compressed, self._media_type, headers)
         return Response(200, made.body, self._media_type, headers)
@@ -50,5 +56,25 @@ class StaticPage:
     def _make_it(self) -> _Made:
         body = self._make()
         tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-        made = self._made = _Made(body, gzip.compress(body, mtime=0), tag)
+        made = self._made = _Made(body, gzip.compress(body, mtime=0), WEAK + tag)
         return made
+
+
+def _is_known(tag: str, if_none_match: str) -> bool:
+    """Whether the reader has it (RFC 9110, section 13.1.2: compared weakly)."""
+    known = [each.strip().removeprefix(WEAK) for each in _listed(if_none_match)]
+    return tag.removeprefix(WEAK) in known or known == ["*"]
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    """Whether the reader takes it (RFC 9110, section 12.5.3). What is named counts more than ``*``."""
+    taken: dict[str, bool] = {}
+    for each in _listed(accept_encoding):
+        coding, _, parameters = each.partition(";")
+        name, _, weight = parameters.replace(" ", "").lower().partition("=")
+        taken[coding.strip().lower()] = not (name == "q" and weight.strip("0.") == "")
+    return taken.get("gzip", taken.get("*", False))
+
+
+def _listed(header: str) -> list[str]:
+    return header.split(",", LISTED_MAX)[:LISTED_MAX]
