@@ -17,6 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.message import Draft, Outcome, User
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import run
+from holdfast.wire.closing import Closing
 
 ALICE = User("default", "alice")
 UNAUTHORIZED = (4502, "unauthorized")
@@ -144,6 +145,35 @@ def test_send_in_flight_is_answered_before_the_close_and_nothing_more_is_taken()
             assert [frame["type"] for frame in frames] == ["message_ack", "connection_closing"]
             assert frames[0]["request_id"] == "q1" and socket.closed == UNAUTHORIZED
             assert (await store.heads([chat_id]))[chat_id].sequence == 1
+
+    run(story())
+
+
+def test_nothing_makes_a_socket_that_is_to_close_be_read_again() -> None:
+    async def story() -> None:
+        cut, store = List(), SlowStore()
+        async with bench(refusal=cut.refusal, store=store) as parts:
+            socket, _ = await sending(parts)
+            burst = parts.gateway._plane.limits.backpressure.inbound.work_rate_limit_burst
+            socket.connection.work_done(burst + 20)
+            await cut.add(parts, entry("ban"))
+            await asyncio.sleep(0.4)
+            assert socket.closed is None and not socket.reading, "though the work rate allows it"
+            store.go_on.set()
+            await asyncio.sleep(0.3)
+            assert socket.closed == UNAUTHORIZED
+
+    run(story())
+
+
+def test_a_socket_that_closes_already_is_read_to_its_end() -> None:
+    async def story() -> None:
+        cut = List()
+        async with bench(refusal=cut.refusal) as parts:
+            socket = await live(parts, "alice")
+            socket.connection.close(Closing.ROTATION)
+            await cut.add(parts, entry("ban"))
+            assert socket.closed == (Closing.ROTATION.code, "rotation") and socket.reading
 
     run(story())
 

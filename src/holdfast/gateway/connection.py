@@ -200,7 +200,7 @@ class Connection:
         self._host.wake(self)
 
     def lost(self) -> None:
-        """The socket is gone; sends on their way go on, their answers go nowhere."""
+        """The socket is gone, or the client has ended it; sends on their way go on, their answers go nowhere."""
         if self.closing is None:
             telemetry.connection_lost()
         self.closing = self.closing or Closing.IDLE_TIMEOUT
@@ -318,7 +318,7 @@ class Connection:
 
     def _release(self, reason: _Hold) -> None:
         self._holds &= ~reason
-        if not self._holds:
+        if not self._holds and not self.leaving:
             self._socket.resume_reading()
 
     def _submit(self, effect: effects.Submit) -> None:

@@ -81,6 +81,8 @@ class Cutoff:
             self._close(connection, Closing.UNAUTHORIZED, refusal.message)
 
     def _close(self, connection: Connection, closing: Closing, message: str) -> None:
+        if connection.closing is not None:  # it is read to its end, so that its closing is read
+            return
         connection.take_no_more()
         if connection.open_requests:
             until = self._plane.clock.monotonic() + ANSWER_SECONDS
