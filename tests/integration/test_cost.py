@@ -40,7 +40,7 @@ FUZZED_BODIES, FUZZED_FRAMES = 2, 4
 """Of each endpoint, of each type of frame."""
 BODY_BYTES = 64 * 1024
 PLAIN = Row()
-PAGES = ("/openapi.json", "/docs", "/docs/style.css", "/nothing", "/")
+PAGES = ("/nothing", "/", "/openapi.json", "/docs", "/docs/style.css")
 
 
 def filled(text: str, unit: str, size: int) -> str:
@@ -187,6 +187,9 @@ def test_a_stranger_costs_little_at_every_address(world: CostedNode) -> None:
     for method, target in sorted(addresses):
         data = request(method, target, world.address(), body=BOMBS["objects"])
         costs[f"{method} {target}"] = world.cost(lambda data=data: world.request(data))
+    for header in ("Accept-Encoding", "If-None-Match"):
+        data = request("GET", PAGES[-1], f"{header}: " + "a," * (HEAD_BYTES_MAX // 2 - 100))
+        costs[f"a page, {header}"] = world.cost(lambda data=data: world.request(data))
     for method, target in [("GET", "/health/live"), ("GET", "/v1/chats"), ("POST", "/v1/limits/check"), ("GET", "/x")]:
         for what, data in strange(method, target).items():
             costs[f"{method} {target}, {what}"] = world.cost(lambda data=data: world.request(data))

@@ -15,16 +15,17 @@ from typing import Any
 import httpx
 import pytest
 from flooder import PING, TEXT, frame, said
-from picows import WSUpgradeRequest
 from program import Program
 from sockets import serve, token
 from websocket_sender import Sender
 
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.entrance import Entrance
+from holdfast.gateway.handshake import UpgradeRequest
 from holdfast.gateway.port import READ_BYTES_MAX
 from holdfast.node.node import Node
 from holdfast.telemetry.metrics import REGISTRY
+from holdfast.wire.assembler import CLOSE
 
 PINGS = 20_000
 UNBOUNDED = {
@@ -120,13 +121,40 @@ def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize("defect", [False, True])
+def test_a_close_frame_is_read_by_who_goes_on_sending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: bool
+) -> None:
+    def meet_defect(connection: Connection, data: bytes) -> None:
+        raise RuntimeError("a defect")
+
+    async def story(node: Node) -> None:
+        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(b"connection_established")
+        if defect:
+            monkeypatch.setattr(Connection, "frame_received", meet_defect)
+        ending = frame(TEXT, b"{}") if defect else frame(CLOSE, b"\x03\xe8bye")
+
+        async def send() -> None:
+            with suppress(ConnectionError):
+                await sender.send(ending + frame(PING) * 50_000)
+
+        sending = asyncio.create_task(send())
+        got = await sender.read_to_end()
+        assert got.endswith(b"\x88\x02\x03\xf3" if defect else b"\x88\x05\x03\xe8bye")
+        assert node.gateway.connections == 0
+        sender.socket.close()
+        sending.cancel()
+
+    serve(tmp_path, story)
+
+
 def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     senders: list[Sender] = []
     decide = Entrance._decide
 
-    def decide_late(entrance: Entrance, request: WSUpgradeRequest, transport: Transport) -> Any:
+    def decide_late(entrance: Entrance, request: UpgradeRequest, transport: Transport) -> Any:
         senders[-1].socket.send(frame(PING))  # comes behind what was read, and before the answer
         return decide(entrance, request, transport)
 

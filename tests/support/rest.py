@@ -21,6 +21,7 @@ from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.api.app import make_app
 from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
+from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, ManualClock
 from holdfast.errors import Unavailable
 from holdfast.ingest.durability import GuardedStore
@@ -207,7 +208,7 @@ async def serving(
         )
         deps = replace(deps, **changed)
         running = asyncio.create_task(intake.run())
-        transport = httpx.ASGITransport(make_app(deps))
+        transport = httpx.ASGITransport(make_app(deps, Strangers(deps.settings, deps.clock, deps.proxies)))
         async with httpx.AsyncClient(transport=transport, base_url="http://holdfast.test") as client:
             try:
                 yield Rest(client, deps, store, clock, online, ready)

@@ -11,15 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from multidict import CIMultiDict
-from picows import WSUpgradeResponse
 
 from holdfast.access.door import ConnectionCounts, ConnectionLimits
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import RateLimited, Unauthorized, Unavailable
 from holdfast.gateway.entrance import Entrance
-from holdfast.gateway.handshake import Admitted, Handshake, Refusal
+from holdfast.gateway.handshake import Admitted, Handshake, Refusal, UpgradeRequest
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entrances import Entrances
 from holdfast.limits.limiter import Limiter
@@ -57,8 +55,13 @@ def handshake(
 def decide(door: Handshake, path: str = "/v1/ws", **headers: str) -> Admitted | Refusal:
     upgrade = {"Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
     headers = {**upgrade, **headers}
-    sent = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    return door.decide(path, sent, "192.0.2.1")
+    return door.decide(request(path, **headers), "192.0.2.1")
+
+
+def request(path: str, **headers: str) -> UpgradeRequest:
+    sent = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
+    path, _, query = path.partition("?")
+    return UpgradeRequest("GET", "1.1", path, query, sent)
 
 
 def error_of(answer: Admitted | Refusal) -> dict[str, Any]:
@@ -138,6 +141,18 @@ def test_handshakes_of_an_address_are_counted_before_the_credential_is_read() ->
         body = msgspec.json.decode(answer.body)
         assert (body["status"], body["violated-policies"]) == (429, ["*/connect:address"])
         assert body["error"]["retry_after_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    "changed", [{"path": "/else"}, {"Sec_WebSocket_Version": "12"}, {"Sec_WebSocket_Key": "short"}, {"Origin": "x"}]
+)
+def test_handshakes_that_are_refused_are_counted_too(changed: dict[str, str]) -> None:
+    door = handshake(rules=entrances(Rule("*", "connect:address", "fixed_window", 3, 60.0)))
+    for _ in range(3):
+        answer = decide(door, **changed)
+        assert isinstance(answer, Refusal) and answer.status is not HTTPStatus.TOO_MANY_REQUESTS
+    for answer in (decide(door, **changed), decide(door)):
+        assert isinstance(answer, Refusal) and answer.status is HTTPStatus.TOO_MANY_REQUESTS
 
 
 def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants() -> None:
@@ -231,20 +246,11 @@ def test_a_defect_in_a_handshake_is_500_and_keeps_its_words_to_itself() -> None:
         raise RuntimeError("the words of a library")
 
     door = dataclasses.replace(handshake(), verify=broken)
-    request: Any = SimpleNamespace(
-        path=b"/v1/ws",
-        headers=CIMultiDict(
-            {
-                "Sec-WebSocket-Version": "13",
-                "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-                "Authorization": "Bearer good",
-            }
-        ),
-    )
+    upgrade = {"Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    asked = request("/v1/ws", Authorization="Bearer good", **upgrade)
     transport: Any = SimpleNamespace(get_extra_info=lambda name: ("192.0.2.1", 4711))
     gateway: Any = SimpleNamespace(now=lambda: 0.0)
-    answer = Entrance(door, gateway, Inbound())(request, transport)
-    assert isinstance(answer, WSUpgradeResponse)
-    head, _, body = answer.to_bytes().partition(b"\r\n\r\n")
-    assert b"500" in head.splitlines()[0] and b"application/json" in head
-    assert msgspec.json.decode(body, type=ErrorBody).error.code == "INTERNAL_ERROR" and b"library" not in body
+    answer = Entrance(door, gateway, Inbound())(asked, transport)
+    assert isinstance(answer, Refusal) and answer.status is HTTPStatus.INTERNAL_SERVER_ERROR
+    error = msgspec.json.decode(answer.body, type=ErrorBody).error
+    assert error.code == "INTERNAL_ERROR" and b"library" not in answer.body

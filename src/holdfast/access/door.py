@@ -31,6 +31,19 @@ GIVEN_ONCE = {
 by the other."""
 
 
+def joined_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """The values by name (in lower case, as given), those of a repeated one joined as HTTP joins them; and which names
+    are repeated."""
+    joined: dict[bytes, bytes] = {}
+    repeated = []
+    for name, value in headers:
+        if name in joined:
+            repeated.append(name)
+            value = joined[name] + b"," + value
+        joined[name] = value
+    return joined, repeated
+
+
 def repeated_header(repeated: Iterable[bytes]) -> str | None:
     """The first of these names (in lower case) that may be given once; None: all may be repeated."""
     return next((GIVEN_ONCE[name] for name in repeated if name in GIVEN_ONCE), None)

@@ -29,9 +29,9 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
-def make_app(deps: Deps) -> App:
-    """The REST surface over ``deps``. Holds no state but what strangers asked and the keys of what runs now."""
-    strangers, keyed = Strangers(deps.settings, deps.clock, deps.proxies), Keyed(deps)
+def make_app(deps: Deps, strangers: Strangers) -> App:
+    """The REST surface over ``deps``. Holds no state but the keys of what runs now."""
+    keyed = Keyed(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
     for endpoint in endpoints:

@@ -93,8 +93,8 @@ Bodies are JSON of at most 64 KiB (`api.body_bytes_max`); unknown fields, wrong 
 are refused. The head of a request has at most 32 KiB and 100 header fields (431), its path and query 8 KiB, the path
 2 KiB (414), a query 32 parameters. What is beyond a bound is not parsed, and the connection is closed after the answer.
 Of a key that an object has twice, the last counts. A header that says who asks or what is asked (Host, Authorization,
-X-Act-As, Idempotency-Key, Content-Type) given twice is 400. `name?` marks a field that may be left out. A request gets
-its answer within 5 seconds (`api.request_seconds_max`), a backup when it is complete.
+X-Act-As, Idempotency-Key, Content-Type) given twice is 400, and so is no Host. `name?` marks a field that may be left
+out. A request gets its answer within 5 seconds (`api.request_seconds_max`), a backup when it is complete.
 
 `Idempotency-Key`: on a send it is the client_message_id and required; on other POSTs the first answer is kept with it
 and given again (`Idempotency-Replayed: true`), and nothing is done twice. The same key with another request is 409. So

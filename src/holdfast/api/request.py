@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.access.door import repeated_header
+from holdfast.access.door import joined_headers, repeated_header
 from holdfast.access.principal import Principal
 from holdfast.api.call import Endpoint
 from holdfast.errors import InvalidMessage
@@ -34,19 +34,11 @@ class Request:
         self.query: bytes = scope["query_string"]
         self.peer: str = client[0] if client else ""
         self.receive = receive
-        self.headers: dict[bytes, bytes] = {}
-        """By their names in lower case; the values of one that is repeated are joined, as HTTP joins them."""
-        self.repeated: list[bytes] = []
+        self.headers, self.repeated = joined_headers(scope["headers"])
         self.path_params: Mapping[str, str] = {}
         self.endpoint: Endpoint | None = None
         self.principal: Principal | None = None
         self.decisions: Sequence[Decision] = ()
-        headers = self.headers
-        for name, value in scope["headers"]:
-            if name in headers:
-                self.repeated.append(name)
-                value = headers[name] + b"," + value
-            headers[name] = value
 
     def header(self, name: bytes) -> str | None:
         """The value of a header by its name in lower case."""

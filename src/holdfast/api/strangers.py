@@ -44,7 +44,7 @@ class Strangers:
         self._failed_logins = AddressLimit("failed-logins", text, failures, failures, clock)
         self._is_ours = lru_cache(ADDRESSES_MAX)(lambda address: _is_ours(address, proxies))
 
-    def asked(self, address: str, path: str) -> None:
+    def asked(self, address: str, path: str = "") -> None:
         """A request without a credential; RateLimited if it is one too many. Who watches over this server (from the
         same machine, or a declared proxy) is always told how it is."""
         if not (path.startswith(HEALTH) and self._is_ours(address)):

@@ -6,12 +6,11 @@ from asyncio import Transport
 from http import HTTPStatus
 
 import msgspec
-from picows import WSUpgradeRequest, WSUpgradeResponse
 
 from holdfast import telemetry
 from holdfast.errors import InternalError
 from holdfast.gateway.gateway import Gateway
-from holdfast.gateway.handshake import Handshake, Refusal
+from holdfast.gateway.handshake import Handshake, Refusal, UpgradeRequest
 from holdfast.gateway.listener import Listener
 from holdfast.session.limits import Inbound
 from holdfast.wire.assembler import Assembler
@@ -33,19 +32,21 @@ class Entrance:
         self._gateway = gateway
         self._limits = limits
 
-    def __call__(self, request: WSUpgradeRequest, transport: Transport) -> Listener | WSUpgradeResponse:
+    def __call__(self, request: UpgradeRequest, transport: Transport) -> Listener | Refusal:
         try:
-            return self._decide(request, transport)
-        except Exception as error:  # the library would put its text into the answer
+            decision = self._decide(request, transport)
+        except Exception as error:
             telemetry.defect("gateway", error)
-            return _answer(_DEFECT)
-
-    def _decide(self, request: WSUpgradeRequest, transport: Transport) -> Listener | WSUpgradeResponse:
-        peer = transport.get_extra_info("peername")
-        decision = self._handshake.decide(request.path.decode("latin-1"), request.headers, peer[0] if peer else "")
+            decision = _DEFECT
         if isinstance(decision, Refusal):
             telemetry.handshake_refused(decision.status)
-            return _answer(decision)
+        return decision
+
+    def _decide(self, request: UpgradeRequest, transport: Transport) -> Listener | Refusal:
+        peer = transport.get_extra_info("peername")
+        decision = self._handshake.decide(request, peer[0] if peer else "")
+        if isinstance(decision, Refusal):
+            return decision
         seat = decision.seat
         return Listener(
             lambda socket: self._gateway.accept(socket, decision.principal, decision.device_id, seat.identify),
@@ -53,8 +54,3 @@ class Entrance:
             Assembler(self._limits.max_frame_bytes, self._limits.max_fragments),
             subprotocol=decision.subprotocol,
         )
-
-
-def _answer(refusal: Refusal) -> WSUpgradeResponse:
-    answer: WSUpgradeResponse = WSUpgradeResponse.create_error_response(refusal.status, refusal.body, refusal.headers)
-    return answer

@@ -1,20 +1,19 @@
-"""Who gets a WebSocket: path, rate of the address, origin, credential, rate of the user, in this order. A refusal is an
-HTTP answer.
+"""Who gets a WebSocket: rate of the address, form of the request, path, origin, credential, rate of the user, in this
+order. A refusal is an HTTP answer.
 """
 
 from __future__ import annotations
 
 import math
 from base64 import b64decode
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.access.door import ConnectionCounts, Network, client_ip, origin_allowed, repeated_header
+from holdfast.access.door import ConnectionCounts, Network, client_ip, joined_headers, origin_allowed, repeated_header
 from holdfast.access.principal import Principal, bearer
 from holdfast.errors import (
     Forbidden,
@@ -33,6 +32,9 @@ from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL
 
 PATH = "/v1/ws"
 _NOBODY = User("", "")
+KEY = b"sec-websocket-key"
+SUBPROTOCOLS_MAX = 16
+"""Offered in a handshake: one names the protocol, one carries the token. More: 400."""
 RETURN_SECONDS = 5
 """When to come back to a place that is full."""
 
@@ -52,12 +54,14 @@ STATUS: Sequence[tuple[type[HoldfastError], HTTPStatus]] = (
 )
 
 
-class Headers(Protocol):
-    """A multi-dict of headers, names in any case."""
+class UpgradeRequest(NamedTuple):
+    """A request that asks for a WebSocket. Header names are in lower case."""
 
-    def get(self, name: str, /) -> str | None: ...
-
-    def getall(self, name: str, default: list[str], /) -> list[str]: ...
+    method: str
+    http_version: str
+    path: str
+    query: str
+    headers: Sequence[tuple[bytes, bytes]]
 
 
 class Seat:
@@ -115,29 +119,32 @@ class Handshake:
     refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None
     """Why somebody, with this device, is cut off; None if not."""
 
-    def decide(self, path: str, headers: Headers, peer: str) -> Admitted | Refusal:
+    def decide(self, request: UpgradeRequest, peer: str) -> Admitted | Refusal:
         try:
-            return self._admit(path, headers, peer)
+            return self._admit(request, peer)
         except HoldfastError as error:
             return refused_with(error, legacy=self.legacy_rate_limit_headers)
 
-    def _admit(self, path: str, headers: Headers, peer: str) -> Admitted:
-        route, _, query = path.partition("?")
-        if route != PATH:
+    def _admit(self, request: UpgradeRequest, peer: str) -> Admitted:
+        joined, repeated = joined_headers(request.headers)
+        headers = {name: value.decode("latin-1") for name, value in joined.items()}
+        address = client_ip(peer, headers.get(b"x-forwarded-for", ""), self.proxies)
+        self.ask_rules(_NOBODY, address)
+        _check_form(request, headers, repeated)
+        if request.path != PATH:
             raise NotFound(f"there is no WebSocket at this path; use {PATH}")
-        _check_upgrade(headers)
         if self.draining():
             raise Unavailable("this node is shutting down", retry_after_seconds=1)
-        address = client_ip(peer, ",".join(headers.getall("X-Forwarded-For", [])), self.proxies)
-        self.ask_rules(_NOBODY, address)
-        if not origin_allowed(headers.get("Origin"), self.origins):
+        if not origin_allowed(headers.get(b"origin"), self.origins):
             raise Forbidden("pages of this origin may not connect; add it to server.allowed_origins")
-        if "token=" in query or "access_token=" in query:
+        if "token=" in request.query:
             raise Unauthorized("a token must not be in a URL: use the Authorization header or a subprotocol")
-        offered = [name.strip() for name in (headers.get("Sec-WebSocket-Protocol") or "").split(",")]
-        credential = bearer(headers.get("Authorization")) or _token_among(offered)
+        offered = [name.strip() for name in headers.get(b"sec-websocket-protocol", "").split(",", SUBPROTOCOLS_MAX)]
+        if len(offered) > SUBPROTOCOLS_MAX:
+            raise InvalidMessage(f"at most {SUBPROTOCOLS_MAX} subprotocols may be offered")
+        credential = bearer(headers.get(b"authorization")) or _token_among(offered)
         principal = self.verify(credential) if credential else None
-        device_id = headers.get("X-Device-ID") or ""
+        device_id = headers.get(b"x-device-id", "")
         if device_id and (problem := check_id(device_id, "X-Device-ID")):
             raise InvalidMessage(problem)
         if principal is not None and (refusal := self.refusal(principal, device_id)) is not None:
@@ -155,29 +162,18 @@ class Handshake:
             raise refused
 
 
-def no_handshake(method: str, http_version: str, headers: Iterable[tuple[bytes, bytes]]) -> InvalidMessage | None:
-    """Why a request that asks for an upgrade cannot open a WebSocket (RFC 6455, section 4.2.1), before the library that
-    upgrades sees it: it would not mind, or answer with words that are not ours. Header names are in lower case."""
-    counts, sent = Counter(name for name, _ in headers), dict(headers)
-    if (name := repeated_header(name for name, count in counts.items() if count > 1)) is not None:
-        return InvalidMessage(f"the header {name} was given more than once", field=name)
-    if method != "GET":
-        return InvalidMessage("a WebSocket is opened with GET")
-    if http_version != "1.1":
-        return InvalidMessage("a WebSocket is opened with HTTP/1.1")
-    if b"host" not in sent:
-        return InvalidMessage("a request must have a Host header")
-    if b"transfer-encoding" in sent or sent.get(b"content-length", b"0") != b"0":
-        return InvalidMessage("a request that opens a WebSocket has no body")
-    return None
-
-
-def _check_upgrade(headers: Headers) -> None:
-    """What the WebSocket library would refuse later with an answer that is not ours."""
-    if headers.get("Sec-WebSocket-Version") != "13":
+def _check_form(request: UpgradeRequest, headers: Mapping[bytes, str], repeated: Sequence[bytes]) -> None:
+    """InvalidMessage unless it is an opening handshake (RFC 6455, section 4.2.1)."""
+    if (name := repeated_header(repeated)) is not None:
+        raise InvalidMessage(f"the header {name} was given more than once", field=name)
+    if request.method != "GET":
+        raise InvalidMessage("a WebSocket is opened with GET")
+    if request.http_version != "1.1":
+        raise InvalidMessage("a WebSocket is opened with HTTP/1.1")
+    if headers.get(b"sec-websocket-version") != "13":
         raise _WrongVersion("only version 13 of WebSocket is spoken here")
     try:
-        key = b64decode(headers.get("Sec-WebSocket-Key") or "", validate=True)
+        key = b64decode(headers.get(KEY, ""), validate=True)
     except ValueError:
         key = b""
     if len(key) != 16:

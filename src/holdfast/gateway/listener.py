@@ -18,14 +18,17 @@ from picows import (
     WSUpgradeResponseWithListener,
 )
 
+from holdfast import telemetry
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import Socket
-from holdfast.gateway.linger import linger
+from holdfast.gateway.linger import LINGER_SECONDS, linger
 from holdfast.session.heartbeat import Transmission
 from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
 from holdfast.wire.frames import SUBPROTOCOL
 
 HEADER_BYTES_MAX = 14
+INTERNAL_ERROR = (1011).to_bytes(2, "big")
+"""The close frame of a connection that met a defect."""
 TCP_INFO = getattr(socket, "TCP_INFO", 0)
 """Linux has it; elsewhere only our own buffer is seen."""
 _TCP_INFO_FIELDS = struct.Struct("=24xI92xQ16xI")
@@ -70,7 +73,7 @@ class Listener(WSListener):
         """The connection has asked not to be read."""
         self._broken = False
         self._ended = False
-        """The client has sent its close frame: what stands behind it does not count."""
+        """A close frame has ended it, the client's or ours after a defect: what stands behind it does not count."""
         self._connection: Connection
         self._transport: WSTransport
         self._raw: Transport
@@ -89,7 +92,7 @@ class Listener(WSListener):
         self._raw = shown.transport
         self.write = self._raw.write
         self._connection = self._connect(self)
-        # Nothing of the handshake is kept as long as the connection: its headers hold the credential.
+        # Nothing of the handshake is kept as long as the connection: its decision holds the credential.
         del self._connect
         transport.request.headers.clear()
         transport.response.headers.clear()
@@ -115,11 +118,14 @@ class Listener(WSListener):
         payload = frame.get_payload_as_bytes()
         try:
             if kind >= CLOSE:
-                self._control(transport, kind, control(kind, frame.fin, reserved, payload))
+                self._control(kind, control(kind, frame.fin, reserved, payload))
             elif (data := self._assembler.feed(kind, frame.fin, reserved, payload)) is not None:
                 self._connection.frame_received(data)
         except BrokenProtocol as broken:
             self._break(str(broken))
+        except Exception as error:  # the library would close the socket so soon that a reset may overtake the frame
+            telemetry.defect("gateway", error)
+            self._end(INTERNAL_ERROR)
 
     def on_bad_frame(self, why: str) -> None:
         """picows can make nothing of what came. What stands behind a close does not count."""
@@ -134,7 +140,7 @@ class Listener(WSListener):
         reason = (received.reason or "").encode()
         payload = b"" if received.code == WSCloseCode.NO_INFO else received.code.to_bytes(2, "big") + reason
         try:
-            self._control(self._transport, CLOSE, control(CLOSE, True, False, payload))
+            self._control(CLOSE, control(CLOSE, True, False, payload))
         except BrokenProtocol as broken:
             self._break(str(broken))
 
@@ -142,17 +148,23 @@ class Listener(WSListener):
         self._broken = True
         self._connection.protocol_broken(message)
 
-    def _control(self, transport: WSTransport, kind: int, answer: bytes) -> None:
+    def _control(self, kind: int, answer: bytes) -> None:
         if kind == PING:
             self._connection.ping_received(answer)
         elif kind == CLOSE:
-            self._ended = True
-            transport.send(WSMsgType.CLOSE, answer)
-            transport.disconnect()
+            self._end(answer)
+
+    def _end(self, payload: bytes) -> None:
+        """The connection is over; this close frame is read by the client, whatever it still sends."""
+        self._ended = True
+        self._transport.send(WSMsgType.CLOSE, payload)
+        linger(self._raw)
+        get_running_loop().call_later(LINGER_SECONDS, self._raw.abort)
+        self._connection.lost()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        self._connection.lost()
         self._gone()
+        self._connection.lost()
         # They hold each other: the memory of a connection goes with it, and not when the collector comes by.
         del self._connection, self._gone
 

@@ -1,9 +1,8 @@
-"""One port for HTTP and WebSocket: uvicorn accepts and reads the request, picows takes over upgrades.
+"""One port for HTTP and WebSocket: HTTP reads the request, picows takes over the connection of one that is admitted.
 
-This is the only module that leans on two undocumented things, both pinned in pyproject.toml: uvicorn's
-``Config(ws=…)`` class and picows's ``WSProtocol``. uvicorn calls our factory when a request asks for an upgrade,
-feeds it the request again and makes it the transport's protocol. The tests of this module are the alarm
-for a changed library.
+This is the only module that leans on picows's ``WSProtocol``, which is undocumented and pinned in pyproject.toml. It
+reads a handshake by itself, with bounds and words of its own: it is shown one that holds nothing of the client's but
+the key, after ours is decided. The tests of this module are the alarm for a changed library.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from asyncio import Transport, get_running_loop
+from asyncio import Transport
 from collections.abc import Callable
 from typing import Any
 
-import uvicorn
-from picows import WSAutoPingStrategy, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener
+from picows import WSAutoPingStrategy
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not in its stubs
 
-from holdfast.gateway.linger import LINGER_SECONDS, linger
+from holdfast.gateway.handshake import KEY, Refusal, UpgradeRequest
 from holdfast.gateway.listener import HEADER_BYTES_MAX, Listener
 
 READ_BUFFER_BYTES = 2048
@@ -27,14 +25,16 @@ READ_BUFFER_BYTES = 2048
 READ_BYTES_MAX = 4096
 """What is read from one socket in one turn of the loop: 682 frames at most, for picows parses all of a read in a row.
 A longer frame counts as several ("work_rate_limit_per_second")."""
-HANDSHAKE_SECONDS = 5
 BAD_FRAME = "WS parser error"
 
 _logger = logging.getLogger("holdfast.picows")
 _logger.setLevel(logging.WARNING)  # it tells of every connection at level info; we count them instead
 
-Upgrade = Callable[[WSUpgradeRequest, Transport], Listener | WSUpgradeResponse]
-"""Decides an upgrade: a listener takes the connection, a response refuses it."""
+_HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: holdfast\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %b\r\n\r\n"
+)
+Decide = Callable[[UpgradeRequest, Transport], Listener | Refusal]
 
 
 class _Heard(Exception):
@@ -49,15 +49,13 @@ class _Ear:
     lines are worth nothing to an operator.
     """
 
-    __slots__ = ("listener", "protocol")
+    __slots__ = ("listener",)
 
-    def __init__(self) -> None:
-        self.listener: Listener | None = None
-        self.protocol: WSProtocol | None = None
-        """Until the upgrade is decided: then nobody must hold it but its transport."""
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
 
     def error(self, message: str, *args: Any) -> None:
-        if message.startswith(BAD_FRAME) and self.listener is not None:
+        if message.startswith(BAD_FRAME):
             self.listener.on_bad_frame(args[0][1])
             raise _Heard
         _logger.error(message, *args)
@@ -76,19 +74,10 @@ class _Unasked:
     """The transport and its socket, as picows is shown them: it asks for six things that it would tell its logger, and
     sets what the loop has set already. Each takes a system call, and on uvloop a socket object."""
 
-    __slots__ = ("transport", "upgraded")
+    __slots__ = ("transport",)
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.upgraded = False
-
-    def close(self) -> None:
-        """picows closes behind the answer to a handshake that is refused: it is to be read."""
-        if self.upgraded:
-            self.transport.close()
-        else:
-            linger(self.transport)
-            get_running_loop().call_later(LINGER_SECONDS, self.transport.abort)
 
     def get_extra_info(self, name: str) -> Any:
         if name == "socket":
@@ -109,8 +98,7 @@ class _Unasked:
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
-    """picows's protocol, fed once with the request uvicorn has already read. It counts what waits to be a frame, and
-    reads a little at a time."""
+    """picows's protocol, fed a handshake first. It counts what waits to be a frame, and reads a little at a time."""
 
     __slots__ = ("offered", "unread_max")
     unread_max: int
@@ -151,38 +139,31 @@ class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stu
 
 
 class Port:
-    """What uvicorn calls for each upgrade; makes the protocol of the new connection."""
+    """Makes WebSockets of connections."""
 
-    def __init__(self, upgrade: Upgrade, frame_bytes_max: int, send_buffer_bytes: int) -> None:
+    def __init__(self, decide: Decide, frame_bytes_max: int, send_buffer_bytes: int) -> None:
         """A frame above ``frame_bytes_max`` is refused by us, with our closing, as soon as so much of it has come. The
         library would close by a code of its own."""
-        self._upgrade = upgrade
+        self._decide = decide
         self._frame_bytes_max = frame_bytes_max
         self._send_buffer_bytes = send_buffer_bytes
 
-    def __call__(self, config: uvicorn.Config, server_state: Any, app_state: Any) -> WSProtocol:
-        ear = _Ear()
+    def upgrade(self, request: UpgradeRequest, transport: Transport) -> Refusal | None:
+        """Answer a handshake and take over its connection, or say why not and change nothing."""
+        listener = self._decide(request, transport)
+        if isinstance(listener, Refusal):
+            return listener
         protocol: WSProtocol = _Protocol(
-            None, None, False, lambda request: self._listener(request, ear), ear, True, HANDSHAKE_SECONDS,
+            None, None, False, lambda _: listener.accept(), _Ear(listener), True, None,
             False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, sys.maxsize, None, READ_BUFFER_BYTES,
         )  # fmt: skip
-        ear.protocol = protocol
         protocol.unread_max = self._frame_bytes_max + HEADER_BYTES_MAX
-        return protocol
-
-    def _listener(self, request: WSUpgradeRequest, ear: _Ear) -> WSUpgradeResponseWithListener:
-        # Firefox says "keep-alive, Upgrade", which is right, and picows refuses it; uvicorn has checked it before us.
-        request.headers["Connection"] = "upgrade"
-        protocol, ear.protocol = ear.protocol, None
-        transport: Transport = protocol.transport.underlying_transport.transport  # type: ignore[union-attr]  # decided once
-        answer = self._upgrade(request, transport)
-        if isinstance(answer, WSUpgradeResponse):
-            return WSUpgradeResponseWithListener(answer, None)
         sock = transport.get_extra_info("socket")
         # A stopped reader would otherwise swallow thousands of frames into the kernel before we notice.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
         # Whatever the kernel does not take at once pauses us, so that what waits is in our lanes and counted.
         transport.set_write_buffer_limits(high=0)
-        protocol.transport.underlying_transport.upgraded = True  # type: ignore[union-attr]
-        ear.listener = answer
-        return answer.accept()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(_HANDSHAKE % dict(request.headers)[KEY])
+        return None

@@ -6,28 +6,30 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import uvicorn
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, parse_url
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from holdfast import telemetry
 from holdfast.access.door import HttpCounts
 from holdfast.api.request import App
 from holdfast.bounds import KIB
-from holdfast.errors import BadSetting, InvalidMessage, MessageTooLarge, Unavailable
-from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, no_handshake, refused_with
+from holdfast.errors import BadSetting, InvalidMessage, MessageTooLarge, RateLimited, Unavailable
+from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, UpgradeRequest, refused_with
 from holdfast.gateway.port import Port
 from holdfast.gateway.unread_answers import UnreadAnswers
 
 HTTP_STOP_SECONDS = 5
 """How long requests that are open after the drain may still take."""
 HEAD_SECONDS = 5.0
-"""How long a client may take for the head of a request, before it has said who it is: as long as for a handshake."""
+"""How long a client may take until its next request begins, and then for its head. It counts from when everything
+before it is answered and has left: until then it may not even have been read."""
 HEAD_BYTES_MAX = 32 * KIB
 """Of the head of a request, its trailers included; a token has at most 4 KiB. More: 431, and it is not parsed on."""
 PARSED_BYTES = 16 * KIB
@@ -49,7 +51,19 @@ HEADER_OVERHEAD_BYTES = 4
 """The colon, the space and the end of the line."""
 
 
-class _TooLarge(Exception):
+@dataclass(frozen=True, slots=True)
+class HttpDeps:
+    """What the port needs of the rest of the node."""
+
+    port: Port
+    counts: HttpCounts
+    unread: UnreadAnswers
+    count_stranger: Callable[[str], None]
+    """Counts a request without a credential against its address; RateLimited if it is one too many."""
+    legacy_rate_limit_headers: bool
+
+
+class _Refused(Exception):
     """Stops the parser."""
 
 
@@ -77,59 +91,71 @@ class _Requests(HttpToolsProtocol):
 
     uvicorn alone takes any number of connections and a head of any size, waits for ever for a head, for the rest of a
     body that was refused and for a client that does not read its answer, hands over any upgrade, loses what came behind
-    one, and lets a refusal overtake the answers to earlier requests.
+    one, lets a refusal overtake the answers to earlier requests, and drops those when the client ends its side.
+
+    One timer at a time bounds what the client is to do next (``_await_client``).
     """
 
     _head_bytes = 0
     _head_is_whole = False
     """What else comes as a header of this request is a trailer, which nobody here asks for."""
+    _body_is_whole = True
     _unparsed_bytes = 0
     """Received since the parser last handed something over: one element that does not end."""
     _ignoring = False
-    """Nothing more is parsed: it was refused, or the connection is no longer HTTP."""
+    """Nothing more is parsed: it was refused, the client has ended, or the connection is no longer HTTP."""
     _refusal: Refusal | None = None
     """It is written when everything before it is answered."""
+    _refused = False
+    """And it has been."""
+    _ended = False
+    """The client has ended its side of the connection."""
     _answering: RequestResponseCycle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _counted_as: str | None = None
+    """The address under which the connection is counted, as long as it is."""
 
-    def __init__(self, counts: HttpCounts, unread: UnreadAnswers, log: telemetry.ThrottledLog, **given: Any) -> None:
+    def __init__(self, deps: HttpDeps, log: telemetry.ThrottledLog, **given: Any) -> None:
         super().__init__(**given)
-        self._counts = counts
-        self._unread = unread
+        self._deps = deps
         self._log = log
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._peer: str | None = None
-        """Under which address it is counted, as long as it is."""
+        self._peer = ""
+        self._path = self._query = ""
+        """Of a request for an upgrade."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # whatever the kernel does not take at once is counted
-        peer = self.client[0] if self.client else ""
-        if full := self._counts.open(peer):
+        self._peer = self.client[0] if self.client else ""
+        counts = self._deps.counts
+        if full := counts.open(self._peer):
             telemetry.http_connection_refused()
             self._refuse(refused_with(Unavailable(full, retry_after_seconds=RETURN_SECONDS)))
             return
-        self._peer = peer
-        telemetry.http_connections(self._counts.total)
-        self._await_head()
+        self._counted_as = self._peer
+        telemetry.http_connections(counts.total)
+        self._await_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unread.discard(self.transport)
+        self._deps.unread.discard(self.transport)
         if self._answering is not None:  # uvicorn tells the request that came last, not the one that is answered
             self._answering.disconnected = True
-        for what in list(self._timers):
-            self._came(what)
+        self._cancel_timer()
         self._leave()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn never goes on
+        """The client sends nothing more: what it asked is answered, and what it did not finish is not."""
+        self._ended = self._ignoring = True
+        self._drop_unfinished()
+        return self._unanswered
 
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
             return
-        self._unset_keepalive_if_required()
         for at in range(0, len(data), PARSED_BYTES):
             if not self._parse(data[at : at + PARSED_BYTES], len(data) - at):
                 return
-        if not self._unanswered and not self._timers:  # whatever came, it was no request: one is awaited again
-            self._await_head()
 
     def _parse(self, data: bytes, unread: int) -> bool:
         """Whether to parse on. ``unread``: how many bytes have come, these included."""
@@ -137,7 +163,7 @@ class _Requests(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except HttpParserError:  # also what a callback raises, which has refused already
-            self._refuse(refused_with(InvalidMessage("the request is not valid HTTP/1.1")))
+            self._refuse_request(refused_with(InvalidMessage("the request is not valid HTTP/1.1")))
         except HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 self._upgrade(behind_it=unread - upgrade.args[0])
@@ -146,7 +172,7 @@ class _Requests(HttpToolsProtocol):
                 self._ignoring = True
         else:
             if self._unparsed_bytes > HEAD_BYTES_MAX:
-                self._refuse(_too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX))
+                self._refuse_request(_too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX))
         return not self._ignoring
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -154,7 +180,29 @@ class _Requests(HttpToolsProtocol):
         if self._refusal is not None:
             return
         self._refusal, self._ignoring = refusal, True
-        self._came("head")
+        self._drop_unfinished()
+        if not self._unanswered:
+            self._write_refusal(refusal)
+
+    def _refuse_request(self, refusal: Refusal) -> None:
+        if self._refusal is None:
+            self._refuse(self._counted(refusal))
+
+    def _refuse_handshake(self, error: InvalidMessage) -> None:
+        refusal = self._counted(refused_with(error))
+        telemetry.handshake_refused(refusal.status)
+        self._refuse(refusal)
+
+    def _counted(self, refusal: Refusal) -> Refusal:
+        """The refusal of a request that nobody else counts, or that of one too many."""
+        try:
+            self._deps.count_stranger(self._peer)
+        except RateLimited as error:
+            return refused_with(error, legacy=self._deps.legacy_rate_limit_headers)
+        return refusal
+
+    def _drop_unfinished(self) -> None:
+        """The last request, if its body is not whole and will never be."""
         broken = self.cycle
         if broken is not None and broken.more_body and not broken.response_complete:
             broken.disconnected = True
@@ -162,8 +210,6 @@ class _Requests(HttpToolsProtocol):
             broken.message_event.set()
             if self.pipeline and self.pipeline[0][0] is broken:
                 self.pipeline.popleft()
-        if not self._unanswered:
-            self._write_refusal(refusal)
 
     @property
     def _unanswered(self) -> bool:
@@ -177,12 +223,12 @@ class _Requests(HttpToolsProtocol):
         the kernel would send a reset, which may overtake it."""
         if self.transport.is_closing():
             return
-        address = self.client[0] if self.client else ""
-        self._log.info("node.request_refused", address=address, status=refusal.status, answer=refusal.body.decode())
+        self._refused = True
+        self._log.info("node.request_refused", address=self._peer, status=refusal.status, answer=refusal.body.decode())
         self.transport.write(_response(refusal))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._await("end of what is refused", REST_SECONDS, self.transport.close)
+        self._await_client()
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED_MAX:
@@ -190,8 +236,7 @@ class _Requests(HttpToolsProtocol):
             self._refuse_rest(refused_with(InvalidMessage(text)))
         super().on_message_begin()
         self._head_bytes, self._head_is_whole = 0, False
-        if "head" not in self._timers:  # the next request of a connection that was kept
-            self._await_head()
+        self._await_client()
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -218,20 +263,33 @@ class _Requests(HttpToolsProtocol):
 
     def _refuse_rest(self, refusal: Refusal) -> NoReturn:
         """From within the parser, which stops at an exception."""
-        self._refuse(refusal)
-        raise _TooLarge
+        self._refuse_request(refusal)
+        raise _Refused
 
     def on_headers_complete(self) -> None:
-        self._came("head")
-        self._head_is_whole = True
-        super().on_headers_complete()
+        self._head_is_whole, self._body_is_whole = True, False
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1:
+            self._refuse_rest(refused_with(InvalidMessage("the header Host was given more than once", field="Host")))
+        if not hosts and self.parser.get_http_version() == "1.1":
+            self._refuse_rest(refused_with(InvalidMessage("a request must have a Host header", field="Host")))
         if self.parser.should_upgrade() and self._should_upgrade():
-            scope = self.scope
-            error = no_handshake(scope["method"], scope["http_version"], scope["headers"])
-            if error is None and (self._unanswered or self.flow.write_paused):
-                error = InvalidMessage("a handshake must wait until the requests before it are answered and read")
-            if error is not None:
-                self._refuse_handshake(error)
+            self._check_upgrade()
+        super().on_headers_complete()
+        self._await_client()
+
+    def _check_upgrade(self) -> None:
+        """What only HTTP knows of a handshake; everything else is judged where it is answered."""
+        url, sent = parse_url(self.url), dict(self.headers)
+        self._path, self._query = unquote(url.path.decode("ascii")), (url.query or b"").decode("latin-1")
+        error = None
+        if b"transfer-encoding" in sent or sent.get(b"content-length", b"0") != b"0":
+            error = InvalidMessage("a request that opens a WebSocket has no body")
+        elif self._unanswered or self.flow.write_paused:
+            error = InvalidMessage("a handshake must wait until the requests before it are answered and read")
+        if error is not None:
+            self._refuse_handshake(error)
+            raise _Refused
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
@@ -242,30 +300,37 @@ class _Requests(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(_answer_at_once, app, cycle))
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
-            self._await("rest of the body", REST_SECONDS, self.transport.close)
-        if self._refusal is not None and not self._unanswered:
+        """As uvicorn has it, with our timers."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal is not None:
             self._write_refusal(self._refusal)
+        elif self._ended:
+            self.transport.close()
+        else:
+            self._await_client()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._came("rest of the body")
+        self._body_is_whole = True
+        self._await_client()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread.add(self.transport)
-        self._await("room for the answer", TAKEN_SECONDS, self.transport.abort)
+        self._deps.unread.add(self.transport)
+        self._set_timer(TAKEN_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unread.discard(self.transport)
-        self._came("room for the answer")
+        self._deps.unread.discard(self.transport)
+        self._await_client()
 
-    def _refuse_handshake(self, error: InvalidMessage) -> None:
-        refusal = refused_with(error)
-        telemetry.handshake_refused(refusal.status)
-        self._refuse(refusal)
+    def _should_upgrade_to_ws(self) -> bool:
+        return True
 
     def _upgrade(self, behind_it: int) -> None:
         """``behind_it``: bytes that have come behind the head, which uvicorn would drop."""
@@ -274,29 +339,43 @@ class _Requests(HttpToolsProtocol):
         if behind_it:
             self._refuse_handshake(InvalidMessage("a frame must wait for the answer to the handshake"))
             return
-        for what in list(self._timers):
-            self._came(what)
-        self._leave()
+        scope = self.scope
+        request = UpgradeRequest(scope["method"], scope["http_version"], self._path, self._query, self.headers)
+        refusal = self._deps.port.upgrade(request, self.transport)
+        if refusal is not None:
+            self._refuse(refusal)
+            return
         self._ignoring = True
-        self.handle_websocket_upgrade()
+        self._cancel_timer()
+        self._leave()
+        self.connections.discard(self)
         self.parser = None  # type: ignore[assignment]  # as where a connection is lost: they hold each other
 
     def _leave(self) -> None:
-        if self._peer is not None:
-            self._counts.close(self._peer)
-            telemetry.http_connections(self._counts.total)
-            self._peer = None
+        if self._counted_as is not None:
+            self._deps.counts.close(self._counted_as)
+            telemetry.http_connections(self._deps.counts.total)
+            self._counted_as = None
 
-    def _await_head(self) -> None:
-        self._await("head", HEAD_SECONDS, self.transport.close)
+    def _await_client(self) -> None:
+        """Give it time for what it is to do next. While it waits for an answer there is none, and while answers are not
+        taken another time runs."""
+        if self.flow.write_paused:
+            return
+        self._cancel_timer()
+        if self._refused or not (self._body_is_whole or self._unanswered):
+            self._set_timer(REST_SECONDS, self.transport.close)
+        elif not self._unanswered:
+            self._set_timer(HEAD_SECONDS, self.transport.close)
 
-    def _await(self, what: str, seconds: float, otherwise: Callable[[], None]) -> None:
-        self._came(what)
-        self._timers[what] = self.loop.call_later(seconds, otherwise)
+    def _set_timer(self, seconds: float, otherwise: Callable[[], None]) -> None:
+        self._cancel_timer()
+        self._timer = self.loop.call_later(seconds, otherwise)
 
-    def _came(self, what: str) -> None:
-        if (timer := self._timers.pop(what, None)) is not None:
-            timer.cancel()
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 async def _answer_at_once(app: App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any) -> None:
@@ -377,20 +456,13 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(
-    app: App,
-    port: Port,
-    counts: HttpCounts,
-    unread: UnreadAnswers,
-    listening: socket.socket,
-    broken: asyncio.Event,
-) -> AsyncIterator[None]:
-    """Serve HTTP while ``counts`` has room, and hand upgrades to ``port``. ``broken`` is set if it ends by itself."""
+async def serving(app: App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
+    """Serve HTTP, and WebSockets by upgrade. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,
         interface="asgi3",
-        http=partial(_Requests, counts, unread, telemetry.ThrottledLog()),  # type: ignore[arg-type]  # a factory serves where it wants a class
-        ws=port,  # type: ignore[arg-type]
+        http=partial(_Requests, deps, telemetry.ThrottledLog()),  # type: ignore[arg-type]  # a factory serves where it wants a class
+        ws="none",  # upgrades are the protocol's own
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -18,6 +18,7 @@ from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.secrets import Secrets
 from holdfast.access.tokens import Tokens, shared_secret
 from holdfast.api.deps import Deps, PresenceView, Readiness
+from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.eventlog.sqlite import SqliteEventLog
@@ -42,6 +43,7 @@ from holdfast.limits.entrances import LimitedSends
 from holdfast.limits.plane import LimitsPlane
 from holdfast.message import User
 from holdfast.node.backup import Backups
+from holdfast.node.http import HttpDeps
 from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.node.posture import origins_of
 from holdfast.node.roles import GAUGES_SECONDS, role
@@ -149,8 +151,7 @@ class Node:
         most = settings.kafka.consumer.max_poll_records
         return Fanout(around, self._clock, random.Random(), settings.retry, most, self._ephemeral.saw)
 
-    def port(self) -> Port:
-        """What takes over WebSocket upgrades."""
+    def _port(self) -> Port:
         access, backpressure = self.settings.access, self.settings.gateway.backpressure
         handshake = Handshake(
             verify=self.tokens.verify,
@@ -165,8 +166,15 @@ class Node:
         entrance = Entrance(handshake, self.gateway, backpressure.inbound)
         return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)
 
-    def http_counts(self) -> HttpCounts:
-        return HttpCounts(self.settings.access.http, self.settings.server.proxies)
+    def http_deps(self, strangers: Strangers) -> HttpDeps:
+        """What the port needs."""
+        return HttpDeps(
+            port=self._port(),
+            counts=HttpCounts(self.settings.access.http, self.settings.server.proxies),
+            unread=self.gateway.unread_answers,
+            count_stranger=strangers.asked,
+            legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
+        )
 
     @asynccontextmanager
     async def roles(self) -> AsyncIterator[None]:

@@ -21,6 +21,7 @@ from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.access.secrets import open_secrets
 from holdfast.api.app import make_app
+from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
 from holdfast.limits.defaults import DEFAULT_RULES
@@ -134,10 +135,10 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
         work = await stack.enter_async_context(working(settings.work, node_id, state, clock, node.log, node.history))
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
-        app = make_app(node.deps(backups, work))
+        strangers = Strangers(settings.api, clock, settings.server.proxies)
+        app = make_app(node.deps(backups, work), strangers)
         about_to_serve()
-        unread = node.gateway.unread_answers
-        await stack.enter_async_context(serving(app, node.port(), node.http_counts(), unread, listening, node.broken))
+        await stack.enter_async_context(serving(app, node.http_deps(strangers), listening, node.broken))
         try:
             yield node
         finally:
