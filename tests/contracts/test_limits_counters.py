@@ -546,6 +546,31 @@ def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario
     counting(scenario)
 
 
+def test_a_node_that_announces_itself_no_more_is_not_counted(redis_server: Server) -> None:
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+            await client.zadd("silent:nodes", {"gone": 1.0})
+        counters = RedisCounters(RedisSettings(redis_server.url, prefix="silent"))
+        assert await counters.announce("here", 30) == Announced(1, ("here",))
+        await counters.aclose()
+
+    asyncio.run(main())
+
+
+def test_of_many_resets_the_newest_are_told(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_counters, "RESETS_MAX", 2)
+
+    async def main() -> None:
+        counters = RedisCounters(RedisSettings(redis_server.url, prefix="bounded"))
+        await counters.announce("n", 30)
+        for name in "abc":
+            await counters.reset(at(name))
+        assert (await counters.announce("n", 30)).resets == {counters.name(at(name)) for name in "bc"}
+        await counters.aclose()
+
+    asyncio.run(main())
+
+
 def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_server: Server) -> None:
     async def main() -> None:
         nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
@@ -701,7 +726,9 @@ def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> N
     asyncio.run(main())
 
 
-def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start() -> None:
+def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_counters, "CHECK_SECONDS", 0.1)
+
     async def main() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()

@@ -384,6 +384,9 @@ def test_the_log_forgets_its_oldest_and_versions_still_never_restart(stored: Cal
         assert RuleSet.of(snapshot.rules).digest == head.digest
         again = await store.change(change("create"))
         assert again.rule.version == 3, "what a name had before is forgotten, its version is not"
+        await store.import_rules(wanted(rule_to_import("imported")))
+        imported = await store.get(RuleName("acme", "imported"))
+        assert imported is not None and imported.version == 3, "an import cannot know either"
         assert (await store.head()).digest == RuleSet.of((await store.snapshot()).rules).digest
 
     stored(scenario, RetentionSettings(changes_kept=100))

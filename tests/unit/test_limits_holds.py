@@ -162,18 +162,20 @@ def test_a_renewal_that_nobody_answers_gives_nothing_away(mood: str) -> None:
     world(scenario)
 
 
-@pytest.mark.parametrize("asked_between", [False, True])
-def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(asked_between: bool) -> None:
+@pytest.mark.parametrize("asked_between", ["", "check", "peek"])
+def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(asked_between: str) -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         elsewhere = Limiter(counters, virtual.LoopClock(), rules=limits.rules)
         held = await limits.check(*ANN)
         rate = structs.replace(SLOTS, algorithm="token_bucket", limit=10, version=2)
         for node in (limits, elsewhere):
             node.use(RuleSet.of([rate]))
-        if asked_between:
+        if asked_between == "check":
             assert (await elsewhere.check(*ANN)).remaining == 9
+        elif asked_between == "peek":
+            assert (standing := await elsewhere.peek(ANN)) is not None and standing.remaining == 10
         assert (await elsewhere.renew(ANN, held.hold)).decided_by == "no_rule", "a rate has nothing to renew"
-        assert await elsewhere.release(ANN, held.hold) is not asked_between, (
+        assert await elsewhere.release(ANN, held.hold) is (asked_between == ""), (
             "known until somebody counts by the new rule"
         )
         limits.use(RuleSet.of([structs.replace(SLOTS, version=3)]))
