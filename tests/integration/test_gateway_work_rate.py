@@ -68,13 +68,14 @@ def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(tmp_path: Path, au
 
 def test_little_of_a_socket_is_handled_in_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[tuple[int, int]] = []
-    all_read = asyncio.Event()
+    begun, all_read = asyncio.Event(), asyncio.Event()
     turn = 0
     work_done = Connection.work_done
 
     def count(connection: Connection, work: int) -> None:
         reads.append((turn, work))
         work_done(connection, work)
+        begun.set()
         if sum(work for _, work in reads) >= PINGS:
             all_read.set()
 
@@ -89,12 +90,15 @@ def test_little_of_a_socket_is_handled_in_one_turn(tmp_path: Path, monkeypatch: 
 
         counting = asyncio.create_task(turns())
         sender = await Sender(node.settings.server.port, token(node, "alice")).connect(b"connection_established")
-        await sender.send(frame(PING) * PINGS)
+        await sender.send(frame(PING)[:3])
+        await begun.wait()
+        await sender.send(frame(PING)[3:] + frame(PING) * PINGS)
         await all_read.wait()
         counting.cancel()
         sender.socket.close()
 
     serve(tmp_path, story, **UNBOUNDED)
+    assert reads[0][1] == 1, "half of a frame is work, too: it had to be read"
     assert max(work for _, work in reads) <= READ_BYTES_MAX // 6 + 1
     assert len({turn for turn, _ in reads}) == len(reads), "one read a turn, though more was there to be read"
 
@@ -186,8 +190,10 @@ def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_c
                     assert len((await http.get("/openapi.json")).content) > 20_000
                 await asyncio.sleep(0.05)
         with suppress(ConnectionError):
-            await asking.read_to_end()
+            async with asyncio.timeout(3):  # sooner than a connection is closed that asks nothing more
+                await asking.read_to_end()
         asking.socket.close()
+        assert list(node.gateway.unread_answers.sizes()) == []
 
     serve(tmp_path, story, gateway__memory_budget_bytes=4_000)
     assert [record.message for record in caplog.records if record.exc_info] == []

@@ -111,10 +111,11 @@ def test_while_a_socket_takes_nothing_only_the_last_ping_is_answered(user_id: st
     run(story())
 
 
-def test_no_pong_follows_a_close() -> None:
+@pytest.mark.parametrize("user_id", ["alice", None])
+def test_no_pong_follows_a_close(user_id: str | None) -> None:
     async def story() -> None:
         async with bench() as parts:
-            socket = parts.connect("alice")
+            socket = parts.connect(user_id)
             await settle()
             socket.connection.protocol_broken("broken")
             written = len(socket.writes)

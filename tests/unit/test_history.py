@@ -109,7 +109,13 @@ def test_proven_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -
     on_virtual_time(test)
 
 
-OF_OTHERS = [proof_of(Cursor(1, 8)), proof_of(Cursor(2, 9)), proof_of(Cursor(1, 9), "chat_other")]
+OF_OTHERS = [
+    proof_of(Cursor(1, 8)),
+    proof_of(Cursor(2, 9)),
+    proof_of(Cursor(1, 9), "chat_other"),
+    PROOFS.of(OTHER.tenant, CHAT, Cursor(1, 9)),
+    CursorProofs(b"another secret").of(ANNA.tenant, CHAT, Cursor(1, 9)),
+]
 
 
 @pytest.mark.parametrize("verb", ["sync", "resume"])
@@ -148,6 +154,20 @@ def test_user_gets_ten_resets_a_minute_for_made_up_cursors() -> None:
         assert page.epoch == head.epoch + 1, "nor is who has a proof"
         await asyncio.sleep(6)
         assert (await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 9), 100)).reset
+
+    on_virtual_time(test)
+
+
+def test_a_resume_counts_as_one_reset_however_many_cursors_are_beyond_their_heads() -> None:
+    async def test(bench: Bench) -> None:
+        cursors = {CHAT: Cursor((await bench.fill(1)).epoch, 9)}
+        for n in range(11):
+            await create_chat(bench.store, ANNA, BELA, chat_id=f"c{n}")
+            cursors[f"c{n}"] = Cursor((await bench.store.heads([f"c{n}"]))[f"c{n}"].epoch, 9)
+        for _ in range(10):
+            assert all(page.reset for page in (await bench.history.resume(BELA, cursors)).pages)
+        with pytest.raises(RateLimited):
+            await bench.history.resume(BELA, cursors)
 
     on_virtual_time(test)
 

@@ -22,6 +22,8 @@ from holdfast.wire.frames import (
     ResumeBody,
     Resumed,
     Resync,
+    SyncBody,
+    SyncRequest,
 )
 
 
@@ -44,6 +46,17 @@ def test_the_next_sequence_is_sent() -> None:
     assert talk.deliver(run(5)) == [Wake()]
     assert talk.deliver(run(6, 8)) == []
     assert sequences(talk.read()) == [5, 6, 7, 8]
+
+
+def test_a_cursor_s_proof_is_handed_on() -> None:
+    talk = Talk({"chat_1": Cursor(1, 4)})
+    talk.receive(SyncRequest(payload=SyncBody("chat_1", 1, 9, proof="ab")))
+    assert talk.last(Fetch).proofs == {"chat_1": "ab"}
+    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 4), talk.now))
+    talk.read()
+    cursors = {"chat_1": CursorClaim(1, 9, "cd"), "chat_2": CursorClaim(1, 9)}
+    talk.receive(Resume(payload=ResumeBody(cursors)))
+    assert talk.last(FetchResume).proofs == {"chat_1": "cd"}
 
 
 def test_wake_is_said_once_until_the_next_take() -> None:

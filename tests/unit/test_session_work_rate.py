@@ -80,6 +80,15 @@ def test_pauses_before_the_window_are_forgotten() -> None:
     assert not work.is_exceeded(37.0), "3 s of the first pause and 2 s of the second are within the last 30 s"
 
 
+def test_what_was_long_ago_makes_up_for_nothing() -> None:
+    work = WorkRate(INBOUND, 0.0)
+    work.spend(int(BURST + 9 * RATE), 0.0)
+    assert work.resume(9.0)
+    work.spend(int(BURST + 11 * RATE), 100.0)
+    assert not work.is_exceeded(109.9)
+    assert work.is_exceeded(110.0)
+
+
 @given(st.lists(st.tuples(st.integers(1, READ_MAX), st.floats(0, 2)), max_size=200))
 def test_what_is_read_never_exceeds_burst_rate_and_one_read(reads: list[tuple[int, float]]) -> None:
     work = WorkRate(INBOUND, 0.0)

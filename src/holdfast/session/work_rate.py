@@ -53,7 +53,7 @@ class WorkRate:
         since = now - self._inbound.work_pause_window_seconds
         paused = sum(end - max(start, since) for start, end in self._recent(now))
         if self._paused_at is not None:
-            paused += now - max(self._paused_at, since)
+            paused += now - self._paused_at
         return paused >= self._inbound.work_pause_seconds_max
 
     def _recent(self, now: float) -> list[tuple[float, float]]:
