@@ -113,14 +113,12 @@ def _admit(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Reques
     try:
         principal = identify(deps, request)
     except (Refused, Unavailable) as refusal:
-        unknown = b"authorization" not in request.headers or isinstance(refusal, Unavailable)
-        if endpoint.caller == "anybody" or unknown:
-            strangers.asked(address_of(request, deps), request.path)
-        elif isinstance(refusal, Unauthorized):
-            strangers.failed_login(address_of(request, deps))
-        else:  # refused before anybody looked at the credential
-            strangers.asked(address_of(request, deps), request.path)
-        if endpoint.caller == "anybody":
+        address, open_to_anybody = address_of(request, deps), endpoint.caller == "anybody"
+        if isinstance(refusal, Unauthorized) and b"authorization" in request.headers and not open_to_anybody:
+            strangers.failed_login(address)
+        else:
+            strangers.asked(address, request.path)
+        if open_to_anybody:
             return NOBODY
         raise
     if endpoint.caller != "anybody":

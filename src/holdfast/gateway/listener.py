@@ -155,8 +155,11 @@ class Listener(WSListener):
             self._end(answer)
 
     def _end(self, payload: bytes) -> None:
-        """The connection is over; this close frame is read by the client, whatever it still sends."""
+        """The connection is over; this close frame is read by the client, whatever it still sends. If we are closing it
+        already, ours was sent."""
         self._ended = True
+        if self._connection.closing is not None:
+            return
         self._transport.send(WSMsgType.CLOSE, payload)
         linger(self._raw)
         get_running_loop().call_later(LINGER_SECONDS, self._raw.abort)
