@@ -41,6 +41,21 @@ def program(tmp_path: Path) -> Iterator[Program]:
     program.stop()
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    program = Program(tmp_path_factory.mktemp("talk") / "state")
+    program.serve()
+    yield program
+    program.stop()
+
+
+@pytest.fixture
+def serving(served: Program) -> Program:
+    """A server that the test leaves as it is; no window was ever opened."""
+    shutil.rmtree(served.state_dir / "cli", ignore_errors=True)
+    return served
+
+
 def contents(lines: list[str]) -> list[str]:
     return [json.loads(line)["content"] for line in lines]
 
@@ -125,15 +140,14 @@ def test_what_was_left_unsent_in_any_window_leaves_with_the_next_one(program: Pr
     assert not program.ok("chat", "open", chat_id, "-u", "alice", "--history", "0", "--json"), "nothing is left"
 
 
-def test_a_sixth_window_is_told_that_five_are_enough(program: Program) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
-    program.ok("chat", "open", chat_id, "-u", "alice")
-    (first,) = (program.state_dir / "cli").glob("*-1.db")
+def test_a_sixth_window_is_told_that_five_are_enough(serving: Program) -> None:
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    serving.ok("chat", "open", chat_id, "-u", "alice")
+    (first,) = (serving.state_dir / "cli").glob("*-1.db")
     windows = [apsw.Connection(str(first.with_name(first.name.replace("-1", f"-{n}")))) for n in range(1, 6)]
     for window in windows:
         window.execute("BEGIN EXCLUSIVE")
-    refused = program.run("chat", "open", chat_id, "-u", "alice")
+    refused = serving.run("chat", "open", chat_id, "-u", "alice")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "open in 5 terminals" in refused.stderr and "close one" in refused.stderr
     for window in windows:
@@ -141,14 +155,13 @@ def test_a_sixth_window_is_told_that_five_are_enough(program: Program) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_damaged_file_of_a_window_is_told_and_does_not_keep_the_chat_closed(program: Program, window: int) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
-    program.ok("chat", "open", chat_id, "-u", "alice")
-    (first,) = (program.state_dir / "cli").glob("*-1.db")
+def test_a_damaged_file_of_a_window_is_told_and_does_not_keep_the_chat_closed(serving: Program, window: int) -> None:
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    serving.ok("chat", "open", chat_id, "-u", "alice")
+    (first,) = (serving.state_dir / "cli").glob("*-1.db")
     damaged = first.with_name(first.name.replace("-1", f"-{window}"))
     damaged.write_bytes(b"no database" * 1000)
-    talked = program.run("chat", "open", chat_id, "-u", "alice")
+    talked = serving.run("chat", "open", chat_id, "-u", "alice")
     assert talked.returncode == 0
     assert f"{damaged} is damaged" in talked.stderr and "move it away" in talked.stderr
 
@@ -168,11 +181,10 @@ def leave_in_another_window(program: Program, chat_id: str, *contents: str) -> P
     return other
 
 
-def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(program: Program) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
-    other = leave_in_another_window(program, chat_id, "x" * 5000, "hello")
-    talked = program.run("chat", "open", chat_id, "-u", "alice")
+def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(serving: Program) -> None:
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    other = leave_in_another_window(serving, chat_id, "x" * 5000, "hello")
+    talked = serving.run("chat", "open", chat_id, "-u", "alice")
     assert talked.returncode == 0 and "alice: hello" in talked.stdout
     assert "5000 bytes" in talked.stderr and str(other) in talked.stderr
     with closing(apsw.Connection(str(other))) as state:
@@ -180,13 +192,12 @@ def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(progr
 
 
 def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_begins(
-    program: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    serving: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
-    leave_in_another_window(program, chat_id, "hello")
-    token = program.ok("token", "-u", "alice").strip()
-    room = talk.Room(Rest(program.url, token), lambda: token, False, chat_id, 20, program.state_dir, as_json=False)
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    leave_in_another_window(serving, chat_id, "hello")
+    token = serving.ok("token", "-u", "alice").strip()
+    room = talk.Room(Rest(serving.url, token), lambda: token, False, chat_id, 20, serving.state_dir, as_json=False)
 
     async def late(client: Client) -> None:
         while client.unsent():
@@ -205,12 +216,11 @@ def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_be
     assert "alice: hello" in capfd.readouterr().out
 
 
-def test_who_is_removed_while_talking_is_told_and_the_talk_ends(program: Program) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
-    bob = Terminal(program, chat_id, "--user", "bob")
+def test_who_is_removed_while_talking_is_told_and_the_talk_ends(serving: Program) -> None:
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
+    bob = Terminal(serving, chat_id, "--user", "bob")
     eventually(lambda: "-- online" in bob.states, "a connection")
-    alice = Rest(program.url, program.ok("token", "-u", "alice").strip())
+    alice = Rest(serving.url, serving.ok("token", "-u", "alice").strip())
     alice.delete("/v1/chats", chat_id, "members", "bob")
     assert bob.ended() == 1
     assert "alice removed bob" in "".join(bob.lines)
@@ -226,15 +236,14 @@ class StillTyping(PlainScreen):
 
 
 def test_a_token_that_ends_while_talking_ends_the_talk_and_says_what_to_do(
-    program: Program, monkeypatch: pytest.MonkeyPatch
+    serving: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
-    secret = read_secrets(program.state_dir).jwt_secret.encode()
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    secret = read_secrets(serving.state_dir).jwt_secret.encode()
     monkeypatch.setattr(talk, "screen_for", lambda name: StillTyping())
     # In this process: starting another one may take longer than the token lasts.
     token = Tokens(TokenSettings(), shared_secret(secret), SystemClock()).mint(User("default", "alice"), 5)
-    talked = program.run("chat", "open", chat_id, "--token", token)
+    talked = serving.run("chat", "open", chat_id, "--token", token)
     assert talked.returncode == 1 and "just in time ✓" in talked.stdout
     last = talked.stderr.splitlines()[-1]
     assert "the token has expired" in last and "holdfast token --user" in last
@@ -315,14 +324,13 @@ def test_a_pipe_without_a_server_is_told_at_once(program: Program) -> None:
     assert refused.returncode == 1 and "there is no server at" in refused.stderr
 
 
-def test_a_terminal_shows_history_a_prompt_and_what_comes(program: Program) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
-    program.ok("chat", "send", chat_id, "said before", "-u", "bob")
-    with pseudo_terminal(program, chat_id) as (pid, terminal):
+def test_a_terminal_shows_history_a_prompt_and_what_comes(serving: Program) -> None:
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
+    serving.ok("chat", "send", chat_id, "said before", "-u", "bob")
+    with pseudo_terminal(serving, chat_id) as (pid, terminal):
         seen = read_until(terminal, b"alice> ")
         assert b"bob: said before" in seen
-        program.ok("chat", "send", chat_id, "said now", "-u", "bob")
+        serving.ok("chat", "send", chat_id, "said now", "-u", "bob")
         read_until(terminal, b"bob: said now")
         os.write(terminal, "grüße\x7fe, world\r".encode())
         assert "alice: grüße, world ✓".encode() in read_until(terminal, "world ✓".encode())
@@ -331,10 +339,9 @@ def test_a_terminal_shows_history_a_prompt_and_what_comes(program: Program) -> N
         assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(program: Program) -> None:
-    program.serve()
-    chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
-    with pseudo_terminal(program, chat_id) as (pid, terminal):
+def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(serving: Program) -> None:
+    chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
+    with pseudo_terminal(serving, chat_id) as (pid, terminal):
         assert b"/quit or Ctrl+D leaves" in read_until(terminal, b"alice> ")
         os.write(terminal, b"/help\r")
         read_until(terminal, b"send a line that begins with /")
@@ -345,7 +352,7 @@ def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(p
         os.write(terminal, b"/quit\r")
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-    said = json.loads(program.ok("chat", "history", chat_id, "-u", "alice", "--json"))
+    said = json.loads(serving.ok("chat", "history", chat_id, "-u", "alice", "--json"))
     assert [message["content"] for message in said["messages"] if message["kind"] == "text"] == ["/shrug"]
 
 
