@@ -5,9 +5,9 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# One worker more than there are cores, for many tests wait, but not more than have an engine each to spare;
+# Two workers per core, for many tests wait, but not more than have an engine each to spare;
 # `make test ARGS=-n0` runs the tests one by one.
-PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))') --dist worksteal
+PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(min(2 * (os.cpu_count() or 1), 4))') --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint format docs bench results dev-engines lock clean
