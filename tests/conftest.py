@@ -6,6 +6,7 @@ in the end. An example of a property may take its time: a machine that pauses di
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import hypothesis
@@ -28,3 +29,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("markexpr") != "alone" or collection_path.suffix != ".py":
         return None
     return "pytest.mark.alone" not in collection_path.read_text() or None
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves stay: looking through all of them for garbage would take half a second each time."""
+    gc.freeze()

@@ -22,6 +22,7 @@ from holdfast.access.tokens import TokenSettings
 from holdfast.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMAND: Any = typer.main.get_command(app)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 # Every name of a metric in the seeds (failure handling and backpressure; sequencing; the control plane of limits).
@@ -109,8 +110,7 @@ def _commands_of_line(line: str) -> Iterator[list[str]]:
 
 def complaint_about(words: list[str]) -> str | None:
     """What is wrong with a command, by the program's own tree of commands."""
-    command: Any = typer.main.get_command(app)
-    path = "holdfast"
+    command, path = COMMAND, "holdfast"
     options = _options(command)
     rest = list(words)
     while rest and hasattr(command, "commands"):
