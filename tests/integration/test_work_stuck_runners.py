@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from work_stores import embedded_work, postgres_work, until
 
@@ -20,6 +21,9 @@ from holdfast.work.watchdog import EXIT_CODE
 SETTINGS = WorkerSettings(
     concurrency=2, stuck_max=1, cancel_seconds=0.1, balance_seconds=0.2, poll_max_seconds=0.05, drain_seconds=2
 )
+OTHERS = "FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+SEATS = "SELECT array_agg(id) FROM holdfast_work.instance"
+CONNECTIONS_MAX = 8
 STUCK = 3
 """As many as it takes: each beyond stuck_max costs a runner."""
 
@@ -140,6 +144,48 @@ def test_a_worker_whose_task_the_program_cancels_is_started_again(caplog: pytest
                     for task in asyncio.all_tasks() - {asyncio.current_task()}:
                         task.cancel()
         assert "work.worker_restarted" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_cancels_every_task_while_connections_are_lost_costs_no_seat_and_no_connection(
+    postgres_server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of asyncpg it can cancel the tasks in which connections go back to their pool: they go back all the same."""
+
+    async def main() -> None:
+        ran, judge, ended = list[int](), asyncio.current_task(), asyncio.Event()
+        handlers, asking = _handlers(ran, asyncio.Event()), set[asyncio.Task[Any]]()
+        async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
+            admin = await asyncpg.connect(postgres_server.url)
+
+            @handlers.handle(dict, type="Hostile")
+            async def cancel_all(ctx: Context, _: dict[str, Any]) -> None:
+                for _ in range(10):
+                    await admin.fetch(f"SELECT pg_terminate_backend(pid) {OTHERS}")
+                    for _ in range(5):
+                        asking.add(asyncio.create_task(o.store.find(Query())))
+                        for task in asyncio.all_tasks() - {judge, asyncio.current_task()}:
+                            task.cancel()
+                        await asyncio.sleep(0.001)
+                ended.set()
+
+            async with Worker(o.store, handlers, settings=SETTINGS).running():
+                await o.store.enqueue(_good(5))
+                await until(lambda: len(ran) == 5)
+                seat = await admin.fetchval(SEATS)
+                await o.store.enqueue([Draft("Hostile", b"{}")])
+                await ended.wait()
+                await asyncio.gather(*asking, return_exceptions=True)
+                async with asyncio.timeout(10), AsyncExitStack() as stack:
+                    for _ in range(CONNECTIONS_MAX):
+                        await stack.enter_async_context(o.store._pools.calls.acquire())
+                await o.store.enqueue(_good(5))
+                await until(lambda: len(ran) == 10)
+                assert await admin.fetchval(SEATS) == seat, "it kept its seat"
+                assert await admin.fetchval(f"SELECT count(*) {OTHERS}") <= 2 * CONNECTIONS_MAX + 3
+            await admin.close()
+        assert "work.cancellation_refused" in caplog.text and "work.worker_restarted" not in caplog.text
 
     asyncio.run(main())
 

@@ -59,6 +59,19 @@ def test_it_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
     asyncio.run(main())
 
 
+def test_a_handler_that_cancels_every_task_does_not_make_the_loop_look_stuck() -> None:
+    async def main() -> None:
+        store = Store()
+        async with heartbeat(store, stuck_after=0.1).beating():
+            await until(lambda: bool(store.beats))
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            cancelled_at = time.monotonic()
+            await until(lambda: store.beats[-1] > cancelled_at + 0.2)
+
+    asyncio.run(main())
+
+
 class Watched(ManualClock):
     """Counts how often it is looked at; the heartbeat does so before each beat."""
 
