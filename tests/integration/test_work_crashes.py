@@ -179,6 +179,7 @@ def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
                 hand = await Hand.sit(o.store)
                 await hand.turn()
                 await hand.turn(running=[suspect])
+                await o.kill(hand.seat)
             handlers, begun, gate = Handlers(), list[int](), asyncio.Event()
 
             @handlers.handle(dict, type="order", stream=lambda _: None)

@@ -1,4 +1,4 @@
-"""Two workers on one SQLite file: the second says who has it, waits, and takes over when the first is gone."""
+"""Two workers on one embedded store: the second says who has it, waits, and takes over when the first is gone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work_stores import until
+from work_stores import embedded_work, until
 
+from holdfast.errors import InternalError
 from holdfast.work.contract import SeatTaken
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Draft
 from holdfast.work.sqlite import SqliteWork
+from holdfast.work.sqlite.seat_lock import SeatLock
 
 CHILD = """
 import asyncio, sys
@@ -66,14 +68,77 @@ def test_a_seat_is_free_for_others_when_its_worker_has_left(tmp_path: Path) -> N
         seat = await one.join("one")
         with pytest.raises(SeatTaken, match=f"process {os.getpid()} "):
             await two.join("two")
-        again = await one.join("one again")
         await seat.leave()
-        with pytest.raises(SeatTaken):
-            await two.join("two")
-        await again.leave()
         await two.join("two")
         await two.close()
         await (await one.join("one")).leave()
         await one.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
+    engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        handlers, ran = Handlers(), list[int]()
+
+        @handlers.handle(dict, type="Good")
+        async def work(ctx: Context, _: dict[str, Any]) -> None:
+            ran.append(ctx.fence)
+
+        async with embedded_work(tmp_path / "work.db" if engine == "sqlite" else None) as o:
+            first = Worker(o.store, handlers, name="first")
+            async with first.running():
+                await o.store.enqueue([Draft("Good", b"{}")])
+                await until(lambda: ran)
+                with pytest.raises(SeatTaken, match="the worker 'first' runs the jobs of this store"):
+                    await o.store.join("by hand")
+                async with Worker(o.store, handlers, name="second").running():
+                    await until(lambda: "work.seat_taken" in caplog.text)
+                    await o.store.enqueue([Draft("Good", b"{}")] * 20)
+                    await until(lambda: len(ran) == 21)
+                    assert len(set(ran)) == 1, "the first kept its seat"
+                    first.stop()
+                    await o.store.enqueue([Draft("Good", b"{}")])
+                    await until(lambda: len(set(ran)) == 2)
+        assert "work_lease_lost" not in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_join_that_fails_leaves_the_seat_free(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
+        with pytest.raises(InternalError):
+            await one.join(object())  # type: ignore[arg-type]
+        for store in (one, two):
+            await (await store.join("worker")).leave()
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_forked_child_does_not_keep_the_seat_of_its_parent(tmp_path: Path) -> None:
+    lock, other = SeatLock(tmp_path / "work.db"), SeatLock(tmp_path / "work.db")
+    lock.take()
+    started, started_by_child = os.pipe()
+    waits, ends = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ends)
+        os.write(started_by_child, b"1")
+        os.read(waits, 1)
+        os._exit(0)
+    try:
+        os.read(started, 1)
+        with pytest.raises(SeatTaken):
+            other.take()  # the parent has it still
+        lock.release()
+        other.take()
+        other.release()
+    finally:
+        for descriptor in (ends, waits, started, started_by_child):
+            os.close(descriptor)
+        os.waitpid(child, 0)

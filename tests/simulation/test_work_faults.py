@@ -43,6 +43,7 @@ class FaultyWork(MemoryWork):
         self._chance, self._rate = rng, rate
 
     async def join(self, name: str) -> Any:
+        self.on_left()  # whoever comes takes the seat, as if the worker before were dead and did not know it
         seat = await super().join(name)
         plain = seat.process
 

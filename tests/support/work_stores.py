@@ -109,6 +109,7 @@ async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
 
     async def kill(seat: Any) -> None:
         """Its process is gone, and with it the seat's hold: the next one to sit down finds the record."""
+        store.on_left()
 
     try:
         yield Opened(store, pass_time, kill)

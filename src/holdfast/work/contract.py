@@ -440,7 +440,7 @@ class WorkStore(Protocol):
         ...
 
     async def join(self, name: str) -> Seat:
-        """Take a seat. SeatTaken where there is one for all, and another process has it."""
+        """Take a seat. SeatTaken where there is one for all, and another worker has it."""
         ...
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:

@@ -25,6 +25,7 @@ from holdfast.work.contract import (
     Query,
     Report,
     Rewound,
+    SeatTaken,
     Stats,
     TransactionEnded,
     Waiting,
@@ -112,8 +113,8 @@ class EmbeddedWork:
         self._lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
-        self.seat_number = 0
-        """The last seat that was taken."""
+        self._seated: str | None = None
+        """The name of the worker that has the seat."""
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[apsw.Connection]:
@@ -136,12 +137,23 @@ class EmbeddedWork:
         return await self._look(lambda db: db.execute(SQL["position"], (reader,)).get)
 
     async def join(self, name: str) -> EmbeddedSeat:
-        number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
-        self.seat_number = number
+        if self._seated is not None:
+            raise SeatTaken(f"the worker {self._seated!r} runs the jobs of this store: a store has one worker")
+        self.on_joining()
+        self._seated = name
+        try:
+            number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
+        except BaseException:
+            self.on_left()
+            raise
         return EmbeddedSeat(number, name, self)
 
+    def on_joining(self) -> None:
+        """SeatTaken if a worker of another store on the same jobs has the seat."""
+
     def on_left(self) -> None:
-        """The last seat that was taken is free."""
+        """The seat is free."""
+        self._seated = None
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
         values = {**_conditions(query), "limit": limit}
@@ -314,8 +326,7 @@ class EmbeddedSeat:
         try:
             await self._transact(lambda db: db.execute(SQL["leave"], (self.instance,)).fetchall())
         finally:
-            if self._store.seat_number == self.instance:
-                self._store.on_left()
+            self._store.on_left()
 
 
 def _words(items: Sequence[object]) -> str:

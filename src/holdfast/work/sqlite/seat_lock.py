@@ -1,10 +1,15 @@
-"""One worker for each file: a lock beside it, which goes with its process, however that dies."""
+"""One worker for each file: a lock beside it, which goes with its process, however that dies.
+
+A child that the process forks has the lock's descriptor, too, and would keep the lock when its parent is gone: it
+closes it at once, which leaves the lock to the parent.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from pathlib import Path
+from weakref import WeakSet
 
 from holdfast.errors import Unavailable
 from holdfast.work.contract import SeatTaken
@@ -16,11 +21,10 @@ class SeatLock:
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + "-lock")
         self._descriptor: int | None = None
+        _locks.add(self)
 
     def take(self) -> None:
-        """Again if it is ours already. SeatTaken names the process that has it."""
-        if self._descriptor is not None:
-            return
+        """SeatTaken names the process that has it."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -39,3 +43,14 @@ class SeatLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+_locks: WeakSet[SeatLock] = WeakSet()
+
+
+def _release_in_child() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)

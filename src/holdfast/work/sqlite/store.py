@@ -16,7 +16,7 @@ from holdfast.errors import ServerBusy, Unavailable
 from holdfast.sqlite.copies import Part
 from holdfast.sqlite.database import Handle, SqliteSettings, give_up, open_and_migrate
 from holdfast.sqlite.threads import Crew
-from holdfast.work.sqlite.embedded import EmbeddedSeat, EmbeddedWork
+from holdfast.work.sqlite.embedded import EmbeddedWork
 from holdfast.work.sqlite.seat_lock import SeatLock
 from holdfast.work.sqlite.verbs import MIGRATIONS
 
@@ -73,11 +73,11 @@ class SqliteWork(EmbeddedWork):
         reader = Crew("work-reader", [looking], chosen.reads_waiting_max, _busy)
         return cls(path, crew, reader, clock or SystemClock())
 
-    async def join(self, name: str) -> EmbeddedSeat:
+    def on_joining(self) -> None:
         self._lock.take()
-        return await super().join(name)
 
     def on_left(self) -> None:
+        super().on_left()
         self._lock.release()
 
     async def close(self) -> None:
