@@ -22,6 +22,7 @@ from engines import Server
 from holdfast.statements import statements
 from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.work import job
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
@@ -128,6 +129,12 @@ class World:
     def judge(self) -> None:
         verdict = effects_once_in_order(self.history)
         assert verdict.ok, verdict
+
+
+@pytest.fixture(autouse=True)
+def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step in ten fails here, and each would hold up its stream for a second."""
+    monkeypatch.setattr(job, "STORE_RETRY_SECONDS", 0.05)
 
 
 def check(server: Server, plan: Plan, body: Any) -> None:
