@@ -734,6 +734,7 @@ def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> No
         hand = await Hand.sit(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(seq)])
+        await hand.seat.leave()
         for _ in range(3):
             await o.pass_time(3600)
             hand = await Hand.sit(o.store)
@@ -746,6 +747,41 @@ def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> No
         (dead,) = await o.store.dead(Query())
         assert (dead.attempt, dead.strikes, dead.crashes, dead.reason) == (1, 1, 3, Reason.POISON_MESSAGE)
         assert dead.error == "its worker died 3 times while it was in flight; before that: ValueError: boom"
+
+    check(opened, body)
+
+
+def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_death(opened: Opener) -> None:
+    async def body(o: Opened) -> None:
+        (seq,) = await o.store.enqueue([draft()])
+
+        async def sits() -> Hand:
+            await o.pass_time(86400)
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            return hand
+
+        async def dies() -> None:
+            hand = await sits()
+            await hand.call(running=[seq])
+            await o.kill(hand.seat)
+
+        for crashes in (0, 1):
+            (entry,) = await o.store.find(Query())
+            assert entry.crashes == crashes
+            await dies()
+            await (hand := await sits()).seat.leave()
+        hand = await sits()
+        assert hand.jobs[seq].crashes == 2, "it runs alone"
+        await hand.turn(failed=[hand.failure(seq)], running=[seq])
+        await hand.seat.leave()
+        await (hand := await sits()).seat.leave()
+        assert hand.jobs[seq].crashes == 1, "alone, it did not kill its worker: but it may yet"
+        await dies()
+        await dies()
+        await sits()
+        (dead,) = await o.store.dead(Query())
+        assert (dead.crashes, dead.attempt, dead.reason) == (3, 1, Reason.POISON_MESSAGE)
 
     check(opened, body)
 

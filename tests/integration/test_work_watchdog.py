@@ -8,17 +8,18 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from work_stores import Opened, embedded_work, postgres_work, until
+from work_stores import Hand, Opened, draft, embedded_work, postgres_work, until
 
 from holdfast.work import watchdog
-from holdfast.work.contract import Query
+from holdfast.work.contract import Query, Report
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, Reason, State
+from holdfast.work.job import Action, Draft, Reason, State, Verdict
 from holdfast.work.memory import MemoryWork
 from holdfast.work.watchdog import EXIT_CODE, Watchdog
 
@@ -92,6 +93,32 @@ async def _taken_at_once(store: Any, seq: int) -> None:
 
     async with Worker(store, handlers, settings=WorkerSettings(poll_max_seconds=0.05)).running():
         await asyncio.wait_for(ran.wait(), 10)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A failure alone would leave a suspect one crash: it did not kill its worker."""
+    where = tmp_path / "work.db" if engine == "sqlite" else request.getfixturevalue("postgres_server").url
+
+    async def body() -> None:
+        async with embedded_work(where) if engine == "sqlite" else postgres_work(where) as o:
+            (seq,) = await o.store.enqueue([draft()])
+            for crashes in (0, 1, 2):
+                await o.pass_time(86400)
+                hand = await Hand.sit(o.store)
+                await hand.turn()
+                assert hand.jobs[seq].crashes == crashes
+                failed = hand.failure(seq)
+                if crashes == 2:
+                    failed = replace(failed, verdict=Verdict(Action.DEAD, Reason.POISON_MESSAGE, strike=True))
+                await asyncio.to_thread(hand.seat.give_up, Report(failed=[failed]), seq)
+                await o.kill(hand.seat)
+            (dead,) = await o.store.dead(Query())
+            assert (dead.crashes, dead.attempt, dead.strikes) == (3, 3, 3)
+
+    asyncio.run(body())
 
 
 def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:

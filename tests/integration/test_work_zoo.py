@@ -50,8 +50,6 @@ class Case:
     says: str = ""
     hasty: bool = False
     dead: bool = False
-    postgres: Reason | None = None
-    """How it ends on PostgreSQL, where that differs."""
 
 
 CASES: dict[str, Case] = {}
@@ -155,15 +153,14 @@ class Zoo:
         wanted = CASES[name]
         kind = Hasty if wanted.hasty else Animal
         (seq,) = await self.o.store.enqueue([self.handlers.draft(kind(name))])
-        ends = wanted.postgres if wanted.postgres is not None and self.o.store.shared else wanted.ends
-        entry = await self._outcome(seq, dead=wanted.dead or ends == Reason.VALIDATION_FAILURE)
+        entry = await self._outcome(seq, dead=wanted.dead or wanted.ends == Reason.VALIDATION_FAILURE)
         await self.all_runners_meet()
         if entry is None:
-            assert ends == DONE, f"it was done, not {ends!r}"
+            assert wanted.ends == DONE, f"it was done, not {wanted.ends!r}"
         else:
             told = f"{entry.error_type}: {entry.error}"
-            assert (entry.reason, entry.attempt) == (ends, 1), told
-            assert wanted.says in told or wanted.postgres is not None
+            assert (entry.reason, entry.attempt) == (wanted.ends, 1), told
+            assert wanted.says in told
             if entry.dead_at is None:
                 await self.o.store.bury([seq], by="zoo", why="judged")
         leaked, self.leaked = self.leaked, []
@@ -588,21 +585,54 @@ async def uses_savepoints_in_its_transaction(zoo: Zoo, ctx: Context) -> None:
             await execute(connection, statement)
 
 
-@case(says="TransactionEnded", postgres=Reason.DEPENDENCY_FAILURE)
+async def close(connection: Any) -> None:
+    closed = connection.close()
+    if closed is not None:
+        await closed
+
+
+@case(says="TransactionEnded")
 async def closes_the_connection_of_its_transaction(zoo: Zoo, ctx: Context) -> None:
     async with ctx.transaction() as connection:
-        closed = connection.close()
-        if closed is not None:
-            await closed
+        await close(connection)
 
 
-@case(says="ConnectionClosedError", postgres=Reason.DEPENDENCY_FAILURE)
+@case(says="TransactionEnded")
+async def terminates_the_connection_of_its_transaction(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        connection.terminate() if zoo.o.store.shared else connection.close()
+
+
+@case()
 async def uses_the_connection_that_it_closed(zoo: Zoo, ctx: Context) -> None:
     async with ctx.transaction() as connection:
-        closed = connection.close()
-        if closed is not None:
-            await closed
+        await close(connection)
         await execute(connection, "SELECT 1")
+
+
+@case(says="of its own")
+async def raises_after_it_closed_the_connection(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        await close(connection)
+        raise ValueError("of its own")
+
+
+@case(says="twice_id_key")
+async def leaves_what_a_deferred_constraint_refuses(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        if not zoo.o.store.shared:
+            raise ValueError("SQLite has no such constraint but foreign keys, which are off: twice_id_key")
+        await execute(connection, "CREATE TEMP TABLE twice (id integer UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        await execute(connection, "INSERT INTO twice VALUES (1), (1)")
+
+
+@case()
+async def swallows_the_failure_of_a_statement(zoo: Zoo, ctx: Context) -> None:
+    async with ctx.transaction() as connection:
+        with suppress(Exception):
+            await execute(connection, "SELECT no_such_column")
+        if not zoo.o.store.shared:
+            raise ValueError("SQLite goes on after it")
 
 
 @case(ends=DONE)

@@ -20,9 +20,23 @@ _NOT_OURS = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatemen
 
 
 class SessionConnection(asyncpg.Connection):  # type: ignore[misc]  # it has no types
-    """Has its settings from SET, also after its pool has reset it: poolers refuse most settings at startup."""
+    """Has its settings from SET, also after its pool has reset it: poolers refuse most settings at startup.
 
-    __slots__ = ("set_again",)
+    Tells whether this program has closed it (``was_closed``), or whether it was lost.
+    """
+
+    __slots__ = ("_closed_here", "set_again")
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        self._closed_here = True
+        await super().close(timeout=timeout)
+
+    def terminate(self) -> None:
+        self._closed_here = True
+        super().terminate()
+
+    def was_closed(self) -> bool:
+        return getattr(self, "_closed_here", False)
 
     def get_reset_query(self) -> str:
         return f"{super().get_reset_query()}\n{self.set_again}"

@@ -213,7 +213,7 @@ class Job(Struct, frozen=True, gc=False):
 
     @property
     def suspect(self) -> bool:
-        """Was running when a process died; such jobs run one at a time, so that the culprit is found."""
+        """Was in flight when a process died; few such jobs run at once, so that the culprit is found."""
         return self.crashes > 0
 
 

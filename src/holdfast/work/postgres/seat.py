@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -35,7 +35,7 @@ from holdfast.work.contract import (
 )
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure, Reason
 from holdfast.work.outbox import arguments
-from holdfast.work.postgres.errors import FOREIGN, cut_off, translate, translated
+from holdfast.work.postgres.errors import CUT_OFF, FOREIGN, GIVEN_UP, cut_off, translate, translated
 from holdfast.work.postgres.heartbeat import Beat, Heartbeat
 from holdfast.work.postgres.sweep import Doze, Sweep
 
@@ -163,9 +163,11 @@ class PostgresSeat:
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
         own: BaseException | None = None  # what the handler itself raises is its own matter
+        was_closed: Callable[[], bool] | None = None
         try:
             async with self._pools.transactions.acquire() as connection, connection.transaction():
                 xid = await connection.fetchval(SQL["transaction"])
+                was_closed = connection.was_closed
                 self._lent[job.seq] = connection
                 try:
                     yield connection
@@ -182,6 +184,10 @@ class PostgresSeat:
         except FOREIGN as error:
             if error is own:
                 raise
+            if was_closed is not None and was_closed():
+                raise own or TransactionEnded("the connection is closed") from error
+            if not isinstance(error, (*GIVEN_UP, *CUT_OFF)):
+                raise  # what the handler has stored, or left undone, is refused: a deferred constraint, say
             raise translate(error) from error
 
     def revoke(self, job: Job) -> None:
@@ -255,11 +261,11 @@ class PostgresSeat:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
                 connection = await asyncpg.connect(self._url)
                 async with connection.transaction():
+                    values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, Want()))
+                    if (await connection.fetchrow(SQL["process"], *values))["lost"]:
+                        raise LeaseLost(_LOST)
                     if culprit is not None:
                         await connection.execute(SQL["count_crash"], culprit)
-                    values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, Want()))
-                    await connection.fetchrow(SQL["process"], *values)
-                    if culprit is not None:
                         await connection.execute(SQL["leave"], self.instance)
                     await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
 

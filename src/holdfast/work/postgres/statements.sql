@@ -81,8 +81,9 @@ SELECT pg_current_xact_id()::text = $4::text AS same, EXISTS (SELECT FROM owned)
 UPDATE holdfast_work.instance SET running = '{}' WHERE id = $1
 
 -- name: count_crash
--- $1 seq
-UPDATE holdfast_work.job SET crashes = crashes + 1 WHERE seq = $1
+-- After its failure was stored, which may have buried it. $1 seq
+WITH kept AS (UPDATE holdfast_work.job SET crashes = crashes + 1 WHERE seq = $1)
+UPDATE holdfast_work.dead SET crashes = crashes + 1 WHERE seq = $1
 
 -- name: bury_left
 -- $1 crashes at which a job is poison, $2 the instance that has left

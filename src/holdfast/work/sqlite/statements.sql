@@ -24,8 +24,10 @@ DELETE FROM block WHERE head IN (SELECT value FROM json_each(?1))
 
 -- name: keep_failed
 -- A failed job that is tried again or parked; counts once because it names the attempt. What is only put off (not
--- counted) keeps what is known of its own failure.
-UPDATE job SET attempt = attempt + :counted, strikes = strikes + :strike, stages = stages | :stages,
+-- counted) keeps what is known of its own failure. A run that is reported did not kill its worker, so a job that ran
+-- alone stays a suspect, but does not run alone again before the next death.
+UPDATE job SET attempt = attempt + :counted, strikes = strikes + :strike, crashes = min(crashes, 1),
+       stages = stages | :stages,
        state = CASE WHEN state = 3 THEN 3 ELSE :state END, due_at = CASE WHEN state = 3 THEN NULL ELSE :due_at END,
        reason = CASE WHEN :counted THEN :reason ELSE coalesce(reason, :reason) END,
        error_type = CASE WHEN :counted THEN :error_type ELSE coalesce(error_type, :error_type) END,
@@ -127,8 +129,11 @@ DELETE FROM seat WHERE id = ?1
 SELECT seq FROM (SELECT seq, crashes, max(crashes) OVER () AS most FROM job WHERE seq IN (SELECT value FROM json_each(?1)))
  WHERE crashes > 0 OR most = 0
 
--- name: count_crash
+-- name: count_crash_job
 UPDATE job SET crashes = crashes + 1 WHERE seq = ?1
+
+-- name: count_crash_dead
+UPDATE dead SET crashes = crashes + 1 WHERE seq = ?1
 
 -- name: crash
 -- No attempt and no strike. A failure of its own says more than that somebody died; but of poison everything is said.

@@ -94,11 +94,11 @@ def take_seat(db: apsw.Connection, name: str, now: float) -> int:
 def give_up(db: apsw.Connection, seat: int, report: Report, culprit: int | None, now: float) -> None:
     """See ``contract.Seat.give_up``. Without a culprit the seat stays, and the next one blames what is in flight."""
     fenced(db, seat)
-    if culprit is not None:
-        db.execute(SQL["count_crash"], (culprit,))
     apply(db, report, now, Claimed())
     db.execute(SQL["record_running"], (json.dumps(report.running),))
     if culprit is not None:
+        for table in ("job", "dead"):  # its failure may have buried it
+            db.execute(SQL[f"count_crash_{table}"], (culprit,))
         db.execute(SQL["leave"], (seat,))
 
 

@@ -10,6 +10,8 @@ $$;
 -- while it ran.
 -- actions: 1 retry, 2 park, 3 dead, 4 postpone (no attempt counted), 5 dead as poison (reason: what it failed with at
 -- last); policies: 0 block, 1 skip, 2 park.
+-- A run that is reported did not kill its worker, so a job that ran alone stays a suspect, but does not run alone again
+-- before the next death.
 CREATE OR REPLACE FUNCTION holdfast_work.fail(
     seqs bigint[], attempts integer[], actions smallint[], delays float8[], strike boolean[], policies smallint[],
     reasons smallint[], stages_done integer[], error_types text[], errors text[], traces text[], fingerprints text[]
@@ -23,6 +25,7 @@ LANGUAGE sql AS $$
         UPDATE holdfast_work.job AS j
            SET attempt = j.attempt + CASE WHEN g.action = 4 THEN 0 ELSE 1 END,
                strikes = j.strikes + g.strike::integer,
+               crashes = least(j.crashes, 1),
                stages = j.stages | g.stages,
                state = CASE WHEN g.action = 2 OR j.state = 3 THEN 3 ELSE 1 END,  -- parked while it ran: it stays so
                due_at = CASE WHEN g.action = 2 OR j.state = 3 THEN NULL ELSE clock_timestamp() + g.delay * interval '1 second' END,
