@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, reaching
+from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, at_home, reaching
 from holdfast.errors import InvalidMessage, NotFound
 
 revoke = group("Make tokens worthless: one, a user's, a device's, a tenant's.")
@@ -159,6 +159,25 @@ def undo_revocation(
     """
     lifted = reach.as_operator().delete("/admin/revocations", str(number), reason=reason)
     show.told(reach, lifted, f"{lifted['kind']} {number} is lifted")
+
+
+@revoke.command("reset")
+@at_home
+def reset_revocations(reach: Reach, reason: ReasonOption = ASKED) -> None:
+    """Begin again without revocations where their file, access.db, is lost: nobody is cut off then.
+
+    On the state directory of a stopped server.
+    A server that has had revocations does not start without the file: put it back if you can.
+
+    Example:
+
+    \b
+      holdfast revoke reset --reason "disk lost, ticket 4711"
+    """
+    from holdfast.node.revocations_file import reset_revocations
+
+    reset_revocations(reach.state_path, reason)
+    show.told(reach, {"reset": True}, "nobody is cut off by revocations, bans and mutes of tenants any more")
 
 
 @reaching

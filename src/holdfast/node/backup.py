@@ -42,7 +42,7 @@ def require_whole(state: Path) -> None:
 
     A first start makes them one after the other, so only the last may be empty because it was killed. That one is
     missing is possible only of ``chats.db``: the others may be in an engine of their own. ``access.db`` is not among
-    them: servers that could not revoke had none, so that it may be new beside all others.
+    them: servers that could not revoke had none (``revocations_file``).
     """
     names = [part.name for part in (CHATS, LIMITS, WORK, WEBHOOKS)]
     sizes = [_size(state / name) for name in names]

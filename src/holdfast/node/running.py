@@ -11,18 +11,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
 import uvloop
 
 from holdfast import telemetry
 from holdfast.access.revocations.in_force import RevocationsInForce
-from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.access.secrets import open_secrets
 from holdfast.api.app import make_app
 from holdfast.api.strangers import Strangers
-from holdfast.clock import Clock, Ids, SystemClock, timestamp
+from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
 from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.limits.disk import kept_name
@@ -31,11 +29,11 @@ from holdfast.node.backup import Backups, require_whole
 from holdfast.node.http import bound, serving
 from holdfast.node.node import Node
 from holdfast.node.posture import posture
+from holdfast.node.revocations_file import open_revocations
 from holdfast.node.work import working
 from holdfast.settings import Settings, differences
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
-from holdfast.webhooks.sqlite import WEBHOOKS
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 NEW_OBJECTS_MAX = 10_000
@@ -100,16 +98,6 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
         raise InternalError("a part of the server ended by a defect, which its log tells; start it again")
 
 
-async def _open_revocations(state: Path, clock: Clock, stack: AsyncExitStack) -> SqliteRevocations:
-    """The list of who is cut off. A server from before it had none: so a missing file is no error, but is told."""
-    if not (state / ACCESS.name).exists() and (state / WEBHOOKS.name).exists():
-        detail = "nobody is cut off; after an upgrade that is right, else put the file back"
-        telemetry.log.warning("access.revocations_missing", file=ACCESS.name, detail=detail)
-    store = await SqliteRevocations.open(state / ACCESS.name, clock)
-    stack.push_async_callback(store.close)
-    return store
-
-
 @asynccontextmanager
 async def running(settings: Settings, about_to_serve: Callable[[], None] = lambda: None) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving it drains. Whom it answers may rely on ``about_to_serve``."""
@@ -128,7 +116,9 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
         )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
         limits = await stack.enter_async_context(opened(settings.limits, state, node_id, DEFAULT_RULES, clock))
-        revocations = RevocationsInForce(await _open_revocations(state, clock, stack), clock)
+        stored = await open_revocations(state, clock, store)
+        stack.push_async_callback(stored.close)
+        revocations = RevocationsInForce(stored, clock)
         await revocations.refresh()
         node = Node(settings, store, clock, secrets, keys, revocations, limits)
         await stack.enter_async_context(node.roles())

@@ -1,0 +1,75 @@
+"""The file of revocations, ``access.db``: a server does not start without one that it has had.
+
+Without the file nobody is cut off. Every revocation is in the audit log before it is made: where the log has one and
+the file is not there, it was lost, and the start fails until somebody puts it back or gives it up. Servers from before
+revocations have neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from pathlib import Path
+from typing import get_args
+
+from holdfast.access.revocations.contract import RevocationKind
+from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
+from holdfast.access.secrets import read_secrets
+from holdfast.clock import Clock, SystemClock, timestamp
+from holdfast.errors import InvalidMessage, StateCorrupted
+from holdfast.message import User
+from holdfast.store.changes import Act
+from holdfast.store.contract import Store
+from holdfast.store.sqlite import SqliteStore
+from holdfast.store.state import CHATS_NAME, held
+
+_ACTS = frozenset(f"{kind}.revoke" for kind in get_args(RevocationKind)) | {"user.ban", "user.mute"}
+_PAGE = 1_000
+
+
+async def open_revocations(state: Path, clock: Clock, store: Store) -> SqliteRevocations:
+    """The stored revocations. StateCorrupted if there have been some and their file is gone, or empty."""
+    file = state / ACCESS.name
+    if _is_lost(file) and await _has_revoked(store):
+        raise StateCorrupted(
+            f"{file} is gone or empty, and with it who is cut off: put it back (a backup has a copy), or, to let "
+            "everybody in again, run `holdfast revoke reset`",
+            file=str(file),
+        )
+    return await SqliteRevocations.open(file, clock)
+
+
+def reset_revocations(state: Path, reason: str) -> None:
+    """Begin without revocations in the state directory of a stopped server that has lost them; recorded first.
+
+    StateDirectory if a server runs on the directory, or never did; InvalidMessage if the file is there.
+    """
+    read_secrets(state)
+    with held(state) as directory:
+        if not _is_lost(directory / ACCESS.name):
+            raise InvalidMessage(
+                f"{directory / ACCESS.name} is there: lift single revocations with `holdfast revoke undo`; nothing "
+                "was changed"
+            )
+        asyncio.run(_reset(directory, reason))
+
+
+async def _reset(state: Path, reason: str) -> None:
+    clock = SystemClock()
+    act = Act(User("", getpass.getuser()), timestamp(clock.now()), "", operator=True, reason=reason)
+    async with SqliteStore(state / CHATS_NAME) as store:
+        await store.record(act, "revocations.reset", ACCESS.name)
+    await (await SqliteRevocations.open(state / ACCESS.name, clock)).close()
+
+
+def _is_lost(file: Path) -> bool:
+    return not file.exists() or not file.stat().st_size
+
+
+async def _has_revoked(store: Store) -> bool:
+    after = 0
+    while records := await store.audit(after, _PAGE):
+        if any(record.action in _ACTS for record in records):
+            return True
+        after = records[-1].number
+    return False
