@@ -157,7 +157,7 @@ def test_too_many_and_too_old_become_dead_letters_that_say_why(opener: Opener, t
         await endpoints.disable("ep_1", "by an operator: gone", timestamp(clock.now()))
         settings = WebhookSettings(parked_max=1000 if aged else 5)
         async with opener() as opened:
-            parking = Parking(endpoints, opened.store, lambda _: None, clock, settings)
+            parking = Parking(endpoints, opened.store, lambda _: None, lambda _: None, clock, settings)
             seqs = await opened.store.enqueue([_draft("ep_1", n) for n in range(8)])
             others = await opened.store.enqueue([_draft("ep_2", n) for n in range(8)])
             await parking.update()
@@ -193,7 +193,7 @@ def test_what_came_before_an_endpoint_was_disabled_is_kept_from_then_on(tmp_path
             clock.ahead = 30 * DAY
             await endpoints.disable("ep_1", "by an operator", timestamp(clock.now()))
             await endpoints.disable("ep_1", "the endpoint answered 410 Gone", timestamp(clock.now() + DAY))
-            parking = Parking(endpoints, opened.store, lambda _: None, clock, WebhookSettings())
+            parking = Parking(endpoints, opened.store, lambda _: None, lambda _: None, clock, WebhookSettings())
             await parking.update()
             for days, left in ((30, 1), (36.9, 1), (37.1, 0)):
                 clock.ahead = days * DAY

@@ -7,20 +7,24 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from webhook_scene import Receiver, Scene, entry, receiving, scene, until
+from webhook_scene import SECRET, Receiver, Scene, entry, receiving, scene, until
 
 from holdfast.message import Entry
 from holdfast.webhooks.calling import Caller
+from holdfast.webhooks.contract import Delivery, Endpoint
 from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import WorkerSettings
 
 CHATS = 24
-WORKER = WorkerSettings(concurrency=16, jobs_max=128, poll_max_seconds=0.02, balance_seconds=0.5, drain_seconds=0.1)
+WORKER = WorkerSettings(concurrency=32, jobs_max=128, poll_max_seconds=0.02, balance_seconds=0.5, drain_seconds=0.1)
+MANY = replace(WORKER, concurrency=100, jobs_max=4096)
 PATIENT = WebhookSettings(private_allowed=True, timeout_seconds=120, connect_timeout_seconds=120)
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -105,6 +109,29 @@ def test_a_neighbour_gets_everything_while_a_receiver_never_answers(tmp_path: Pa
             assert len(calls) == 4, "calls at once to the bad one, all of them still under way"
             assert not await stage.endpoints.deliveries("ep_bad")
             assert all(sequences == sorted(sequences) for sequences in by_chat(neighbour).values())
+
+    run(main())
+
+
+@pytest.mark.parametrize("tenants", [1, 120])
+def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(tmp_path: Path, tenants: int) -> None:
+    """What the log says of their last calls counts from the start; nothing here ever times out."""
+
+    async def main() -> None:
+        async with misbehaving(read_all_and_wait) as (url, calls), receiving() as good:
+            endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
+            for n in range(121):
+                name, seconds = (f"ep_{n}", 10.0) if n else ("ep_good", 0.01)
+                where, tenant = url if n else good.url, f"t{n % tenants}"
+                await endpoints.add(Endpoint(name, tenant, where, SECRET, "", "2026-01-01"))
+                await endpoints.log(Delivery(name, "", "", 0, 1, "2026-01-01", 0, seconds))
+            await endpoints.close()
+            async with scene(tmp_path, settings=PATIENT, worker=MANY) as stage:
+                stage.log.entries += [entry(n + 1, f"c{n}", f"t{n}") for n in range(tenants)]
+                await until(lambda: len(calls) == (25 if tenants == 1 else 50))
+                stage.log.entries += [entry(n, f"good{n % 4}", "t0") for n in range(201, 209)]
+                await until(lambda: len(good.calls) == 9)
+                assert len(calls) == (25 if tenants == 1 else 50)
 
     run(main())
 

@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
 from holdfast.message import Entry, Message
 from holdfast.webhooks.contract import JOB_TYPE, Endpoint
-from holdfast.webhooks.delivery import Deliveries, WebhookSettings, with_webhooks
+from holdfast.webhooks.delivery import Deliveries, WebhookSettings, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.reader import Reader
 from holdfast.webhooks.signing import new_secret
@@ -150,8 +150,9 @@ async def scene(
         reader = Reader(log, endpoints, jobs, clock)
         quick = worker or WorkerSettings(concurrency=8, poll_max_seconds=0.02, balance_seconds=0.5)
         running = Worker(jobs, handlers, settings=quick, policies=policies)
-        parking = Parking(endpoints, jobs, running.pause, clock, settings)
+        parking = Parking(endpoints, jobs, running.pause, running.group, clock, settings)
         await parking.update()
+        await recall_paces(endpoints, running.paces)
         async with running.running():
             tasks = [asyncio.create_task(each.run()) for each in (reader, parking)]
             await asyncio.sleep(0)

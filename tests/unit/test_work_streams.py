@@ -399,7 +399,8 @@ DESTINATIONS = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
 def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_job_once(seed: int, cap: int) -> None:
     rng = random.Random(seed)
     stream_of = {seq: rng.choice("abcde") for seq in range(1, 60)}
-    destinations = Destinations({"t": cap} if cap else {})
+    now = 0.0
+    destinations = Destinations({"t": cap} if cap else {}, rng.choice((2, 6, 100)), lambda: now)
     store, streams = Store(dict(stream_of)), Streams(jobs_max=12, per_stream_max=3, destinations=destinations)
     paused: set[tuple[str, str]] = set()
     finished: list[int] = []
@@ -407,6 +408,8 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
     failed: dict[int, Block] = {}
 
     def run_some() -> None:
+        nonlocal now
+        now += rng.random()
         while rng.random() < 0.8 and (job := streams.next()) is not None:
             assert ("t", job.destination) not in paused
             running.append(job)
@@ -443,6 +446,8 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
         streams.add(claimed)
         streams.announced_by_store([job.seq for job in claimed if rng.random() < 0.5])
         run_some()
+        if rng.random() < 0.1:
+            destinations.regroup({("t", name): rng.choice("gh") for name in "xy"})
         if rng.random() < 0.1:
             pauses = {("t", name) for name in "xy" if cap and turn < 2000 and rng.random() < 0.3}
             blocks, backlogs = store.rewind()

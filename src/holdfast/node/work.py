@@ -15,7 +15,7 @@ from holdfast.extras import extra
 from holdfast.message import Message
 from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.store.history import History
-from holdfast.webhooks.delivery import Deliveries, Find, with_webhooks
+from holdfast.webhooks.delivery import Deliveries, Find, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
 from holdfast.webhooks.reader import Reader
@@ -66,8 +66,9 @@ async def working(
         reader, gauges = Reader(log, endpoints, store, clock), _Gauges(store, clock)
         await _begun(reader)
         gauges.told(reader.begun)
-        parking = Parking(endpoints, store, worker.pause, clock, settings.webhooks)
+        parking = Parking(endpoints, store, worker.pause, worker.group, clock, settings.webhooks)
         await parking.update()
+        await recall_paces(endpoints, worker.paces)
         await stack.enter_async_context(worker.running())
         await stack.enter_async_context(role("webhooks", reader.run))
         await stack.enter_async_context(role("work_gauges", gauges.run))

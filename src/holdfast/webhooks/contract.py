@@ -75,6 +75,10 @@ class Endpoints(Protocol):
         """Newest first."""
         ...
 
+    async def last_seconds(self) -> dict[str, float]:
+        """How long the last delivery to each endpoint took, by its id; those without one are left out."""
+        ...
+
     @property
     def version(self) -> int:
         """Rises with every change of endpoints made through this object."""

@@ -27,6 +27,7 @@ from holdfast.resilience import retry_after_seconds
 from holdfast.webhooks.contract import JOB_TYPE, Delivery, Endpoint, Endpoints
 from holdfast.webhooks.guard import check_url
 from holdfast.webhooks.signing import headers
+from holdfast.work.destinations import Paces
 from holdfast.work.failures import JobFailed, JobPostponed
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Draft, Policies, Reason
@@ -98,6 +99,12 @@ def with_webhooks(policies: Policies) -> Policies:
         if reason is not Reason.DEPENDENCY_FAILURE:
             policies = policies.with_type(JOB_TYPE, reason, strike=True, feeds_breaker=False)
     return policies
+
+
+async def recall_paces(endpoints: Endpoints, paces: Paces) -> None:
+    """After a start an endpoint is as slow as its last call was: those that hang do not hold up the others again."""
+    for endpoint_id, seconds in (await endpoints.last_seconds()).items():
+        paces.ended((JOB_TYPE, endpoint_id), seconds)
 
 
 class Deliveries:

@@ -41,11 +41,12 @@ class Parking:
         endpoints: Endpoints,
         jobs: WorkStore,
         pause: Callable[[Collection[tuple[str, str]]], None],
+        group: Callable[[Mapping[tuple[str, str], str]], None],
         clock: Clock,
         settings: WebhookSettings,
     ) -> None:
-        self._endpoints, self._jobs, self._pause, self._clock = endpoints, jobs, pause, clock
-        self._settings = settings
+        self._endpoints, self._jobs, self._clock, self._settings = endpoints, jobs, clock, settings
+        self._pause, self._group = pause, group
         self._version = -1
         self._disabled: Sequence[Endpoint] = ()
         self.status = ParkedStatus()
@@ -61,12 +62,13 @@ class Parking:
                 pass
 
     async def update(self) -> None:
-        """Pause what is disabled now, and nothing else."""
+        """Pause what is disabled now, and nothing else; the endpoints of a tenant are a group of destinations."""
         version = self._endpoints.version
         if version == self._version:
             return
         endpoints = await self._endpoints.all()
         self._disabled = [endpoint for endpoint in endpoints if endpoint.disabled]
+        self._group({(JOB_TYPE, endpoint.endpoint_id): endpoint.tenant for endpoint in endpoints})
         self._pause({(JOB_TYPE, endpoint.endpoint_id) for endpoint in self._disabled})
         self._version = version
         self.status = ParkedStatus(len(endpoints), {each.endpoint_id: 0 for each in self._disabled})

@@ -80,6 +80,7 @@ class Announcing:
         self._loner_in_flight: int | None = None
         self._all_waiting = (self._heads, self._followers, self._suspects, self._loners)
         self._ready: deque[Line | Job] = deque()
+        self._in_turn: Line | None = None
 
     @property
     def startable(self) -> int:
@@ -105,7 +106,9 @@ class Announcing:
         """Whether ``announce`` might find something."""
         if self.isolates:
             return not self.announced
-        return (heads > 0 and (bool(self._heads) or self._has_turn)) or (ahead > 0 and bool(self._followers))
+        if heads > 0 and (self._heads or self._has_turn or (self._capped and self._destinations.has_turn())):
+            return True
+        return ahead > 0 and bool(self._followers)
 
     def announce(self, heads: int, ahead: int) -> None:
         """Choose more waiting jobs to be told to the store as in flight: up to ``heads`` that could start at once,
@@ -116,8 +119,10 @@ class Announcing:
             self._announce(self._loners.popitem(last=False)[0], 1)
         while self._has_turn and heads > 0 and not self.isolates:
             heads -= self._announce(self._suspects.popitem(last=False)[0], 1)
+        heads -= self._announce_waiting(heads)
         while self._heads and heads > 0 and not self.isolates:
             heads -= self._announce(self._heads.popitem(last=False)[0], 1)
+        heads -= self._announce_waiting(heads)
         while self._followers and ahead > 0 and not self.isolates:
             ahead -= self._announce(self._followers.popitem(last=False)[0], ahead)
 
@@ -219,14 +224,18 @@ class Announcing:
             self._loner_in_flight = None
         if self._capped and (destination := self._destinations.of(job)) is not None:
             self._destinations.withdrawn(destination)
-            self._offer_waiting(destination)
 
-    def _offer_waiting(self, destination: Destination) -> None:
-        """Streams that waited for the destination have their turn."""
-        for _ in range(min(len(destination.lines), self._destinations.free(destination))):
-            line, _ = destination.lines.popitem(last=False)
+    def _announce_waiting(self, most: int) -> int:
+        """Streams that waited for their destination have their turn; how many it were."""
+        count = 0
+        while self._capped and count < most and not self.isolates:
+            line = self._in_turn = self._destinations.next_turn()
+            if line is None:
+                break
             line.waits_for = None
-            self._heads[line] = None
+            count += self._announce(line, 1)
+        self._in_turn = None
+        return count
 
     def _announce(self, line: Place, most: int) -> int:
         """Announce what follows in the line, up to its reach, and put it where it belongs then; how many it were."""
@@ -262,13 +271,13 @@ class Announcing:
         return count
 
     def _may_add(self, line: Line, destination: Destination, chosen: int) -> bool:
-        """Whether the line's next job may be announced: nothing of the line is in flight, and the cap not reached."""
+        """Whether the line's next job may be announced: nothing of the line is in flight, and it is its turn."""
         if line.in_flight or chosen:
             return False
-        if self._destinations.free(destination) > 0:
+        if line is self._in_turn or not self._destinations.must_wait(destination):
             return True
-        destination.lines[line] = None
         line.waits_for = destination
+        self._destinations.wait(destination, line)
         return False
 
     def _may_add_suspect(self, place: Place, job: Job, chosen: int) -> bool:
@@ -294,5 +303,5 @@ class Announcing:
         for waiting in self._all_waiting:
             waiting.pop(place, None)
         if isinstance(place, Line) and place.waits_for is not None:
-            del place.waits_for.lines[place]
+            self._destinations.leave(place.waits_for, place)
             place.waits_for = None

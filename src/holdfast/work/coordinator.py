@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, nullcontext
 
 from holdfast import telemetry
@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff
 from holdfast.work.breakers import Breakers
 from holdfast.work.contract import LeaseLost, Seat, SeatTaken, WorkStore
+from holdfast.work.destinations import Paces
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies
@@ -53,9 +54,12 @@ class Worker:
         self._rng = rng or random.Random()
         self._breakers = Breakers(self._settings.breaker, self._clock)
         self._runner = Runner(handlers, policies or Policies(), self._breakers, self._clock, self._rng, hook)
+        self.paces = Paces(self._settings.slow_seconds)
+        """Which destinations are slow; it may be told what was known of them before."""
         self._stopping = asyncio.Event()
         self._shift: Shift | None = None
         self._paused: frozenset[tuple[str, str]] = frozenset()
+        self._groups: dict[tuple[str, str], str] = {}
         self._task: WorkerTask[None]
 
     def stop(self) -> None:
@@ -147,9 +151,18 @@ class Worker:
     def pause(self, destinations: Collection[tuple[str, str]]) -> None:
         """Start no job of these destinations, given with their job type, which has a cap per destination: what waits
         for them stays in the store until a later call leaves them out. What runs ends."""
-        self._paused = frozenset(destinations)
+        if (paused := frozenset(destinations)) == self._paused:
+            return  # what it costs is to read everything again
+        self._paused = paused
         if self._shift is not None:
             self._shift.pause(self._paused)
+
+    def group(self, groups: Mapping[tuple[str, str], str]) -> None:
+        """Destinations, given with their job type, that belong together, each with the name of its group: no group
+        takes all runners. One that is not named is a group of its own."""
+        self._groups = dict(groups)
+        if self._shift is not None:
+            self._shift.group(self._groups)
 
     @property
     def _has_runners(self) -> bool:
@@ -170,7 +183,8 @@ class Worker:
             telemetry.log.warning("work.runners_available", worker=self._name, stuck=len(self._runner.stuck))
 
     async def _serve(self, seat: Seat) -> None:
-        self._shift = Shift(seat, self._store.shared, self._runner, self._settings, self._clock)
+        self._shift = Shift(seat, self._store.shared, self._runner, self._settings, self._clock, self.paces)
+        self._shift.group(self._groups)
         if self._paused:
             self._shift.pause(self._paused)
         if self._stopping.is_set():

@@ -6,29 +6,68 @@ slow ones leave some to those that are idle now (the *dynamic threshold* of shar
 together fill half of the memory, so that what waits for slow ones keeps nothing else in the store. Jobs without a
 stream have no cap.
 
+A destination is *slow* if its last run took longer than ``slow_seconds``, and *new* before its first one has ended. New
+and slow ones together have half of the runners. The destinations of one *group* (a tenant) have half of the runners
+that other groups leave, new and slow ones half of that. So neither many that hang nor all that one tenant has keep the
+others waiting. Destinations that have to wait for this take turns: new ones before slow ones, then groups in turn, and
+the destinations of each.
+
 A *paused* destination has no runner and no memory at all: its jobs wait in the store until it is resumed.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from holdfast.work.job import Job
 
 _FREE_RUNNERS_DIVISOR = 4
+_UNPROVEN_DIVISOR = 2
+_GROUP_RUNNERS_DIVISOR = 2
 _MEMORY_DIVISOR = 16
+PACES_MAX = 10_000
+"""Destinations whose pace is remembered; beyond it the one that ran longest ago is forgotten."""
+
+
+class Pace(IntEnum):
+    """In the order in which they have their turn."""
+
+    QUICK = 0
+    NEW = 1
+    SLOW = 2
+
+
+class Paces:
+    """How long the last run of a destination took; kept for as long as the worker is."""
+
+    def __init__(self, slow_seconds: float = 1.0) -> None:
+        self._slow_seconds = slow_seconds
+        self._known: OrderedDict[tuple[str, str], Pace] = OrderedDict()
+
+    def of(self, target: tuple[str, str]) -> Pace:
+        return self._known.get(target, Pace.NEW)
+
+    def ended(self, target: tuple[str, str], seconds: float) -> None:
+        self._known[target] = Pace.SLOW if seconds > self._slow_seconds else Pace.QUICK
+        self._known.move_to_end(target)
+        if len(self._known) > PACES_MAX:
+            self._known.popitem(last=False)
 
 
 @dataclass(slots=True, eq=False)
 class Destination:
-    """``in_flight``: jobs that are announced. ``jobs`` and ``bytes``: what waits in memory. ``lines``: the streams
-    whose next job waits until fewer are in flight."""
+    """``in_flight``: jobs that are announced, ``began``: when those of them that run did. ``jobs`` and ``bytes``: what
+    waits in memory. ``lines``: the streams whose next job waits until fewer are in flight."""
 
     type: str
     name: str
+    group: str
+    pace: Pace
+    began: dict[int, float] = field(default_factory=dict)
     in_flight: int = 0
     jobs: int = 0
     bytes: int = 0
@@ -38,12 +77,27 @@ class Destination:
 class Destinations:
     """The destinations a worker has jobs of. ``caps`` are by job type; a type that is not in it has none."""
 
-    def __init__(self, caps: Mapping[str, int] | None = None, runners: int = 100) -> None:
-        self._caps, self._runners = dict(caps or {}), runners
+    def __init__(
+        self,
+        caps: Mapping[str, int] | None = None,
+        runners: int = 100,
+        now: Callable[[], float] = lambda: 0.0,
+        paces: Paces | None = None,
+    ) -> None:
+        self._caps, self._runners, self._now, self._paces = dict(caps or {}), runners, now, paces or Paces()
+        self._unproven_max = max(1, runners // _UNPROVEN_DIVISOR)
         self.are_capped = bool(self._caps)
         """Asked before anything else on the way of every job: where no type has a cap, none of this costs anything."""
         self._known: dict[tuple[str, str], Destination] = {}
         self._in_flight = 0
+        self._unproven_in_flight = 0
+        self._in_flight_of: Counter[tuple[str, bool]] = Counter()
+        """By group, and by whether the destination is unproven (new or slow); groups with none are left out."""
+        self._groups: Mapping[tuple[str, str], str] = {}
+        self._turns: dict[Pace, OrderedDict[str, OrderedDict[Destination, None]]] = {
+            pace: OrderedDict() for pace in Pace
+        }
+        """Destinations with lines that wait and may have room, by pace and by group."""
         self.paused: Collection[tuple[str, str]] = frozenset()
         """By type and name; changed only when everything is read again, see ``Streams.rewound``."""
 
@@ -51,7 +105,16 @@ class Destinations:
         """None: the job has no cap, because its type has none or because it has no stream."""
         if not self.is_capped(job):
             return None
-        return self._known.get((job.type, job.destination)) or Destination(job.type, job.destination)
+        key = (job.type, job.destination)
+        if (known := self._known.get(key)) is not None:
+            return known
+        return Destination(*key, self._groups.get(key, job.destination), self._paces.of(key))
+
+    def regroup(self, groups: Mapping[tuple[str, str], str]) -> None:
+        """Which destinations, by type and name, belong together; one that is not named is a group of its own."""
+        self._groups = groups
+        for destination in self._known.values():
+            self._classify(destination)
 
     def has_cap(self, job_type: str) -> bool:
         return job_type in self._caps
@@ -68,10 +131,16 @@ class Destinations:
         return found.jobs if found is not None else 0
 
     def free(self, destination: Destination) -> int:
-        """How many more of its jobs may be in flight; one always may."""
-        others = self._in_flight - destination.in_flight
-        cap = min(self._caps[destination.type], (self._runners - others) // _FREE_RUNNERS_DIVISOR)
-        return max(1, cap) - destination.in_flight
+        """How many more of its jobs may be in flight; at least one may while none of its group is."""
+        own, cap = destination.in_flight, self._caps[destination.type]
+        group = self._in_flight_of[destination.group, False] + self._in_flight_of[destination.group, True]
+        group_max = max(1, (self._runners - self._in_flight + group) // _GROUP_RUNNERS_DIVISOR)
+        free = min(_share(cap, self._runners - self._in_flight + own) - own, group_max - group)
+        if destination.pace:
+            of_group = max(1, group_max // _UNPROVEN_DIVISOR) - self._in_flight_of[destination.group, True]
+            of_all = self._unproven_max - self._unproven_in_flight
+            free = min(free, of_group, of_all, _share(cap, of_all + own) - own)
+        return free
 
     def memory_of_one(self, most: int) -> int:
         """How much of ``most`` jobs or bytes one destination may fill."""
@@ -82,13 +151,60 @@ class Destinations:
         return [each for each in self._known.values() if each.jobs > jobs]
 
     def announced(self, destination: Destination) -> None:
-        self._in_flight += 1
+        self._count(destination, 1)
         destination.in_flight += 1
 
     def withdrawn(self, destination: Destination) -> None:
-        self._in_flight -= 1
+        self._count(destination, -1)
         destination.in_flight -= 1
+        self._queue(destination)
         self._forget(destination)
+
+    def started(self, job: Job) -> None:
+        """An announced job, which waits in memory no longer, has a runner."""
+        if (destination := self.of(job)) is not None:
+            destination.began[job.seq] = self._now()
+
+    def ended(self, job: Job) -> None:
+        """It has none any more; it is withdrawn next."""
+        if (destination := self.of(job)) is not None and (began := destination.began.pop(job.seq, None)) is not None:
+            self._paces.ended((job.type, job.destination), self._now() - began)
+            self._classify(destination)
+
+    def wait(self, destination: Destination, line: Any) -> None:
+        """The line's next job has its turn when ``next_turn`` says so."""
+        destination.lines[line] = None
+        self._queue(destination)
+
+    def leave(self, destination: Destination, line: Any) -> None:
+        """The line does not wait any more."""
+        del destination.lines[line]
+        if not destination.lines:
+            self._unqueue(destination)
+
+    def must_wait(self, destination: Destination) -> bool:
+        """Whether others have to have their turn first, or the destination has no room."""
+        pace = destination.pace
+        if destination.lines or destination.group in self._turns[pace] or self.free(destination) <= 0:
+            return True
+        return pace > 0 and (bool(self._turns[pace]) or bool(self._turns[Pace.NEW]))
+
+    def has_turn(self) -> bool:
+        return self._find_turn() is not None
+
+    def next_turn(self) -> Any | None:
+        """The line that has waited longest among those whose destination has room."""
+        destination = self._find_turn()
+        if destination is None:
+            return None
+        line, _ = destination.lines.popitem(last=False)
+        self._unqueue(destination)
+        if destination.lines:
+            self._queue(destination)
+        turns = self._turns[destination.pace]
+        if destination.group in turns:
+            turns.move_to_end(destination.group)
+        return line
 
     def kept(self, job: Job) -> None:
         """The job waits in memory."""
@@ -106,6 +222,8 @@ class Destinations:
 
     def clear_lines(self) -> None:
         """No stream waits for a destination any more."""
+        for turns in self._turns.values():
+            turns.clear()
         for destination in self._known.values():
             destination.lines.clear()
 
@@ -113,3 +231,55 @@ class Destinations:
         """A destination without jobs costs no memory."""
         if not (destination.in_flight or destination.jobs):
             self._known.pop((destination.type, destination.name), None)
+
+    def _count(self, destination: Destination, jobs: int) -> None:
+        unproven = destination.pace > 0
+        key = (destination.group, unproven)
+        self._in_flight += jobs
+        self._unproven_in_flight += jobs * unproven
+        self._in_flight_of[key] += jobs
+        if not self._in_flight_of[key]:
+            del self._in_flight_of[key]
+
+    def _classify(self, destination: Destination) -> None:
+        """By the pace and the group that it has now."""
+        key = (destination.type, destination.name)
+        pace, group = self._paces.of(key), self._groups.get(key, destination.name)
+        if (pace, group) == (destination.pace, destination.group):
+            return
+        self._unqueue(destination)
+        self._count(destination, -destination.in_flight)
+        destination.pace, destination.group = pace, group
+        self._count(destination, destination.in_flight)
+        self._queue(destination)
+
+    def _queue(self, destination: Destination) -> None:
+        if destination.lines:
+            self._turns[destination.pace].setdefault(destination.group, OrderedDict())[destination] = None
+
+    def _unqueue(self, destination: Destination) -> None:
+        turns = self._turns[destination.pace]
+        if (queued := turns.get(destination.group)) is not None:
+            queued.pop(destination, None)
+            if not queued:
+                del turns[destination.group]
+
+    def _find_turn(self) -> Destination | None:
+        """One that has no room leaves if its own next end brings it back; with none in flight its group is full."""
+        for pace, turns in self._turns.items():
+            if pace and self._unproven_in_flight >= self._unproven_max:
+                break
+            for queued in list(turns.values()):
+                while queued:
+                    destination = next(iter(queued))
+                    if self.free(destination) > 0:
+                        return destination
+                    if not destination.in_flight:
+                        break
+                    self._unqueue(destination)
+        return None
+
+
+def _share(cap: int, runners: int) -> int:
+    """What one destination may have of so many runners."""
+    return max(1, min(cap, runners // _FREE_RUNNERS_DIVISOR))

@@ -29,6 +29,9 @@ class WorkerSettings:
     A worker without runners gives up its seat; with ``stuck_loop_seconds`` its process ends, with exit code 70."""
     stuck_loop_seconds: float = 0.0
     """A process whose event loop has not run for so long is ended, with exit code 70: see ``watchdog``. 0: never."""
+    slow_seconds: float = 1.0
+    """A destination whose last run took longer is slow: all slow ones together have half of the runners, see
+    ``destinations``."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
     def __post_init__(self) -> None:

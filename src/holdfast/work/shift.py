@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 
 from holdfast import telemetry
 from holdfast.clock import Clock
@@ -19,7 +20,7 @@ from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, Refused
 from holdfast.resilience import Backoff
 from holdfast.work.balance import share_of
 from holdfast.work.contract import PER_BACKLOG, Child, Claimed, Failed, LeaseLost, Report, Seat, Want
-from holdfast.work.destinations import Destinations
+from holdfast.work.destinations import Destinations, Paces
 from holdfast.work.job import PARTITIONS, Block, Job
 from holdfast.work.reports import fitting, joined, split
 from holdfast.work.runners import Runners
@@ -35,10 +36,12 @@ _CROWDED_SECONDS = 1.0
 class Shift:
     """A worker's time on one seat."""
 
-    def __init__(self, seat: Seat, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock) -> None:
+    def __init__(
+        self, seat: Seat, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock, paces: Paces
+    ) -> None:
         self._seat, self._shared, self._runner, self._settings, self._clock = seat, shared, runner, settings, clock
-        destinations = Destinations(runner.caps(), settings.concurrency)
-        self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max, destinations)
+        self._destinations = Destinations(runner.caps(), settings.concurrency, clock.monotonic, paces)
+        self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max, self._destinations)
         self._report = Report()
         self._sending = Report()  # what the call that is under way carries
         self._put_off = Report()  # parents whose children have to wait for somebody's open transaction
@@ -69,6 +72,9 @@ class Shift:
         self._paused = destinations
         self._unsure = True
         self._seat.wake()
+
+    def group(self, groups: Mapping[tuple[str, str], str]) -> None:
+        self._destinations.regroup(groups)
 
     async def run(self) -> None:
         """Until stopped and drained, LeaseLost, or no runner is left."""

@@ -225,6 +225,7 @@ class Streams:
             del self._waiting[job.seq]
             if self._capped:
                 self._destinations.dropped(job)
+                self._destinations.started(job)
             self._started[job.seq] = job
         return job
 
@@ -392,6 +393,8 @@ class Streams:
             self.announcing.withdraw(job)
             return None
         stream = self._streams[job.stream]
+        if self._capped:
+            self._destinations.ended(job)
         self.announcing.ended(stream, job)
         return stream
 

@@ -43,3 +43,7 @@ DELETE FROM delivery WHERE endpoint_id = ?1 AND number <= (
 -- name: deliveries
 SELECT endpoint_id, webhook_id, chat_id, sequence, attempt, at, status, seconds, error FROM delivery
  WHERE endpoint_id = ?1 ORDER BY number DESC LIMIT ?2
+
+-- name: last_seconds
+SELECT endpoint_id, seconds FROM endpoint JOIN delivery USING (endpoint_id)
+ WHERE number = (SELECT max(number) FROM delivery WHERE delivery.endpoint_id = endpoint.endpoint_id)

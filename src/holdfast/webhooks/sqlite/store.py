@@ -103,6 +103,9 @@ class SqliteEndpoints:
         values = (endpoint_id, limit)
         return await self._transact(lambda db: [Delivery(*row) for row in db.execute(SQL["deliveries"], values)])
 
+    async def last_seconds(self) -> dict[str, float]:
+        return await self._transact(lambda db: dict(db.execute(SQL["last_seconds"])))
+
     async def close(self) -> None:
         await self._crew.close()
 
