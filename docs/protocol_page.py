@@ -197,7 +197,8 @@ delay (500 clients a second, over 10 s at most), and the next, if the server is 
 
 ## What is ephemeral
 
-`typing`, `presence` and `receipt` are best effort, at most one per second of a kind, chat and user, and none in chats of more than 100 members.
+`typing`, `presence` and `receipt` are best effort, at most one per second of a kind, chat and user, none in chats of more than 100 members,
+and of one user's typing five a second in all chats together.
 Say `typing_start` again within 10 s while the user types. Who is here when you come is asked over REST. A `receipt` tells the sender of a message
 how far somebody has it (`delivered`, from acks) and has read it (from `read`). Send `read` with the highest sequence the user has seen;
 it has no answer, so say the last one again after a reconnect.

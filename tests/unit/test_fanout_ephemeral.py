@@ -137,6 +137,28 @@ def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
     on_virtual_time(test)
 
 
+def test_a_user_who_types_everywhere_is_told_of_in_few_chats_and_others_as_ever() -> None:
+    async def test(bench: Bench) -> None:
+        settings = EphemeralSettings()
+        for n in range(100):
+            await create_chat(bench.store, ANNA, BELA, chat_id=f"chat-{n}")
+        began = asyncio.get_running_loop().time()
+        for n in range(1_000):  # fifty frames a second of each of her five connections
+            bench.ephemeral.typing(ANNA, f"chat-{n // 2 % 100}", n % 2 == 0)
+            await asyncio.sleep(0.004)
+        bench.ephemeral.typing(BELA, CHAT, True)
+        await asyncio.sleep(0.01)
+        told = bench.take()
+        most = settings.typing_burst + settings.typing_per_second * (asyncio.get_running_loop().time() - began)
+        assert settings.typing_burst < len(told) <= most + 1
+        assert told[-1] == typing(BELA, True)
+        await asyncio.sleep(settings.typing_seconds + 1)
+        last = {to: payload["active"] for to, payload in [*told, *bench.take()] if payload["user_id"] == "anna"}
+        assert not any(last.values()), "whatever was dropped: nobody types for ever"
+
+    on_virtual_time(test)
+
+
 def test_what_was_told_more_than_a_second_ago_is_told_again_at_once() -> None:
     async def test(bench: Bench) -> None:
         bench.ephemeral.typing(ANNA, CHAT, True)

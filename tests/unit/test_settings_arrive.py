@@ -55,6 +55,8 @@ REACH: dict[str, Callable[[Node], Any]] = {
     "durability.history.resume_page_messages": lambda n: n.history._settings,
     "durability.watermarks.flush_interval_seconds": lambda n: n._watermarks._settings,
     "fanout.ephemeral.typing_seconds": lambda n: n._ephemeral._settings,
+    "fanout.ephemeral.typing_per_second": lambda n: n._ephemeral._settings,
+    "fanout.ephemeral.typing_burst": lambda n: n._ephemeral._settings,
     "fanout.ephemeral.max_chat_members": lambda n: n._ephemeral._settings,
     "fanout.ephemeral.max_presence_chats": lambda n: n._ephemeral._settings,
     "fanout.ephemeral.max_presences": lambda n: n._ephemeral._settings,

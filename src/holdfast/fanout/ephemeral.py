@@ -1,8 +1,8 @@
 """Typing, presence and receipts: what is worth nothing a moment later.
 
-Of one kind, chat and user the newest wins and at most one leaves per second; chats above 100 members get none; what
-is too much is dropped and counted. Nothing here needs a resync, and nothing waits for it. Frames go to the sessions
-of this node; a node that serves the others will take the place of ``Sessions``.
+Of one kind, chat and user the newest wins and at most one leaves per second; chats above 100 members get none; a user
+types in few chats at a time; what is too much is dropped and counted. Nothing here needs a resync, and nothing waits
+for it. Frames go to the sessions of this node; a node that serves the others will take the place of ``Sessions``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Literal, Protocol
 
 from holdfast import telemetry
+from holdfast.access.door import Buckets
 from holdfast.bounds import positive
 from holdfast.clock import Clock, Turns, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
@@ -52,6 +53,12 @@ class EphemeralSettings:
     """Typing, presence and receipts of one user and chat leave at most once per interval; the newest wins."""
     typing_seconds: float = 10
     """Typing ends by itself after so long."""
+    typing_per_second: float = 5
+    """Typing of one user that is told, in all chats together; each goes to all members of its chat. Above: dropped and
+    counted.
+    """
+    typing_burst: int = 20
+    """So much at once before the rate counts."""
     max_chat_members: int = 100
     """Larger chats get no typing, presence or receipts."""
     max_waiting: int = 10_000
@@ -111,6 +118,7 @@ class Ephemeral:
         """What was told within the last second and has changed since."""
         self._told_at: OrderedDict[Key, float] = OrderedDict()
         self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
+        self._typing_rates = Buckets(self._settings.typing_per_second, self._settings.typing_burst)
         self._last_seen: OrderedDict[User, str] = OrderedDict()
         self._news = asyncio.Event()
         self._gathers = False
@@ -122,8 +130,13 @@ class Ephemeral:
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         """The user types, or stopped; without a new start it stops by itself after 10 s."""
+        self._type(user, chat_id, active, rated=True)
+
+    def _type(self, user: User, chat_id: str, active: bool, *, rated: bool) -> None:
         note = _Note(user, Typing(chat_id, user.user_id, active), chat_id=chat_id)
-        if not active:
+        if rated and self._exceeds_rate(note):
+            telemetry.ephemeral(note.kind, "dropped")
+        elif not active:
             if self._put(note):
                 self._typing.pop((chat_id, user), None)
         elif (chat_id, user) not in self._typing and len(self._typing) >= self._settings.max_waiting:
@@ -131,6 +144,12 @@ class Ephemeral:
         elif self._put(note):
             self._typing[chat_id, user] = self._clock.monotonic() + self._settings.typing_seconds
             self._typing.move_to_end((chat_id, user))
+
+    def _exceeds_rate(self, note: _Note) -> bool:
+        """Whether the user's typing is told too often. What takes the place of a note that waits costs nothing."""
+        if note.key in self._ready or note.key in self._held:
+            return False
+        return self._typing_rates.take(note.about, self._clock.monotonic()) > 0
 
     def presence(self, user: User, status: Status) -> None:
         """The user's first connection came, or the last one is gone."""
@@ -229,7 +248,7 @@ class Ephemeral:
             (chat_id, user), until = next(iter(self._typing.items()))
             if until > now or self._is_full:
                 return
-            self.typing(user, chat_id, False)
+            self._type(user, chat_id, False, rated=False)
 
     @property
     def _is_full(self) -> bool:
