@@ -39,7 +39,7 @@ def session_of(node: Node) -> Any:
 
 def assembler_of(node: Node) -> Any:
     """What gathers the fragments of a connection, as the entrance makes it."""
-    return node.port()._upgrade._limits
+    return node._port()._decide._limits
 
 
 REACH: dict[str, Callable[[Node], Any]] = {
