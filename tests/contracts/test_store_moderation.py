@@ -285,6 +285,18 @@ async def test_mutes_of_a_chat_are_bounded_with_those_who_left(store: Any, rig: 
 
 
 @on_every_store
+async def test_owner_who_fills_the_bans_and_mutes_keeps_no_operator_from_more(store: Any, rig: Rig) -> None:
+    await create(store, *(f"u{n}" for n in range(6)))
+    for command, what in ((ChangeMute, "mutes"), (ChangeBan, "bans")):
+        for n in range(2):
+            await store.change(command(act(), "chat_a", f"u{n}", True))
+        await refused(store, command(act(), "chat_a", "u2", True), Forbidden, f"at most 2 {what}")
+        for n in range(2, 4):
+            await store.change(command(operator(), "chat_a", f"u{n}", True))
+        await refused(store, command(operator(), "chat_a", "u4", True), Forbidden, f"at most 4 {what}")
+
+
+@on_every_store
 async def test_operators_acts_are_recorded_and_a_halted_chat_takes_none(store: Any, rig: Rig) -> None:
     await staffed(store)
     for command in (

@@ -181,7 +181,7 @@ class ChatLife(RuleBasedStateMachine):
             assert self.members == {name: role for name, role in before.items() if name != user or not banned}
         else:
             assert self.members == before and (user in self.banned) is was
-            full = banned and len(self.banned) >= LIMITS.bans_max
+            full = banned and len(self.banned) >= LIMITS.bans_max * (2 if by[1] else 1)
             assert not allowed or halted or full or not (was or banned), said
 
     @rule(by=BY, user=USERS, muted=st.booleans())
@@ -197,7 +197,7 @@ class ChatLife(RuleBasedStateMachine):
             assert allowed and not kept and (said.event is None) is (was == muted)
             assert not halted or (said.event is None and not takes_over)
         else:
-            full = muted and not was and len(self.mutes) >= LIMITS.mutes_max
+            full = muted and not was and len(self.mutes) >= LIMITS.mutes_max * (2 if by[1] else 1)
             assert not allowed or halted or kept or full or not (was or muted), said
 
     @rule(by=BY)
@@ -238,7 +238,7 @@ class ChatLife(RuleBasedStateMachine):
             assert len(self.members) <= LIMITS.members_max
             assert not self.members or "owner" in self.members.values(), "nobody is left who could add anybody"
             assert self.counter is not None and self.counter >= self.highest
-            assert not self.banned & self.members.keys() and len(self.banned) <= LIMITS.bans_max
+            assert not self.banned & self.members.keys() and len(self.banned) <= 2 * LIMITS.bans_max
             assert all(self.members.get(user) != "owner" for user in self.mutes), "an owner is never muted"
 
 

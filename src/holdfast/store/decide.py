@@ -230,8 +230,8 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) 
         _check_lifts(act, "ban", seen.banned_by_operator, chat, user_id)
     elif seen.target is None:
         _check_not_muted(act, seen)
-    if command.banned and not takes_over and seen.bans >= limits.bans_max:
-        raise Forbidden(f"a chat has at most {limits.bans_max} bans; lift some first", limit=limits.bans_max)
+    if command.banned and not takes_over:
+        _check_room_to_restrict(act, seen.bans, limits.bans_max, "bans")
     _check_not_halted(chat)
     record = _record(act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id)
     if not command.banned:
@@ -253,8 +253,8 @@ def _change_mute(command: ChangeMute, chat: Chat, seen: Seen, limits: ChatLimits
     takes_over = command.muted and mute is not None and act.operator and not mute.by_operator
     if command.muted == (mute is not None) and not takes_over:
         return Plan(chat) if command.muted else _not_restricted(user_id, "muted in", chat)
-    if mute is None and seen.mutes >= limits.mutes_max:
-        raise Forbidden(f"a chat has at most {limits.mutes_max} mutes; lift some first", limit=limits.mutes_max)
+    if mute is None:
+        _check_room_to_restrict(act, seen.mutes, limits.mutes_max, "mutes")
     if mute is not None and not command.muted:
         _check_lifts(act, "mute", mute.by_operator, chat, user_id)
     _check_not_halted(chat)
@@ -282,6 +282,15 @@ def _check_restricts(act: Act, seen: Seen, user_id: str, *, by_anybody: bool = F
         raise Forbidden(f"{user_id} is an owner of this chat, who cannot be banned or muted; change the role first")
     if not by_anybody:
         _check_role(act, seen, "restrict_member", role)
+
+
+def _check_room_to_restrict(act: Act, made: int, most: int, what: str) -> None:
+    """Forbidden if the chat has as many as it may. As many again are the operators' own, so that no owner fills the
+    list to keep an operator from adding to it.
+    """
+    most *= 2 if act.operator else 1
+    if made >= most:
+        raise Forbidden(f"a chat has at most {most} {what}; lift some first", limit=most)
 
 
 def _check_lifts(act: Act, what: str, by_operator: bool, chat: Chat, user_id: str) -> None:

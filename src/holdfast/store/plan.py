@@ -43,9 +43,11 @@ class ChatLimits:
     most half of it.
     """
     bans_max: int = 1_000
-    """Users banned from a chat. The next: FORBIDDEN with the limit."""
+    """Users banned from a chat. The next: FORBIDDEN with the limit. Operators may ban as many again."""
     mutes_max: int = 1_000
-    """Users muted in a chat, those who have left included. The next: FORBIDDEN with the limit."""
+    """Users muted in a chat, those who have left included. The next: FORBIDDEN with the limit. Operators may mute as
+    many again.
+    """
     name_characters_max: int = 200
     """Characters of a chat's name. Above: INVALID_MESSAGE."""
     devices_per_member_max: int = 20
