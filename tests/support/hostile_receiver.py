@@ -1,6 +1,7 @@
-"""An HTTP server that never ends its answer, in the way that its path names (``ENDLESS``), as fast as it is read.
+"""HTTP servers that never end their answer, one for each way of ``ENDLESS``, as fast as it is read.
 
-A program of its own, at the lowest priority, so that a test measures the server that calls it. It prints its port.
+A program of its own, at the lowest priority, so that a test measures the server that calls it. It prints their ports.
+Each has its own, because connections are kept by address: what one sent behind an answer would be another's answer.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,13 +36,13 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
 
 class _Answers(StreamRequestHandler):
     def handle(self) -> None:
-        path = self.rfile.readline().split()[1].decode()
         length = 0
         for line in iter(self.rfile.readline, b"\r\n"):
             if line.lower().startswith(b"content-length:"):
                 length = int(line.split(b":")[1])
         self.rfile.read(length)
-        start, endless = ENDLESS[path.split("/")[1]]
+        assert isinstance(self.server, _Server)
+        start, endless = ENDLESS[self.server.kind]
         with suppress(OSError):
             self.wfile.write(start)
             while True:
@@ -50,14 +52,19 @@ class _Answers(StreamRequestHandler):
 class _Server(ThreadingTCPServer):
     daemon_threads = True
 
+    def __init__(self, kind: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.kind = kind
+
 
 @contextmanager
-def hostile_receiver() -> Iterator[str]:
-    """The address of one that runs; a kind follows as its path."""
+def hostile_receivers() -> Iterator[dict[str, str]]:
+    """The addresses of those that run, by kind."""
     process = subprocess.Popen([sys.executable, str(Path(__file__))], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        ports = [int(port) for port in process.stdout.readline().split()]
+        yield {kind: f"http://127.0.0.1:{port}" for kind, port in zip(ENDLESS, ports, strict=True)}
     finally:
         process.kill()
         process.communicate()
@@ -65,6 +72,8 @@ def hostile_receiver() -> Iterator[str]:
 
 if __name__ == "__main__":
     os.nice(19)
-    with _Server(("127.0.0.1", 0), _Answers) as server:
-        print(server.server_address[1], flush=True)
-        server.serve_forever()
+    servers = [_Server(kind) for kind in ENDLESS]
+    print(*(server.server_address[1] for server in servers), flush=True)
+    for server in servers[1:]:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    servers[0].serve_forever()
