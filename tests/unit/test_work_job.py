@@ -74,20 +74,23 @@ def test_the_seed_preset_retries_every_reason_nine_times_and_buries_it_at_the_te
 
 
 @pytest.mark.parametrize(
-    ("reason", "action", "strike", "breaker"),
+    ("number", "name", "action", "strike", "breaker"),
     [
-        (Reason.TRANSPORT_UNAVAILABLE, Action.RETRY, False, True),
-        (Reason.HANDLER_EXCEPTION, Action.RETRY, True, False),
-        (Reason.VALIDATION_FAILURE, Action.DEAD, True, False),
-        (Reason.TIMEOUT_EXCEEDED, Action.RETRY, True, False),
-        (Reason.SERIALIZATION_ERROR, Action.DEAD, True, False),
-        (Reason.DEPENDENCY_FAILURE, Action.RETRY, False, True),
-        (Reason.POISON_MESSAGE, Action.DEAD, True, False),
-        (Reason.THROTTLED, Action.RETRY, False, False),
-        (Reason.UNKNOWN, Action.RETRY, True, False),
+        (1, "TRANSPORT_UNAVAILABLE", Action.RETRY, False, True),
+        (2, "HANDLER_EXCEPTION", Action.RETRY, True, False),
+        (3, "VALIDATION_FAILURE", Action.DEAD, True, False),
+        (4, "TIMEOUT_EXCEEDED", Action.RETRY, True, False),
+        (5, "SERIALIZATION_ERROR", Action.DEAD, True, False),
+        (6, "DEPENDENCY_FAILURE", Action.RETRY, False, True),
+        (7, "POISON_MESSAGE", Action.DEAD, True, False),
+        (8, "THROTTLED", Action.RETRY, False, False),
+        (99, "UNKNOWN", Action.RETRY, True, False),
     ],
 )
-def test_the_default_for_each_reason(reason: Reason, action: Action, strike: bool, breaker: bool) -> None:
+def test_the_default_for_each_reason(number: int, name: str, action: Action, strike: bool, breaker: bool) -> None:
+    """The numbers are stored with jobs and dead letters, the names are labels of metrics and values in JSON."""
+    reason = Reason(number)
+    assert reason.name == name
     decided = verdict(reason)
     assert (decided.action, decided.strike, DEFAULTS[reason].feeds_breaker) == (action, strike, breaker)
 
@@ -143,7 +146,7 @@ def test_an_unknown_stage_is_refused(wrong: int) -> None:
 
 def test_stages_are_the_seeds_bits_and_users_have_their_own() -> None:
     assert [known_stage(stage) for stage in (1, 2, 4, 8, 16384)] == [1, 2, 4, 8, 16384]
-    assert Stage.STORED | Stage.EVENT_STORED | Stage.PUBLISHED == 7
+    assert {stage.name: int(stage) for stage in Stage} == {"STORED": 1, "EVENT_STORED": 2, "PUBLISHED": 4, "USER": 8}
 
 
 @pytest.mark.parametrize(
