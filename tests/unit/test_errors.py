@@ -21,6 +21,7 @@ def test_what_one_side_raises_the_other_side_raises_too(kind: type[HoldfastError
         details=told.details,
     )
     assert type(heard) is kind
+    assert told.retry_after_seconds == (None if kind.private else 2.5)
     assert (heard.code, heard.retryable, heard.message) == (told.code, told.retryable, told.message)
     assert heard.outcome == told.outcome
     assert (heard.retry_after_seconds, heard.details) == (told.retry_after_seconds, dict(told.details or {}))

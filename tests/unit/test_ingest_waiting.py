@@ -36,6 +36,7 @@ def test_the_ten_thousand_and_first_send_is_busy() -> None:
     refusal = waiting.admit(send("late", chat="another"))
     assert refusal is not None and refusal[0] == "total"
     assert isinstance(refusal[1], ServerBusy) and refusal[1].details == {"limit": 10_000}
+    assert refusal[1].retry_after_seconds == 1
 
 
 def test_a_chat_holds_five_hundred_and_others_are_not_touched() -> None:

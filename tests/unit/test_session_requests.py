@@ -203,7 +203,9 @@ def test_fill_request_queue_verify_server_busy_response() -> None:
     assert talk.count(Submit) == 100
     assert talk.errors() == []
     talk.receive(send("one-more"))
-    assert talk.errors() == ["SERVER_BUSY"]
+    (frame,) = talk.take()
+    assert isinstance(frame.payload, Error)
+    assert (frame.payload.code, frame.payload.retry_after_seconds) == ("SERVER_BUSY", 1)
     assert talk.session.open_requests == 100
     talk.do(talk.session.sent(talk.last(Submit).token, acked(1), talk.now))
     talk.now += 1
@@ -250,6 +252,7 @@ def test_a_pull_waits_two_seconds_at_most() -> None:
     (frame,) = talk.take()
     assert isinstance(frame.payload, Error)
     assert (frame.payload.code, frame.request_id) == ("SERVER_BUSY", "r-chat_1-1")
+    assert frame.payload.retry_after_seconds == 1
     talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 0), talk.now))
     assert len(talk.read()) == 1, "the one under way is not touched"
     assert talk.session.open_requests == 0
