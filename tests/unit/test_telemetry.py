@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 import pytest
 from plane import FakeSocket, bench, settle
+from structlog.testing import capture_logs
 
 from holdfast import telemetry
 from holdfast.errors import Unavailable
@@ -79,6 +80,8 @@ def test_settings_that_differ_are_shown_by_path_and_never_by_value() -> None:
     [
         (lambda: telemetry.connection_closed("slow_consumer"), 1),
         (lambda: telemetry.connection_closed("state_diverged"), 1),
+        (lambda: telemetry.connection_closed("memory_pressure"), 1),
+        (lambda: telemetry.connection_closed("overloaded"), 1),
         (lambda: telemetry.connection_closed("server_shutdown"), 0),
         (lambda: telemetry.connection_closed("rotation"), 0),
         (lambda: telemetry.session_noticed("delivery_skipped"), 1),
@@ -90,6 +93,21 @@ def test_forced_resyncs_are_counted_and_planned_closes_are_not(event: Any, count
     before = metric("client_resync_forced_total")
     event()
     assert metric("client_resync_forced_total") - before == counts
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        lambda: telemetry.counter_corruption("chat_a"),
+        lambda: telemetry.duplicate_sequence("chat_a"),
+        lambda: telemetry.store_moved("chats.db"),
+        lambda: telemetry.rollback_proven("chat_a", "anna", 1, 7, 3),
+    ],
+)
+def test_damage_to_messages_is_logged_as_critical_and_sev_1(event: Any) -> None:
+    with capture_logs() as logged:
+        event()
+    assert [(line["log_level"], line["severity"]) for line in logged] == [("critical", "SEV-1")]
 
 
 def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -> None:

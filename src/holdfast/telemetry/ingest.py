@@ -123,7 +123,7 @@ def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: i
     _rollbacks.inc()
     log.critical(
         "SEV-1: a client has messages that the store does not: raising the chat's epoch",
-        chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
+        severity="SEV-1", chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
     )  # fmt: skip
 
 
