@@ -457,16 +457,25 @@ def test_a_join_of_which_nobody_was_told_is_found_without_another_message() -> N
 
 
 def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
+    """It learns why, and when to come back: those who are shed together do not return together."""
+
     async def story() -> None:
         async with bench(memory_budget_bytes=10_000) as parts:
             chat_id = await parts.chat("alice", "bob")
             alice, bob = await live(parts, "alice"), await live(parts, "bob")
+            for _ in range(498):
+                parts.connect(None)
             alice.connection.writing_paused()
             for n in range(1, 61):
                 parts.gateway.deliver(envelope(chat_id, n))
+            forced = REGISTRY.get_sample_value("holdfast_client_resync_forced_total") or 0.0
             await asyncio.sleep(0.5)
+            closing = alice.take()[-1]["payload"]
+            assert (closing["reason"], closing["reconnect_allowed"]) == ("memory_pressure", True)
+            assert 0 < closing["reconnect_delay_ms"] <= 1_000, "500 connections return within a second"
             assert alice.closed == (4003, "memory_pressure")
             assert bob.closed is None
+            assert REGISTRY.get_sample_value("holdfast_client_resync_forced_total") == forced + 1
 
     run(story())
 
