@@ -499,11 +499,23 @@ def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: En
 
 def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        by_notify = await w.node(bells=("notify",), feed=RUNG_FOR)
-        by_sync = await w.node(bells=())
-        await w.set_limit(500, 1)
-        await until(lambda: by_notify.limit() == 500, "by NOTIFY")
-        await until(lambda: by_sync.limit() == 500, "by sync")
+        by_notify = await w.node(feed=RUNG_FOR)
+        by_sync = await w.node(bells=("redis",))
+        by_redis = await w.node(bells=("redis",), feed=RUNG_FOR)
+        async with LogFollower(w.settings, w.redis_bell().publish):
+            await w.set_limit(200, 1)
+            await until(lambda: by_redis.limit() == 200, "by Redis, while it is there")
+            engines_.redis_killed()
+            try:
+                await w.set_limit(500, 2)
+                await until(lambda: by_notify.limit() == 500, "by NOTIFY")
+                await until(lambda: by_sync.limit() == 500, "by sync")
+                assert by_redis.limit() == 200
+            finally:
+                engines_.redis_again()
+            await until(lambda: by_redis.limit() == 500, "what was missed, when Redis is back")
+            await w.set_limit(600, 3)
+            await until(lambda: by_redis.limit() == 600, "by Redis again")
 
     play(engines_, scenario)
 

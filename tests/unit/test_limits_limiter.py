@@ -119,6 +119,24 @@ def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> Non
     virtual.run(main())
 
 
+@pytest.mark.seed("004 scenario 6: cutover by the event's version")
+def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_counted_once() -> None:
+    async def main() -> None:
+        counters = Shared()
+        counters.delay = 0.02
+        limits = limiter(counters, rule(10))
+        in_flight = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(12)]
+        await asyncio.sleep(0.01)
+        limits.use(limits.rules.merge(rule(50, version=2)))
+        before = await asyncio.gather(*in_flight)
+        assert (allowed(before), {(d.limit, d.rule_version) for d in before}) == (10, {(10, 1)})
+        after = await ask(limits, 50)
+        assert {(d.limit, d.rule_version) for d in after} == {(50, 2)}, "no denial of the old version holds"
+        assert allowed(after) == 40, "what was admitted across the change is used, and used once"
+
+    virtual.run(main())
+
+
 def test_a_denial_ends_when_it_said() -> None:
     async def main() -> None:
         limits = limiter(Shared(), rule(10, algorithm="token_bucket", window_seconds=10.0))

@@ -29,17 +29,21 @@ async def admitted(limiter: Limiter, times: int) -> int:
 
 
 @pytest.mark.seed("004 scenario 8: each region grants the whole limit")
-def test_each_region_grants_the_whole_limit_and_says_which_it_is() -> None:
-    async def main() -> None:
-        for region in ("us-east", "eu-west"):
-            counters = Shared()  # each region has its own
-            nodes = [
-                Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=Place(f"n{n}", region))
-                for n in range(2)
-            ]
-            assert sum([await admitted(node, 80) for node in nodes]) == 100
-            assert (await nodes[0].check("acme", "send", "ann")).region == region
+@pytest.mark.parametrize(("redises", "granted"), [(1, 100), (2, 200)])
+def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(redises: int, granted: int) -> None:
+    """The name of a region is in every decision and separates nothing: regions on one Redis share one limit."""
 
+    async def main() -> None:
+        counters = [Shared() for _ in range(redises)]
+        for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
+            place = Place(f"n{index}", region)
+            shared = counters[0 if region == "us-east" else -1]
+            nodes.append(Limiter(shared, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=place))
+        assert sum([await admitted(node, 80) for node in nodes]) == granted
+        for node in nodes:
+            assert (await node.check("acme", "send", "ann")).region == node.place.region
+
+    nodes: list[Limiter] = []
     virtual.run(main())
 
 
