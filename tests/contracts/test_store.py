@@ -88,6 +88,20 @@ async def test_scenario_3_concurrent_writers(store: Any, rig: Rig) -> None:
     assert (await store.inspect("chat_a")).counter == 13
 
 
+@pytest.mark.seed("001 appendix D scenario 4")
+@on_every_store
+async def test_scenario_4_race_condition_on_idempotency(store: Any, rig: Rig) -> None:
+    """Two groups under way at once, each with the key: one message, no number left out."""
+    await create(store)
+    await fill(store, 10)
+    groups = [draft("uuid-1"), draft("a")], [draft("b"), draft("uuid-1")]
+    (first, _), (_, second) = await asyncio.gather(*(store.append(group) for group in groups))
+    assert first.message == second.message
+    assert (first.deduplicated, second.deduplicated) == (False, True)
+    inspected = await store.inspect("chat_a")
+    assert (inspected.counter, inspected.count, list(inspected.gaps)) == (13, 13, [])
+
+
 @pytest.mark.seed("001 appendix D scenario 6")
 @on_every_store
 async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:

@@ -220,32 +220,3 @@ def test_there_is_no_gap_at_any_rate_of_failures(failing: float) -> None:
         assert inspected.count > 20 and inspected.counter == inspected.count and list(inspected.gaps) == []
 
     run(story())
-
-
-@pytest.mark.seed("000 confirmation: verify tier 1 metrics alert correctly")
-def test_the_tier_1_metrics_move_when_they_must_alert() -> None:
-    """Tier 1 alerts on any occurrence, so what it counts must move at the first one, and not before."""
-
-    def value(name: str, **labels: str) -> float:
-        return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}", labels) or 0.0
-
-    async def story() -> None:
-        store = MemoryStore()
-        await found(store)
-        before = value("durability_counter_corruption_total"), value("durability_duplicate_sequence_total")
-        draft = Draft(ANN, "c", "k1", "hello", "text/plain", "msg_1", "now")
-        await store.append([draft])
-        assert before == (value("durability_counter_corruption_total"), value("durability_duplicate_sequence_total"))
-        store._chats["c"].counter = 0  # behind its message
-        await store.append([Draft(ANN, "c", "k2", "hello", "text/plain", "msg_2", "now")])
-        assert value("durability_duplicate_sequence_total") == before[1] + 1
-        await found_again(store)
-        store._chats["d"].counter = None
-        await store.append([Draft(ANN, "d", "k3", "hello", "text/plain", "msg_3", "now")])
-        assert value("durability_counter_corruption_total") == before[0] + 1
-
-    asyncio.run(story())
-
-
-async def found_again(store: Store) -> None:
-    await store.change(CreateChat(Act(ANN, "now", "msg_d"), "d", "group", "another chat", []))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from chats import MemoryRig
@@ -26,6 +28,7 @@ from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.intake import Intake
+from holdfast.ingest.repair import EpochRaiser
 from holdfast.message import Acked, Cursor, Message, User
 from holdfast.resilience import BreakerState
 from holdfast.store.history import History
@@ -260,20 +263,38 @@ def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() 
 
 
 @pytest.mark.seed("000 taxonomy: Redis connection reset")
+def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
+    async def test(planes: Planes) -> None:
+        errors = metric("registry_errors_total")
+        planes.registry_faults.script["gateways_of"] = [Fault.LOST_REPLY]
+        planes.send("reset")
+        await asyncio.sleep(0.1)
+        assert (planes.seen("east"), planes.seen("west")) == (["reset"], []), "degraded to local delivery"
+        assert metric("dependency_up", dependency="registry") == 0
+        assert await planes.synced(BELA) == ["reset"]
+        planes.send("next")
+        await asyncio.sleep(0.1)
+        assert planes.seen("west") == ["next"]
+        assert metric("dependency_up", dependency="registry") == 1
+        assert metric("registry_errors_total") == errors + 1
+
+    over_planes(test)
+
+
 @pytest.mark.seed("000 taxonomy: Redis cluster unavailable")
 @pytest.mark.seed("000 3.2: Redis lookup fails, skip")
 def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
     async def test(planes: Planes) -> None:
         errors = metric("registry_errors_total")
         planes.registry_faults.script["gateways_of"] = [Fault.FAIL, Fault.HANG]
-        planes.send("reset")
+        planes.send("refused")
         await asyncio.sleep(0.1)
         planes.send("silent")
         await asyncio.sleep(1.1)
-        assert planes.seen("east") == ["reset", "silent"]
+        assert planes.seen("east") == ["refused", "silent"]
         assert planes.seen("west") == []
         assert metric("registry_errors_total") == errors + 2
-        assert await planes.synced(BELA) == ["reset", "silent"]
+        assert await planes.synced(BELA) == ["refused", "silent"]
         planes.send("back")
         await asyncio.sleep(0.1)
         assert planes.seen("west") == ["back"]
@@ -297,6 +318,61 @@ def test_a_chat_without_its_counter_halts_alone() -> None:
             assert planes.code(f"fine-{n}") == "ACK"
         assert metric("durability_counter_corruption_total") == found + 1
         assert planes.durability.breaker is BreakerState.CLOSED
+
+    over_planes(test)
+
+
+@pytest.mark.seed("000 confirmation: verify tier 1 metrics alert correctly")
+def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> None:
+    """Counters move at the first occurrence; a gauge is down for as long as its alert waits, and up afterwards."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    tier_1 = re.findall(r"^\| `holdfast_(\w+)`", page.split("## Tier 1")[1].split("## Tier 2")[0], re.MULTILINE)
+    alerts = [f"durability_{what}_total" for what in ("counter_corruption", "duplicate_sequence", "rollbacks_proven")]
+    assert tier_1 == [*alerts, "dependency_up"]
+
+    def counted() -> list[float]:
+        return [metric(name) for name in alerts]
+
+    async def stays_down(planes: Planes, dependency: str, seconds: int) -> None:
+        for second in range(seconds + 1):
+            planes.send(f"{dependency}-{second}", chat="fine", source=str(second))
+            await asyncio.sleep(1)
+            assert metric("dependency_up", dependency=dependency) == 0, second
+
+    async def test(planes: Planes) -> None:
+        rig, before = MemoryRig(), counted()
+        rig.store = planes.store
+        await create_chat(planes.store, ANNA, chat_id="fine")
+        for chat in (CHAT, "other", "fine"):
+            planes.send(f"first in {chat}", chat=chat)
+        await asyncio.sleep(0.01)
+        assert counted() == before
+        assert [metric("dependency_up", dependency=name) for name in ("store", "eventlog")] == [1, 1]
+
+        rig.lose_counter(CHAT)
+        planes.send("without a counter")
+        await asyncio.sleep(0.01)
+        assert counted() == [before[0] + 1, *before[1:]]
+        rig.set_counter("other", 0)
+        planes.send("a taken number", chat="other")
+        await asyncio.sleep(0.01)
+        assert counted() == [before[0] + 1, before[1] + 1, before[2]]
+        proofs, ahead = CursorProofs(b"test"), Cursor(1, 99)
+        raiser = EpochRaiser(planes.durability, planes.clock, Ids(planes.clock, random.Random(2)))
+        history = History(planes.store, raiser, proofs, planes.clock)
+        await history.sync(ANNA, "fine", ahead, 10, proof=proofs.of(ANNA.tenant, "fine", ahead))
+        assert counted() == [number + 1 for number in before]
+
+        planes.store_faults.odds = {"append": Odds(fail=1.0)}
+        await stays_down(planes, "store", 10)
+        planes.store_faults.heal()
+        await asyncio.sleep(30)
+        planes.log_faults.odds = {"read": Odds(fail=1.0)}
+        await stays_down(planes, "eventlog", 30)
+        planes.log_faults.heal()
+        await asyncio.sleep(10)
+        assert [metric("dependency_up", dependency=name) for name in ("store", "eventlog")] == [1, 1]
+        assert counted() == [number + 1 for number in before], "what is only away is not damaged"
 
     over_planes(test)
 

@@ -15,6 +15,7 @@ from holdfast.ingest.durability import GuardedStore
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.message import Acked, Draft, Outcome, User, Watermark
+from holdfast.resilience import BreakerState
 from holdfast.store.changes import Changed, Command
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
@@ -126,12 +127,32 @@ def test_what_waits_two_seconds_is_busy_at_that_moment() -> None:
         assert bench.answers.codes() == {"early": "SERVER_BUSY"}
         await asyncio.sleep(1.0)
         assert bench.answers.codes() == {"early": "SERVER_BUSY", "later": "SERVER_BUSY"}
+        assert bench.answers.by_key["early"].retry_after_seconds == 1
         bench.store.gate.set()
         await asyncio.sleep(0.01)
         assert bench.answers.codes()["in flight"] == "ACK"
         assert bench.groups == [["in flight"]]
 
     on_virtual_time(test)
+
+
+@pytest.mark.seed("000 1.1: order of refusals, the breaker's after the queue's")
+def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
+    async def test(bench: Bench) -> None:
+        bench.store.error = Unavailable("the disk is gone")
+        for n in range(5):
+            bench.send(f"k{n}")
+            await asyncio.sleep(0.01)
+        assert bench.durability.breaker is BreakerState.OPEN
+        for key in "abc":
+            bench.send(key, source=key)
+        assert bench.answers.order[5:] == ["c"], "at once"
+        await asyncio.sleep(0.01)
+        told = {key: (o.code, o.retry_after_seconds) for key, o in bench.answers.by_key.items() if key in "abc"}
+        refused = ("SERVICE_UNAVAILABLE", pytest.approx(30, abs=0.1))
+        assert told == {"a": refused, "b": refused, "c": ("SERVER_BUSY", 1)}
+
+    on_virtual_time(test, IntakeSettings(max_waiting=2))
 
 
 def test_a_full_queue_is_busy_at_once() -> None:
