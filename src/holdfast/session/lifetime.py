@@ -40,5 +40,8 @@ class Lifetime:
     @property
     def next(self) -> float:
         """When there is something to look at."""
-        times = (self.expires_at, self.heartbeat.deadline, self.overload.due(self._timeouts))
-        return min(self._rotates_at, self.heartbeat.due, *(time for time in times if time is not None))
+        soonest = min(self._rotates_at, self.heartbeat.due)
+        for time in (self.expires_at, self.heartbeat.deadline, self.overload.due(self._timeouts)):
+            if time is not None and time < soonest:
+                soonest = time
+        return soonest
