@@ -111,6 +111,7 @@ class Batcher:
         self._flush_due = False
         self._calls: set[asyncio.Future[Taken]] = set()
         self._overdue_calls = 0
+        self._probes = True
         self.keys_per_call = 0
 
     def ask(self, plan: Plan, ask: Ask) -> Entry | None:
@@ -152,10 +153,10 @@ class Batcher:
     async def aclose(self) -> None:
         """Everybody who waits is given up."""
         self._expire()
-        while self._calls:  # one that failed at this moment may have left a probe
-            for call in self._calls:
-                call.cancel()
-            await asyncio.gather(*self._calls, return_exceptions=True)
+        self._probes = False
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _begin_turn(self) -> bool:
         """The first ask of an event-loop turn: False if the counters are not to be asked now."""
@@ -230,7 +231,8 @@ class Batcher:
         elif (error := call.exception()) is not None:
             if not isinstance(error, HoldfastError):
                 telemetry.defect("limits", error)
-            if batch.gone and self._monotonic() - batch.sent_at >= self._settings.deadline_seconds:
+            slow = self._monotonic() - batch.sent_at >= self._settings.deadline_seconds
+            if batch.gone and slow and self._probes:
                 self._probe()
             self._overdue(batch)
         elif not batch.gone:
