@@ -187,6 +187,31 @@ def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path, monke
     serve(tmp_path, story)
 
 
+def test_who_does_not_take_a_whole_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing more is awaited of it, yet it is not closed as an idle connection is: that would wait for the answer to
+    leave."""
+    monkeypatch.setattr(http, "TAKEN_SECONDS", 0.3)
+    monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
+    connect = http._Requests.connection_made
+
+    def connect_narrow(requests: http._Requests, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connect(requests, transport)
+
+    monkeypatch.setattr(http._Requests, "connection_made", connect_narrow)
+
+    async def story(node: Node) -> None:
+        asking = socket.socket()
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        asking.connect(("127.0.0.1", node.settings.server.port))
+        asking.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        await http_connections_are(1)
+        await http_connections_are(0)
+        asking.close()
+
+    serve(tmp_path, story)
+
+
 def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)

@@ -242,7 +242,11 @@ def test_whatever_a_stranger_is_answered_was_counted_against_its_address(tmp_pat
     serve(tmp_path, story, **few)
 
 
-def test_requests_of_a_client_that_has_ended_its_side_are_answered(tmp_path: Path) -> None:
+def test_requests_of_a_client_that_has_ended_its_side_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "HEAD_SECONDS", 60)  # it is closed when everything is answered, not when time is up
+
     async def story(node: Node) -> None:
         for then in (b"", b"GET /health/li", b"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"):
             reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
