@@ -176,6 +176,10 @@ def test_too_many_and_too_old_become_dead_letters_that_say_why(opener: Opener, t
             kept = [] if aged else seqs[3:]
             assert [job.seq for job in await opened.store.find(Query())] == kept + others
             assert (await opened.store.acts())[0].by == "holdfast"
+            if not aged:
+                await opened.store.enqueue([_draft("ep_1", 8)])
+                await parking.expire()
+                assert len(await opened.store.dead(Query())) == 4, "one too many is too many"
         await endpoints.close()
 
     run(main())
