@@ -311,10 +311,13 @@ def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it
 
 def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(opened: Any) -> None:
     async def body(o: Opened) -> None:
-        handlers, ready = Handlers(), asyncio.Barrier(8)
+        handlers, ready, later = Handlers(), asyncio.Barrier(8), list[str]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
         async def handle(ctx: Context, order: Order) -> None:
+            if order.number == 8:
+                later.append(order.order_id)
+                return
             if order.number in (3, 5):
                 child = draft(None, "Nobody", b"{}")
                 object.__setattr__(child, "payload", "no bytes")
@@ -325,7 +328,10 @@ def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_throug
         async with Worker(o.store, handlers, settings=QUICK).running():
             await until(lambda: _waiting_for_retry(o, 2))
             await until(lambda: _left(o, 2))
-        entries = await o.store.find(Query())
+            await o.store.enqueue([handlers.draft(Order(name, 8)) for name in ("o3", "o4")])
+            await until(lambda: "o4" in later)
+            assert later == ["o4"], "the stream of a job that failed waits for it"
+        entries = await o.store.find(Query(seqs=seqs))
         assert {entry.seq for entry in entries} == {seqs[3], seqs[5]}
         for entry in entries:
             assert (entry.reason, entry.strikes, entry.error_type) == (Reason.HANDLER_EXCEPTION, 1, "ReportRefused")
