@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -163,7 +163,7 @@ class PostgresSeat:
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
         own: BaseException | None = None  # what the handler itself raises is its own matter
-        was_closed: Callable[[], bool] | None = None
+        closed = False  # by the handler: later its pool closes a connection that was lost
         try:
             async with self._pools.transactions.acquire() as connection, connection.transaction():
                 xid = await connection.fetchval(SQL["transaction"])
@@ -175,6 +175,7 @@ class PostgresSeat:
                     own = error
                     raise
                 finally:
+                    closed = was_closed()
                     if self._lent.get(job.seq) is connection:
                         del self._lent[job.seq]
                 row = await connection.fetchrow(SQL["finish"], job.seq, job.partition, self.instance, xid)
@@ -184,7 +185,7 @@ class PostgresSeat:
         except FOREIGN as error:
             if error is own:
                 raise
-            if was_closed is not None and was_closed():
+            if closed:
                 raise own or TransactionEnded("the connection is closed") from error
             if not isinstance(error, (*GIVEN_UP, *CUT_OFF)):
                 raise  # what the handler has stored, or left undone, is refused: a deferred constraint, say
