@@ -291,7 +291,7 @@ def test_who_may_not_read_gets_nothing_and_may_send() -> None:
             chat_id = await parts.chat("alice", "bob")
             socket = await connected(parts, frozenset({SEND}))
             push(parts, chat_id, 1)
-            parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
+            await parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
             socket.say("send_message", "q", client_message_id="c", chat_id=chat_id, content="hi")
             await settle()
             assert [frame["type"] for frame in socket.take()] == ["message_ack"]
@@ -311,7 +311,7 @@ def test_a_socket_is_in_no_chat_that_its_token_is_not_good_for() -> None:
             late = await parts.chat("alice", "bob")
             for chat_id in (mine, other, late):
                 push(parts, chat_id, 1)
-                parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
+                await parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
                 parts.gateway.push_to_user(User("default", "alice"), chat_id, ("receipt", chat_id), b"\x81\x02{}")
             await parts.gateway.belonging.ask_memberships()
             await parts.gateway.belonging.ask_heads()

@@ -51,7 +51,7 @@ class Bench:
         self.told: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
 
-    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+    async def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
         for chat_id in chat_ids:
             self._note(chat_id, frame)
         self.clock.worked += self.seconds_of_a_push

@@ -621,12 +621,12 @@ def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_t
             alice, bob = await live(parts, "alice"), await live(parts, "bob")
             await parts.remove(chat_id, "bob")
             await parts.gateway.belonging.ask_memberships()
-            parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
+            await parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
             await settle()
             assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}]
             assert types_of(alice.take()) == ["typing"]
             bob.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
-            parts.gateway.push_to_chats([stays], ("typing",), TYPING)
+            await parts.gateway.push_to_chats([stays], ("typing",), TYPING)
             await settle()
             refused, typing = bob.take()
             assert (refused["payload"]["code"], typing["type"]) == ("NOT_A_MEMBER", "typing")
@@ -873,6 +873,38 @@ def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() 
     assert lines[-2]["left_out"] == 300 - LINES_AT_ONCE and lines[-1]["user_id"] == "late"
 
 
+class _SlowLoopClock(LoopClock):
+    """Every look at it takes longer than one turn of the loop may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = 0
+
+    def monotonic(self) -> float:
+        self._looks += 1
+        return super().monotonic() + self._looks * TURN_SECONDS
+
+
+def test_presence_in_many_chats_gives_way_to_other_work_between_two_chats() -> None:
+    async def story() -> None:
+        async with bench() as parts:
+            chats = [await parts.chat("alice", other) for other in ("bob", "carol")]
+            for user_id in ("bob", "carol"):
+                await live(parts, user_id)
+            gateway = parts.gateway
+            gateway._plane = replace(gateway._plane, clock=_SlowLoopClock())
+            order: list[str] = []
+            pushing = asyncio.create_task(gateway.push_to_chats(chats, ("presence",), TYPING))
+            pushing.add_done_callback(lambda _: order.append("pushed"))
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(order.append, "other work")
+            await pushing
+            await asyncio.sleep(0)
+            assert order == ["other work", "pushed"]
+
+    run(story())
+
+
 def test_who_shares_many_chats_is_pushed_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with bench() as parts:
@@ -888,7 +920,7 @@ def test_who_shares_many_chats_is_pushed_to_once(monkeypatch: pytest.MonkeyPatch
                 return ephemeral(session, key, frame)
 
             monkeypatch.setattr(Session, "ephemeral", count)
-            parts.gateway.push_to_chats([*chats, others], ("presence",), TYPING)
+            await parts.gateway.push_to_chats([*chats, others], ("presence",), TYPING)
             assert sorted(pushed) == ["alice", "bob", "carol"]
 
     run(story())

@@ -36,8 +36,8 @@ Memberships = Mapping[User, Mapping[str, Cursor]]
 class Sessions(Protocol):
     """The sessions that can be reached; the newest frame of a key takes the place of one that still waits there."""
 
-    def push_to_chats(self, chat_ids: Iterable[str], key: Key, frame: bytes) -> None:
-        """To every session of these chats, once each."""
+    async def push_to_chats(self, chat_ids: Iterable[str], key: Key, frame: bytes) -> None:
+        """To every session of these chats, once each. It gives way to other work."""
         ...
 
     def push_to_user(self, user: User, chat_id: str, key: Key, frame: bytes) -> None:
@@ -221,12 +221,12 @@ class Ephemeral:
         frame = encode_frame(note.payload)
         if note.chat_id is None:
             shared = await self._shared_chats(note.about, memberships[note.about])
-            self._sessions.push_to_chats(shared, note.key, frame)
+            await self._sessions.push_to_chats(shared, note.key, frame)
         elif not await self._concerns(note.to, note.about.tenant, note.chat_id):
             telemetry.ephemeral(note.kind, "dropped")
             return
         elif note.to is None:
-            self._sessions.push_to_chats((note.chat_id,), note.key, frame)
+            await self._sessions.push_to_chats((note.chat_id,), note.key, frame)
         else:
             self._sessions.push_to_user(note.to, note.chat_id, note.key, frame)
         telemetry.ephemeral(note.kind, "told")

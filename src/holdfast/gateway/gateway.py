@@ -10,14 +10,13 @@ import asyncio
 from asyncio import Transport
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
-from itertools import chain
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, Protocol
 
 from holdfast import telemetry
 from holdfast.access.principal import Principal
-from holdfast.clock import wait_at_most
+from holdfast.clock import Turns, wait_at_most
 from holdfast.fanout.contract import Envelope
 from holdfast.gateway.belonging import Belonging
 from holdfast.gateway.connection import Connection
@@ -171,9 +170,18 @@ class Gateway:
                 _give_up(next(connection for connection in connections if connection.write is write), error)
         return len(connections) * run.count
 
-    def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
-        """Queue an ephemeral frame to the sessions of these chats, once to each; the newest of a key wins."""
-        self._push(dict.fromkeys(chain.from_iterable(map(self._roster.in_chat, chat_ids))), key, frame)
+    async def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+        """Queue an ephemeral frame to the sessions of these chats, once to each; the newest of a key wins.
+
+        It gives way between two chats: one user may share a hundred with a hundred others each.
+        """
+        turns = Turns(self._plane.clock)
+        pushed: set[Connection] = set()
+        for chat_id in chat_ids:
+            await turns.give_way()
+            found = [connection for connection in self._roster.in_chat(chat_id) if connection not in pushed]
+            self._push(found, key, frame)
+            pushed.update(found)
 
     def push_to_user(self, user: User, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
         """Queue an ephemeral frame to those sessions of a user that are in the chat it is about."""
