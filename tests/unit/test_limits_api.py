@@ -563,6 +563,27 @@ def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: 
     limited(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    ("who", "path", "resource"),
+    [
+        ("user", "/admin/limits", "rest:user"),
+        ("user", "/v1/limits/check", "rest:user"),
+        ("tenant", "/admin/limits", "rest:tenant"),
+        ("operator", "/v1/chats", "admin:key"),
+    ],
+)
+def test_refusals_of_what_a_caller_may_not_ask_are_counted(tmp_path: Path, who: str, path: str, resource: str) -> None:
+    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+        keys = {"user": rest.token("alice"), "tenant": rest.tenant_key(), "operator": rest.admin_key()}
+        await plane.control.create({**RULE, "tenantID": "*", "resource": resource, "limit": 12}, "olga")
+        await applied(plane, store)
+        method = "POST" if path == "/v1/limits/check" else "GET"
+        statuses = [(await rest.ask(method, path, keys[who])).status_code for _ in range(13)]
+        assert statuses == [403] * 12 + [429]
+
+    limited(tmp_path, scenario)
+
+
 def test_the_default_rules_are_as_tight_as_what_they_replaced() -> None:
     rules = {rule.resource: (rule.limit, rule.window_seconds, rule.burst_size) for rule in DEFAULT_RULES}
     assert rules["connect:address"] == (600, 60.0, 600)

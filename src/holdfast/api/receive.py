@@ -95,8 +95,10 @@ async def receive(deps: Deps, strangers: Strangers, endpoint: Endpoint, request:
     except InvalidMessage:
         strangers.asked(address_of(request, deps), request.path)
         raise
-    principal = request.principal = _admit(deps, strangers, endpoint, request)
-    await _ask_limits(deps, endpoint, request, principal)
+    principal = request.principal = _identified(deps, strangers, endpoint, request)
+    if endpoint.caller != "anybody":
+        await _ask_limits(deps, endpoint, request, principal)
+        require_caller(principal, endpoint)
     path = _path(request.path_params)
     if endpoint.scope is not None:
         require_scope(principal, endpoint.scope, path.get("chat_id"))
@@ -108,8 +110,8 @@ async def receive(deps: Deps, strangers: Strangers, endpoint: Endpoint, request:
     return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
-def _admit(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
-    """Who is asking, allowed to ask this. What is open to anybody does not mind a bad credential."""
+def _identified(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
+    """Who is asking. What is open to anybody does not mind a bad credential."""
     try:
         principal = identify(deps, request)
     except (Refused, Unavailable) as refusal:
@@ -121,19 +123,18 @@ def _admit(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Reques
         if open_to_anybody:
             return NOBODY
         raise
-    if endpoint.caller != "anybody":
-        require_caller(principal, endpoint)
     return principal
 
 
 async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
-    """RateLimited by the rules of the entrance. What allows a question about limits is not in its headers."""
-    if endpoint.caller == "anybody":
-        return
-    if endpoint.scope == "limits:check":
+    """RateLimited by the rules of whoever asks, also for what they may not ask: a refusal is work, too.
+
+    What allows a question about limits is not in its headers.
+    """
+    if endpoint.scope == "limits:check" and principal.kind == "tenant_key":
         decisions = [await deps.limits.limiter.check(*check) for check in questions("check", principal.user)]
     else:
-        entrance: Entrance = "admin" if endpoint.caller == "operator" else "rest"
+        entrance: Entrance = "admin" if principal.kind == "admin_key" else "rest"
         decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
         request.decisions = decisions
     if refused := refusal(decisions):
