@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -32,7 +32,7 @@ from holdfast.limits.disk import NODE_NAME_FILE
 from holdfast.limits.opening import NODES_NAME, RULES_NAME
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.contract import CHANNEL
-from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK, WRITERS_LOCK
+from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK, SCHEMA_LOCK, WRITERS_LOCK
 from holdfast.limits.rulestore.postgres.follower import region_lock
 from holdfast.resilience import BreakerState
 from holdfast.session.effects import Sign
@@ -44,6 +44,8 @@ from holdfast.verify import history
 from holdfast.wire.closing import Closing
 from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, SUBPROTOCOL
 from holdfast.work.job import Action, OnFailure, State
+from holdfast.work.postgres.seat import _CHANNEL
+from holdfast.work.postgres.store import _MIGRATION_LOCK
 
 GOLDEN = Path(__file__).parent / "golden" / "names.txt"
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
@@ -84,21 +86,10 @@ def metrics() -> Iterator[str]:
 
 
 def label_values() -> Iterator[str]:
-    """Every word that a part passes to a function of ``telemetry``, log lines and marks apart."""
+    """Every word on the lines that call a function of ``telemetry``; log lines and marks apart."""
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("telemetry."):
-                function = ast.unparse(node.func).removeprefix("telemetry.")
-                if function != "sometimes" and not function.startswith("log."):
-                    yield from _words(node.args)
-
-
-def _words(arguments: list[ast.expr]) -> Iterator[str]:
-    for argument in arguments:
-        if isinstance(argument, ast.IfExp):
-            yield from _words([argument.body, argument.orelse])
-        elif isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-            yield argument.value
+        for arguments in re.findall(r"\btelemetry\.(?!log\b|sometimes\b)\w+\(([^\n]*)", path.read_text()):
+            yield from re.findall(r'"(\w+)"', arguments)
 
 
 def endpoints() -> Iterator[str]:
@@ -146,8 +137,9 @@ def shared_names() -> Iterator[str]:
     rule = Rule("*", "send:user", "fixed_window", 10, 60.0)
     yield f"redis key {counters.name((key_prefix('acme', rule), 'ann')).decode()}"
     yield f"redis keys {counters._nodes.decode()} {counters._resets.decode()}"
-    yield f"channel {CHANNEL}"
-    yield f"advisory locks {WRITERS_LOCK} {HEARTBEAT_LOCK} {region_lock('local')}"
+    yield f"channels {CHANNEL} {_CHANNEL}"
+    limits = (WRITERS_LOCK, HEARTBEAT_LOCK, SCHEMA_LOCK, region_lock("local"))
+    yield f"advisory locks {' '.join(map(str, limits))} {_MIGRATION_LOCK}"
 
 
 def schemas() -> Iterator[str]:
