@@ -41,5 +41,9 @@ def linger(transport: Transport) -> None:
     if transport.is_closing():
         return
     transport.set_protocol(_Lingering(transport, transport.get_protocol()))
-    transport.write_eof()
+    try:
+        transport.write_eof()
+    except OSError:  # the client is gone already: asyncio's own transport says so, uvloop's does not
+        transport.abort()
+        return
     transport.resume_reading()
