@@ -82,6 +82,7 @@ class Story:
         hearing = self.hearing[self.seats[-1].instance] = asyncio.Event()
         asyncio.get_running_loop().call_later(DEAF_SECONDS, hearing.set)
         worker.stop()
+        self.store.on_left()  # its lock is lost, so the next worker does not wait for it
 
     def _listen_to_seats(self) -> None:
         plain = self.store.join
