@@ -128,10 +128,10 @@ def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(
             await endpoints.close()
             async with scene(tmp_path, settings=PATIENT, worker=MANY) as stage:
                 stage.log.entries += [entry(n + 1, f"c{n}", f"t{n}") for n in range(tenants)]
-                await until(lambda: len(calls) == (25 if tenants == 1 else 50))
+                await until(lambda: len(calls) == (76 if tenants == 1 else 87))
                 stage.log.entries += [entry(n, f"good{n % 4}", "t0") for n in range(201, 209)]
                 await until(lambda: len(good.calls) == 9)
-                assert len(calls) == (25 if tenants == 1 else 50)
+                assert len(calls) == (76 if tenants == 1 else 87)
 
     run(main())
 

@@ -7,10 +7,11 @@ together fill half of the memory, so that what waits for slow ones keeps nothing
 stream have no cap.
 
 A destination is *slow* if its last run took longer than ``slow_seconds``, and *new* before its first one has ended. New
-and slow ones together have half of the runners. The destinations of one *group* (a tenant) have half of the runners
-that other groups leave, new and slow ones half of that. So neither many that hang nor all that one tenant has keep the
-others waiting. Destinations that have to wait for this take turns: new ones before slow ones, then groups in turn, and
-the destinations of each.
+and slow ones together leave an eighth of the runners to the others. The destinations of one *group* (a tenant) leave an
+eighth of the runners that other groups have left to those, and the new and slow ones among them an eighth of what their
+group may have. So neither many that hang nor all that one tenant has keep the others waiting, and who is alone has
+almost everything. Destinations that have to wait for this take turns: new ones before slow ones, then groups in turn,
+and the destinations of each.
 
 A *paused* destination has no runner and no memory at all: its jobs wait in the store until it is resumed.
 """
@@ -26,8 +27,7 @@ from typing import Any
 from holdfast.work.job import Job
 
 _FREE_RUNNERS_DIVISOR = 4
-_UNPROVEN_DIVISOR = 2
-_GROUP_RUNNERS_DIVISOR = 2
+_RESERVE_DIVISOR = 8
 _MEMORY_DIVISOR = 16
 PACES_MAX = 10_000
 """Destinations whose pace is remembered; beyond it the one that ran longest ago is forgotten."""
@@ -85,7 +85,7 @@ class Destinations:
         paces: Paces | None = None,
     ) -> None:
         self._caps, self._runners, self._now, self._paces = dict(caps or {}), runners, now, paces or Paces()
-        self._unproven_max = max(1, runners // _UNPROVEN_DIVISOR)
+        self._unproven_max = _without_reserve(runners)
         self.are_capped = bool(self._caps)
         """Asked before anything else on the way of every job: where no type has a cap, none of this costs anything."""
         self._known: dict[tuple[str, str], Destination] = {}
@@ -134,10 +134,10 @@ class Destinations:
         """How many more of its jobs may be in flight; at least one may while none of its group is."""
         own, cap = destination.in_flight, self._caps[destination.type]
         group = self._in_flight_of[destination.group, False] + self._in_flight_of[destination.group, True]
-        group_max = max(1, (self._runners - self._in_flight + group) // _GROUP_RUNNERS_DIVISOR)
+        group_max = _without_reserve(self._runners - self._in_flight + group)
         free = min(_share(cap, self._runners - self._in_flight + own) - own, group_max - group)
         if destination.pace:
-            of_group = max(1, group_max // _UNPROVEN_DIVISOR) - self._in_flight_of[destination.group, True]
+            of_group = _without_reserve(group_max) - self._in_flight_of[destination.group, True]
             of_all = self._unproven_max - self._unproven_in_flight
             free = min(free, of_group, of_all, _share(cap, of_all + own) - own)
         return free
@@ -265,21 +265,38 @@ class Destinations:
                 del turns[destination.group]
 
     def _find_turn(self) -> Destination | None:
-        """One that has no room leaves if its own next end brings it back; with none in flight its group is full."""
         for pace, turns in self._turns.items():
             if pace and self._unproven_in_flight >= self._unproven_max:
                 break
-            for queued in list(turns.values()):
-                while queued:
-                    destination = next(iter(queued))
-                    if self.free(destination) > 0:
-                        return destination
-                    if not destination.in_flight:
-                        break
-                    self._unqueue(destination)
+            found, empty = None, []
+            for group, queued in turns.items():
+                if (found := self._first_with_room(queued)) is not None:
+                    break
+                if not queued:
+                    empty.append(group)
+            for group in empty:
+                del turns[group]
+            if found is not None:
+                return found
+        return None
+
+    def _first_with_room(self, queued: OrderedDict[Destination, None]) -> Destination | None:
+        """One that has no room leaves if its own next end brings it back; with none in flight its group is full."""
+        while queued:
+            destination = next(iter(queued))
+            if self.free(destination) > 0:
+                return destination
+            if not destination.in_flight:
+                break
+            del queued[destination]
         return None
 
 
 def _share(cap: int, runners: int) -> int:
     """What one destination may have of so many runners."""
     return max(1, min(cap, runners // _FREE_RUNNERS_DIVISOR))
+
+
+def _without_reserve(runners: int) -> int:
+    """What those who may not have all of so many runners may have together."""
+    return max(1, runners * (_RESERVE_DIVISOR - 1) // _RESERVE_DIVISOR)

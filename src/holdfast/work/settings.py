@@ -30,8 +30,8 @@ class WorkerSettings:
     stuck_loop_seconds: float = 0.0
     """A process whose event loop has not run for so long is ended, with exit code 70: see ``watchdog``. 0: never."""
     slow_seconds: float = 1.0
-    """A destination whose last run took longer is slow: all slow ones together have half of the runners, see
-    ``destinations``."""
+    """A destination whose last run took longer is slow: all slow ones together leave an eighth of the runners to the
+    others, see ``destinations``."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
     def __post_init__(self) -> None:
