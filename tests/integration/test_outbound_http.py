@@ -333,6 +333,17 @@ def test_a_long_body_in_chunks_is_read_up_to_the_callers_bound(chunk: int) -> No
     run(main())
 
 
+@pytest.mark.parametrize("around", [b"1;" + b"a" * 70_000 + b"\r\n{\r\n", b"1\r\n{\r\n" * 14_000])
+def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_answer_ends(around: bytes) -> None:
+    async def main() -> None:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with answering(lambda *_: head + around + b"0\r\n\r\n") as (url, _):
+            with pytest.raises(BadJwks, match=_AROUND):
+                await fetch_jwks(url)
+
+    run(main())
+
+
 def test_a_receiver_that_does_not_read_keeps_no_connection_after_the_call() -> None:
     """A close would wait for it to take the rest of the request."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from holdfast.webhooks.delivery import Notice, WebhookSettings, draft_of
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
-from holdfast.work.job import Reason
+from holdfast.work.coordinator import Worker
+from holdfast.work.handling import Context, Handlers
+from holdfast.work.job import Draft, Reason
+from holdfast.work.memory import MemoryWork
 
 DAY = 86400.0
 
@@ -120,6 +124,35 @@ def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(opener: Ope
 async def _waiting(stage: Scene, jobs: int) -> bool:
     waiting = await stage.jobs.waiting(["ep_1", "ep_2"])
     return {name: each.jobs for name, each in waiting.items()} == {"ep_1": jobs}
+
+
+def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_and_all_when_it_is_resumed() -> None:
+    async def main() -> None:
+        store, handlers, ran, go_on = MemoryWork(), Handlers(), list[tuple[str, int]](), asyncio.Event()
+
+        @handlers.handle(Notice, type="hook", per_destination_max=4)
+        async def handle(ctx: Context, notice: Notice) -> None:
+            ran.append((notice.endpoint_id, notice.sequence))
+            if notice.sequence == 1:
+                await go_on.wait()
+
+        def drafts(endpoint: str, *sequences: int) -> list[Draft]:
+            return [replace(_draft(endpoint, n), type="hook", stream=endpoint) for n in sequences]
+
+        async with Worker(store, handlers).running() as worker:
+            await store.enqueue(drafts("ep_1", 1, 2, 3))
+            await until(lambda: ran)
+            worker.pause({("hook", "ep_1")})
+            go_on.set()
+            for n in range(2, 6):
+                await store.enqueue(drafts("ep_1", n + 2) + drafts("ep_2", n))
+                await until(lambda n=n: ("ep_2", n) in ran)
+            assert ran == [("ep_1", 1), *(("ep_2", n) for n in range(2, 6))]
+            worker.pause(())
+            await until(lambda: len(ran) == 11)
+        assert ran[5:] == [("ep_1", n) for n in range(2, 8)]
+
+    run(main())
 
 
 def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_in_order(tmp_path: Path) -> None:
