@@ -59,7 +59,7 @@ async def node(settings: dict[str, Any]) -> None:
     from holdfast.message import Draft, User
     from holdfast.node.running import running, settle_heap
     from holdfast.settings import load
-    from holdfast.store.changes import Act, CreateChat
+    from holdfast.store.changes import CommandContext, CreateChat
     from holdfast.telemetry import REGISTRY
 
     unbounded = {
@@ -83,8 +83,10 @@ async def node(settings: dict[str, Any]) -> None:
             await open_wide(parts)
             settle_heap()  # as `holdfast serve` does
 
-            def act(user_id: str) -> Act:
-                return Act(User("default", user_id), timestamp(time.time()), parts._ids.new("msg_"), operator=True)
+            def act(user_id: str) -> CommandContext:
+                return CommandContext(
+                    User("default", user_id), timestamp(time.time()), parts._ids.new("msg_"), operator=True
+                )
 
             def draft(chat_id: str) -> Draft:
                 nonlocal sent

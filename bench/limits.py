@@ -47,12 +47,12 @@ from holdfast.clock import SystemClock  # noqa: E402
 from holdfast.limits.changes import Change  # noqa: E402
 from holdfast.limits.counters.memory import MemoryCounters  # noqa: E402
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings  # noqa: E402
-from holdfast.limits.feed import Feed  # noqa: E402
+from holdfast.limits.feed import RuleFeed  # noqa: E402
 from holdfast.limits.limiter import Limiter  # noqa: E402
-from holdfast.limits.limiter_settings import LimiterSettings, Place  # noqa: E402
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity  # noqa: E402
 from holdfast.limits.rules import Decision, Rule, RuleName, RuleSet  # noqa: E402
 from holdfast.limits.rulestore.postgres import (  # noqa: E402
-    PostgresBell,
+    PostgresNotifications,
     PostgresRuleReader,
     PostgresRuleStore,
     PostgresSettings,
@@ -74,7 +74,7 @@ def rule(limit: int = HUGE, window: float = 60.0, **fields: Any) -> Rule:
 
 def limiter(url: str, *rules: Rule, node: str = "bench", lease: float = 1.0) -> Limiter:
     settings = LimiterSettings(lease_percent=lease)
-    return Limiter(RedisCounters(RedisSettings(url)), SystemClock(), settings, RuleSet.of(rules), Place(node))
+    return Limiter(RedisCounters(RedisSettings(url)), SystemClock(), settings, RuleSet.of(rules), NodeIdentity(node))
 
 
 def uniform(seed: int) -> Iterator[str]:
@@ -366,7 +366,7 @@ async def propagation(url: str, changes: int) -> float:
 
         for _ in range(20):
             reader = await stack.enter_async_context(PostgresRuleReader(PostgresSettings(url, connections_max=1)))
-            await stack.enter_async_context(Feed(reader, [PostgresBell(settings)], applied, SystemClock()))
+            await stack.enter_async_context(RuleFeed(reader, [PostgresNotifications(settings)], applied, SystemClock()))
         body = {"algorithm": "token_bucket", "limit": 1, "window": "60s"}
         await store.change(Change("create", name, "bench", "", body))
         await asyncio.sleep(0.5)

@@ -19,10 +19,10 @@ from engines import postgres, redis
 from harness import percentile
 from holdfast.clock import SystemClock
 from holdfast.limits.changes import Change
-from holdfast.limits.feed import Feed, FeedSettings
+from holdfast.limits.feed import FeedSettings, RuleFeed
 from holdfast.limits.rules import RuleName, RuleSet
 from holdfast.limits.rulestore.postgres import LogFollower, PostgresRuleReader, PostgresRuleStore, PostgresSettings
-from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.limits.rulestore.redis import RedisNotifications
 
 NODES = 10
 NO_SYNC = FeedSettings(sync_seconds=3600.0, stale_seconds=7200.0)
@@ -76,15 +76,15 @@ async def _propagation(primary: str, replica: str, redis_urls: tuple[str, str], 
         await store.prepare()
         followers = []
         for region, url in zip(("near", "far"), redis_urls, strict=True):
-            bell = RedisBell(url)
+            bell = RedisNotifications(url)
             stack.push_async_callback(bell.aclose)
             follower = LogFollower(settings, bell.publish, region=region)
             followers.append(await stack.enter_async_context(follower))
         for _ in range(NODES):
             reader = await stack.enter_async_context(PostgresRuleReader(PostgresSettings(replica, connections_max=1)))
-            bell = RedisBell(redis_urls[1])
+            bell = RedisNotifications(redis_urls[1])
             stack.push_async_callback(bell.aclose)
-            await stack.enter_async_context(Feed(reader, [bell], applied, SystemClock(), settings=NO_SYNC))
+            await stack.enter_async_context(RuleFeed(reader, [bell], applied, SystemClock(), settings=NO_SYNC))
         async with asyncio.timeout(30):
             while not all(follower.follows for follower in followers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness import arguments, finish
 from holdfast.message import Acked, Draft, User
-from holdfast.store.changes import Act, CreateChat
+from holdfast.store.changes import CommandContext, CreateChat
 from holdfast.store.sqlite import SqliteStore
 
 PARTS = ("alone", "busy")
@@ -47,7 +47,7 @@ async def appended(directory: Path, group: int, seconds: float) -> tuple[float, 
         for chat in range(CHATS):
             owner = User("default", f"user_{chat}_0")
             members = [f"user_{chat}_{n}" for n in range(1, MEMBERS)]
-            await store.change(CreateChat(Act(owner, "", ""), f"chat_{chat}", "group", "bench", members))
+            await store.change(CreateChat(CommandContext(owner, "", ""), f"chat_{chat}", "group", "bench", members))
         prepared = [drafts(rng, group) for _ in range(max(20, int(seconds * 100_000 / group)))]
         began, cpu, done = time.perf_counter(), time.process_time(), 0
         for each in prepared:

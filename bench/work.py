@@ -39,7 +39,7 @@ from engines import Missing, postgres
 from holdfast.work.contract import WorkStore
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, Policies
+from holdfast.work.job import JobDraft, Policies
 from holdfast.work.outbox import enqueue
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.sqlite import SqliteWork
@@ -148,7 +148,7 @@ async def with_held(url: str, total: int) -> float:
         connection = await asyncpg.connect(url)
         transaction = connection.transaction()
         await transaction.start()
-        await enqueue(connection, Draft("Piece", b"{}", "held"))
+        await enqueue(connection, JobDraft("Piece", b"{}", "held"))
         try:
             return await drain(store, total)
         finally:

@@ -14,13 +14,13 @@ import asyncpg
 
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft
-from holdfast.work.postgres import PostgresWork, SeatSettings
+from holdfast.work.job import JobDraft
+from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
 
 JOBS = 60
 SECONDS = 0.5
 CHILD = Path(__file__).resolve().parent.parent / "tests" / "support" / "work_child.py"
-QUICK = SeatSettings(0.2, dead_after_seconds=1.0, no_start_after_seconds=0.7)
+QUICK = WorkerSessionSettings(0.2, dead_after_seconds=1.0, no_start_after_seconds=0.7)
 
 
 async def crash_recovery_rounds(url: str) -> float:
@@ -31,7 +31,7 @@ async def crash_recovery_rounds(url: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
             gate = Path(folder) / "gate"  # it never opens
             payload = json.dumps({"stream": "", "gate": str(gate), "transaction": False}).encode()
-            await store.enqueue([Draft("Deed", payload, f"s{n}") for n in range(JOBS)])
+            await store.enqueue([JobDraft("Deed", payload, f"s{n}") for n in range(JOBS)])
             await _killed_while_all_are_in_flight(url, folder)
         return float(await _rounds(store))
     finally:

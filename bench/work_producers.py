@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 
 from harness import median
-from holdfast.work.job import Draft
+from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue
 from holdfast.work.postgres import PostgresWork
 
@@ -47,7 +47,7 @@ async def _ratio(connections: list[Any], streams: int, rounds: int, seconds: flo
                 continue
             transaction = holder.transaction()
             await transaction.start()
-            await enqueue(holder, Draft("Piece", b"{}", "held"))
+            await enqueue(holder, JobDraft("Piece", b"{}", "held"))
             rates[held] = await _commits(producers, streams, seconds)
             await transaction.rollback()
         ratios.append(rates[True] / rates[False])
@@ -60,7 +60,7 @@ async def _commits(producers: list[Any], streams: int, seconds: float) -> float:
     async def produce(number: int, connection: Any) -> int:
         rng, commits = random.Random(number), 0
         while time.perf_counter() < end:
-            drafts = [Draft("Piece", b"{}", f"p{stream}") for stream in rng.sample(range(STREAMS), streams)]
+            drafts = [JobDraft("Piece", b"{}", f"p{stream}") for stream in rng.sample(range(STREAMS), streams)]
             async with connection.transaction():
                 await enqueue(connection, *drafts)
             commits += 1

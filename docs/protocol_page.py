@@ -10,8 +10,8 @@ import msgspec
 
 from holdfast import errors
 from holdfast.message import Message, Page
-from holdfast.session.limits import SessionLimits
-from holdfast.wire.closing import Closing
+from holdfast.session.limits import SessionSettings
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, ChatHead, Nothing, ResumedChat
 
 REPLIES = {
@@ -303,7 +303,7 @@ def _sentence(shape: type) -> str:
 def _limits() -> Iterator[str]:
     yield from ("## Limits", "", "`connection_established.limits`; a server may have others than these defaults.", "")
     yield from ("| name | default | of what |", "|---|---|---|")
-    announced = SessionLimits().announced()
+    announced = SessionSettings().announced()
     assert announced.keys() == LIMITS.keys()
     for name, value in announced.items():
         yield f"| `{name}` | {value:,} | {LIMITS[name]} |"
@@ -320,8 +320,8 @@ def _closings() -> Iterator[str]:
         "",
     )
     yield from ("| reason | code | reconnect | spread delay | when |", "|---|---|---|---|---|")
-    assert {closing.reason for closing in Closing} == set(WHEN)
-    for closing in Closing:
+    assert {closing.reason for closing in CloseReason} == set(WHEN)
+    for closing in CloseReason:
         again = "yes" if closing.reconnect_allowed else "no"
         yield f"| `{closing.reason}` | {closing.code} | {again} | {'yes' if closing.spread else '–'} | {WHEN[closing.reason]} |"
     yield ""

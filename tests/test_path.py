@@ -16,29 +16,29 @@ from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Ids, timestamp
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.routing import envelopes, legs, recipients
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import Cursor, Outcome, ResumeRead, User
 from holdfast.session.effects import FetchResume, Submit, Wake
-from holdfast.session.limits import SessionLimits
+from holdfast.session.limits import SessionSettings
 from holdfast.session.session import Session
-from holdfast.store.changes import Act, CreateChat
+from holdfast.store.changes import CommandContext, CreateChat
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.codec import decode_client_frame
 from holdfast.wire.frames import CursorClaim, Resume, ResumeBody, SendMessage
-from holdfast.wire.run import Run
+from holdfast.wire.run import EncodedRun
 
 ALICE, BOB = User("default", "alice"), User("default", "bob")
 
 
 def session_of(user: User, chat_id: str) -> Session:
     """A client that is connected, has resumed, and had everything there was: nothing."""
-    session = Session(SessionLimits(), f"conn_{user.user_id}", Principal(*user, USER_SCOPES, "user"), "phone", now=0)
+    session = Session(SessionSettings(), f"conn_{user.user_id}", Principal(*user, USER_SCOPES, "user"), "phone", now=0)
     session.established({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
     (fetch,) = session.receive(Resume(request_id="r", payload=ResumeBody({chat_id: CursorClaim(1, 0)})), now=0)
     assert isinstance(fetch, FetchResume)
-    session.pulled(fetch.token, ResumeRead([], [], [], {chat_id: Cursor(1, 0)}), now=0)
+    session.on_page(fetch.token, ResumeRead([], [], [], {chat_id: Cursor(1, 0)}), now=0)
     assert [frame["type"] for frame in written(session)] == ["connection_established", "resumed"]
     return session
 
@@ -54,10 +54,10 @@ def test_the_life_of_a_message() -> None:
         ids = Ids(clock, random.Random(1))
         store, log = MemoryStore(), MemoryEventLog()
         store.on_commit(log.committed)
-        intake = Intake(GuardedStore(store, clock), clock, ids)
+        intake = Intake(StoreDurability(store, clock), clock, ids)
         ingest = asyncio.create_task(intake.run())
         await store.change(
-            CreateChat(Act(ALICE, timestamp(clock.now()), "msg_0"), "chat_1", "group", "lobby", ("bob",))
+            CreateChat(CommandContext(ALICE, timestamp(clock.now()), "msg_0"), "chat_1", "group", "lobby", ("bob",))
         )
         alice, bob = session_of(ALICE, "chat_1"), session_of(BOB, "chat_1")
 
@@ -79,7 +79,7 @@ def test_the_life_of_a_message() -> None:
         assert [(m.sequence, m.content) for m in page.messages] == [(1, "hello")]
 
         # The ack goes back to the sender.
-        assert list(alice.sent(submit.token, outcome, clock.monotonic())) == [Wake()]
+        assert list(alice.on_send_result(submit.token, outcome, clock.monotonic())) == [Wake()]
         (ack,) = written(alice)
         assert (ack["type"], ack["request_id"], ack["payload"]["sequence"]) == ("message_ack", "r", 1)
 
@@ -93,7 +93,7 @@ def test_the_life_of_a_message() -> None:
         (stretch,) = envelopes(cut, {"node": {ALICE, BOB}})["node"].stretches
 
         # 8. and out again: encoded once, owed by each session, written by its gateway.
-        assert list(bob.deliveries.deliver(Run(stretch.messages), clock.monotonic())) == [Wake()]
+        assert list(bob.deliveries.deliver(EncodedRun(stretch.messages), clock.monotonic())) == [Wake()]
         (received,) = written(bob)
         assert (received["type"], received["payload"]["sequence"], received["payload"]["content"]) == (
             "message",

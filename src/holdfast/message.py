@@ -91,7 +91,7 @@ Outcome = Acked | HoldfastError
 """What became of a send: Acked; a Refused or Deferred (not stored); or an OutcomeUnknown."""
 
 
-class Entry(Struct, frozen=True, gc=False):
+class LogEntry(Struct, frozen=True, gc=False):
     """A place in the event log: what was committed, in commit order. ``epoch``: the chat's when it was read."""
 
     position: int

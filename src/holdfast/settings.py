@@ -28,7 +28,7 @@ from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.dead_letters import DeadLetterSettings
 from holdfast.fanout.ephemeral import EphemeralSettings
 from holdfast.fanout.fanout import RetrySettings
-from holdfast.gateway.limits import GatewayLimits
+from holdfast.gateway.limits import GatewaySettings
 from holdfast.ingest.durability import ChangeSettings
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
@@ -38,7 +38,7 @@ from holdfast.places import default_state_dir, state_dir_in
 from holdfast.sqlite.database import SqliteSettings
 from holdfast.store.history import HistorySettings
 from holdfast.store.housekeeping import KeySettings
-from holdfast.store.plan import ChatLimits
+from holdfast.store.plan import ChatSettings
 from holdfast.telemetry import TraceSettings, safe_text
 from holdfast.webhooks.plane import WorkSettings
 
@@ -56,7 +56,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerSettings:
     """Where the one port for HTTP and WebSocket is, and who may stand in front of it."""
 
     host: str = "127.0.0.1"
@@ -116,7 +116,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessSettings:
     """Who may come in, and how often. Secrets are not settings: they live in the state directory."""
 
     tokens: TokenSettings = field(default_factory=TokenSettings)
@@ -173,14 +173,14 @@ class KafkaLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Durability:
+class DurabilitySettings:
     """The durability plane."""
 
     intake: IntakeSettings = field(default_factory=IntakeSettings)
     changes: ChangeSettings = field(default_factory=ChangeSettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     watermarks: WatermarkSettings = field(default_factory=WatermarkSettings)
-    chats: ChatLimits = field(default_factory=ChatLimits)
+    chats: ChatSettings = field(default_factory=ChatSettings)
     keys: KeySettings = field(default_factory=KeySettings)
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
     dynamodb: Dynamodb = Dynamodb()
@@ -206,7 +206,7 @@ class KafkaReader:
 
 
 @dataclass(frozen=True, slots=True)
-class FanoutPlane:
+class FanoutSettings:
     """The fanout plane."""
 
     kafka: KafkaReader = KafkaReader()
@@ -219,12 +219,12 @@ class FanoutPlane:
 class Settings:
     """Everything that can be set."""
 
-    server: Server = field(default_factory=Server)
-    access: Access = field(default_factory=Access)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
     api: ApiSettings = field(default_factory=ApiSettings)
-    gateway: GatewayLimits = field(default_factory=GatewayLimits)
-    durability: Durability = field(default_factory=Durability)
-    fanout: FanoutPlane = field(default_factory=FanoutPlane)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    durability: DurabilitySettings = field(default_factory=DurabilitySettings)
+    fanout: FanoutSettings = field(default_factory=FanoutSettings)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     work: WorkSettings = field(default_factory=WorkSettings)
     traces: TraceSettings = field(default_factory=TraceSettings)

@@ -30,14 +30,14 @@ from holdfast.message import Watermark
 from holdfast.node.backup import CONTENTS, Backups, require_whole, restore_backup
 from holdfast.sqlite import points
 from holdfast.sqlite.backup import MANIFEST, Manifest, read_manifest, take
-from holdfast.sqlite.copies import Copied, Restored, copy_database
+from holdfast.sqlite.copies import CopiedFile, Restored, copy_database
 from holdfast.sqlite.restore import restore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import held
-from holdfast.webhooks.contract import Endpoint
+from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Mark
-from holdfast.work.job import Draft
+from holdfast.work.contract import ReaderMark
+from holdfast.work.job import JobDraft
 from holdfast.work.sqlite import SqliteWork
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -79,11 +79,11 @@ async def _fill(state: Path, messages: int) -> None:
         await create(parts.chats, chat_id="chat_b")
         await fill(parts.chats, messages)
         await parts.chats.mark([Watermark(BOB, "phone", "chat_a", 1, messages, messages - 1)])
-        await parts.work.enqueue([Draft("mail", b"{}")], Mark("webhooks", await parts.chats.log_end()))
+        await parts.work.enqueue([JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end()))
         body = {"algorithm": "token_bucket", "limit": messages, "window": "60s"}
         await parts.rules.change(Change("create", RuleName("acme", "/x"), "op", AT, body, reason="test"))
     endpoints = await SqliteEndpoints.open(state / "webhooks.db")
-    await endpoints.add(Endpoint("hook_1", "acme", "https://example.com", "whsec_x", "", AT, ""))
+    await endpoints.add(WebhookEndpoint("hook_1", "acme", "https://example.com", "whsec_x", "", AT, ""))
     await endpoints.close()
 
 
@@ -210,7 +210,7 @@ def test_a_backup_taken_while_everything_is_written_is_whole(tmp_path: Path) -> 
             during = 0
             while not taking.done():
                 acked(await send(parts.chats, f"during-{during}"))
-                await parts.work.enqueue([Draft("mail", b"{}")], Mark("webhooks", await parts.chats.log_end()))
+                await parts.work.enqueue([JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end()))
                 during += 1
             await taking
             return during
@@ -233,7 +233,7 @@ def test_jobs_lag_behind_the_chats_they_are_made_of_and_never_run_ahead(tmp_path
 
             async def more() -> None:
                 acked(await send(parts.chats, "in between"))
-                await parts.work.enqueue([Draft("mail", b"{}")], Mark("webhooks", await parts.chats.log_end()))
+                await parts.work.enqueue([JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end()))
 
             def reached(point: str) -> None:
                 if point in ("backup.work.db", "backup.chats.db"):
@@ -317,7 +317,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], type[HoldfastError], str]] = {
     "a touched manifest": (lambda b: rewrite(b, seal=False, taken_at="never"), StateCorrupted, "digest"),
     "a file lost": (lambda b: (b / "limits.db").unlink(), StateCorrupted, "lacks limits.db"),
     "an unknown file": (
-        lambda b: ((b / "new.db").touch(), rewrite(b, files=(Copied("new.db", 0, ""),))), StateCorrupted, "new.db",
+        lambda b: ((b / "new.db").touch(), rewrite(b, files=(CopiedFile("new.db", 0, ""),))), StateCorrupted, "new.db",
     ),
     "made without the chats": (
         lambda b: rewrite(b, files=tuple(f for f in read_manifest(b).files if f.name != "chats.db")),

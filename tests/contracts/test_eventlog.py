@@ -15,7 +15,7 @@ from chats import ANN, acked, act, create, draft, send
 from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.eventlog.sqlite import TAIL_ENTRIES_MAX, SqliteEventLog
-from holdfast.message import Entry, Message
+from holdfast.message import LogEntry, Message
 from holdfast.store.changes import Redact
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
@@ -53,8 +53,8 @@ def on_every_log(scenario: Scenario) -> Callable[[str, Path], None]:
     return test
 
 
-async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[Entry]:
-    entries: list[Entry] = []
+async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[LogEntry]:
+    entries: list[LogEntry] = []
     while page := await log.read(entries[-1].position if entries else after, limit):
         entries.extend(page)
     return entries
@@ -109,14 +109,14 @@ async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_alr
 
 @pytest.mark.parametrize("adapter", ["sqlite", "small"])
 def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -> None:
-    async def first() -> list[Entry]:
+    async def first() -> list[LogEntry]:
         async with opened(adapter, tmp_path) as (store, log):
             await create(store)
             for n in range(5):
                 acked(await send(store, f"k{n}"))
             return await read_all(log)
 
-    async def second(before: list[Entry]) -> None:
+    async def second(before: list[LogEntry]) -> None:
         async with opened(adapter, tmp_path) as (store, log):
             assert await log.end() == before[-1].position
             assert await read_all(log) == before
@@ -189,7 +189,7 @@ class SlowSource:
     def __init__(self) -> None:
         self.end = 5
         self.gate = asyncio.Event()
-        self.told: Callable[[list[Entry]], None]
+        self.told: Callable[[list[LogEntry]], None]
 
     def on_commit(self, listener: Any) -> None:
         self.told = listener
@@ -199,7 +199,7 @@ class SlowSource:
         await self.gate.wait()
         return end
 
-    async def log_after(self, after: int, limit: int) -> list[Entry]:
+    async def log_after(self, after: int, limit: int) -> list[LogEntry]:
         return []
 
 
@@ -213,7 +213,7 @@ def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announced: bo
         asking = asyncio.create_task(log.end())
         await asyncio.sleep(0)
         source.end = 6
-        source.told([Entry(6, "default", 1, TEXT)] if announced else [])
+        source.told([LogEntry(6, "default", 1, TEXT)] if announced else [])
         source.gate.set()
         assert await asking == 6
         await asyncio.wait_for(log.wait(5), 5)

@@ -27,8 +27,8 @@ from holdfast.limits.algorithms import (
     COUNTERS,
     Concurrency,
     Counter,
-    Reading,
-    Terms,
+    CounterReading,
+    LimitParams,
     carried_over,
     hold,
     peek,
@@ -37,12 +37,20 @@ from holdfast.limits.algorithms import (
     terms_of,
 )
 from holdfast.limits.counters import redis as redis_counters
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Announced, Ask, Counters, Key, key_prefix
+from holdfast.limits.counters.contract import (
+    KEYS_PER_CALL_MAX,
+    Adjustment,
+    CounterKey,
+    CounterRequest,
+    Counters,
+    NodesAnnounced,
+    key_prefix,
+)
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.counters.pipe import Script
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.counters.table import CounterTable
-from holdfast.limits.rules import Algorithm, Rule, Stamp
+from holdfast.limits.rules import Algorithm, Rule, RuleVersion
 
 AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
 Scenario = Callable[[Counters], Awaitable[None]]
@@ -78,16 +86,18 @@ def counting(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], No
 YEAR_MS = 366 * 86_400_000.0
 
 
-def terms(algorithm: Algorithm, limit: int = 10, version: int = 1, window_ms: float = YEAR_MS, burst: int = 0) -> Terms:
+def terms(
+    algorithm: Algorithm, limit: int = 10, version: int = 1, window_ms: float = YEAR_MS, burst: int = 0
+) -> LimitParams:
     """By default nothing drains and no window ends while a test runs."""
-    return Terms(algorithm, Stamp(1, version), limit, window_ms, burst or limit)
+    return LimitParams(algorithm, RuleVersion(1, version), limit, window_ms, burst or limit)
 
 
-def at(name: str) -> Key:
+def at(name: str) -> CounterKey:
     return ("{acme}:rule:", name)
 
 
-async def one(counters: Counters, ask: Ask) -> Reading:
+async def one(counters: Counters, ask: CounterRequest) -> CounterReading:
     return (await counters.take([[ask]])).readings[0][0]
 
 
@@ -95,11 +105,11 @@ class Judge:
     """The same history on the pure algorithms. A counter is forgotten so long after nothing of it is used any more."""
 
     def __init__(self, forgets_ms: float = math.inf) -> None:
-        self.counters: dict[Key, Counter] = {}
+        self.counters: dict[CounterKey, Counter] = {}
         self._forgets_ms = forgets_ms
-        self._until: dict[Key, float] = {}
+        self._until: dict[CounterKey, float] = {}
 
-    def entry(self, entry: list[Ask], now: float) -> tuple[Reading, ...]:
+    def entry(self, entry: list[CounterRequest], now: float) -> tuple[CounterReading, ...]:
         for ask in entry:
             if math.floor(now) > self._until.get(ask.key, math.inf):
                 del self.counters[ask.key], self._until[ask.key]
@@ -108,7 +118,7 @@ class Judge:
             self._until[ask.key] = math.floor(now) + math.ceil(answer.reset_ms) + self._forgets_ms
         return answers
 
-    def _decide(self, entry: list[Ask], now: float) -> tuple[Reading, ...]:
+    def _decide(self, entry: list[CounterRequest], now: float) -> tuple[CounterReading, ...]:
         opened = [(ask, self.counter(ask.key, ask.terms, now)) for ask in entry]
         if len(entry) == 1:
             return tuple(self.take(ask, counter, now) for ask, counter in opened)
@@ -117,21 +127,21 @@ class Judge:
             return tuple(self.take(ask, counter, now) for ask, counter in opened)
         return tuple(reading(c, now, 0, 0 if fit else ask.cost) for (ask, c), fit in zip(opened, fits, strict=True))
 
-    def counter(self, key: Key, rule: Terms, now: float) -> Counter:
+    def counter(self, key: CounterKey, rule: LimitParams, now: float) -> Counter:
         there = self.counters.get(key)
         self.counters[key] = COUNTERS[rule.algorithm](rule) if there is None else carried_over(there, rule, now)
         return self.counters[key]
 
-    def held(self, ask: Ask, counter: Counter) -> bool:
+    def held(self, ask: CounterRequest, counter: Counter) -> bool:
         return isinstance(counter, Concurrency) and ask.hold in counter.holders
 
-    def take(self, ask: Ask, counter: Counter, now: float) -> Reading:
+    def take(self, ask: CounterRequest, counter: Counter, now: float) -> CounterReading:
         if isinstance(counter, Concurrency) and ask.hold:
             return hold(counter, ask.terms, now, ask.hold, ask.spent)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
 
-def random_ask(rng: random.Random, key: int) -> Ask:
+def random_ask(rng: random.Random, key: int) -> CounterRequest:
     """Of half of the keys a new version has another algorithm."""
     version = rng.choice([1, 1, 1, 2, 3])
     algorithm: Algorithm = [*AMOUNTS, "concurrency"][(key + (key % 2) * version) % 4]  # type: ignore[assignment]
@@ -139,10 +149,10 @@ def random_ask(rng: random.Random, key: int) -> Ask:
     rule = terms(algorithm, (2 if algorithm == "concurrency" else 5) * version, version, window_ms=window)
     rule = structs.replace(rule, store=rng.choice([0, 7, 7, 7, 4_000_000_000]))
     if algorithm == "concurrency":
-        return Ask(at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1]))
+        return CounterRequest(at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1]))
     times = rng.randint(0, 3)
     spent = rng.choice([0, 0, 0, times])
-    return Ask(at(str(key)), rule, rng.randint(1, 3), times, rng.choice([0, 0, 1, 2]), spent=spent)
+    return CounterRequest(at(str(key)), rule, rng.randint(1, 3), times, rng.choice([0, 0, 1, 2]), spent=spent)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -198,7 +208,7 @@ def test_any_text_is_a_subject(counting: Callable[[Scenario], None]) -> None:
 
     async def scenario(counters: Counters) -> None:
         for subject in ("\ud800", "\udfff", "\0", "\u2028", "ß" * 1024):
-            asks = [Ask(at(subject), terms("token_bucket", 2)) for _ in range(3)]
+            asks = [CounterRequest(at(subject), terms("token_bucket", 2)) for _ in range(3)]
             assert [(await one(counters, ask)).admitted for ask in asks] == [1, 1, 0], ascii(subject)
 
     counting(scenario)
@@ -244,7 +254,7 @@ def test_the_short_way_in_memory_says_what_the_oracle_says(algorithm: Algorithm,
         clock.advance(pause)
         rule = terms(algorithm, 5 * version, version, window_ms=(40.0, 30.0, 70.0)[version - 1], burst=4 * version)
         hold = f"h{cost}" if algorithm == "concurrency" else ""
-        ask = Ask(at("k"), rule, 1 if hold else cost, hold=hold)
+        ask = CounterRequest(at("k"), rule, 1 if hold else cost, hold=hold)
         assert (counters.take_now(ask.key, rule, ask.cost, hold),) == judge.entry([ask], clock.monotonic() * 1000)
 
 
@@ -253,11 +263,11 @@ def test_used_carries_over_and_the_newer_rule_decides(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     async def scenario(counters: Counters) -> None:
-        await one(counters, Ask(at("k"), terms(algorithm, 100), cost=80))
-        raised = await one(counters, Ask(at("k"), terms(algorithm, 500, version=2)))
+        await one(counters, CounterRequest(at("k"), terms(algorithm, 100), cost=80))
+        raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 500, version=2)))
         assert raised.remaining == 419
-        behind = await one(counters, Ask(at("k"), terms(algorithm, 100, version=1), cost=50))
-        assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, Stamp(1, 2))
+        behind = await one(counters, CounterRequest(at("k"), terms(algorithm, 100, version=1), cost=50))
+        assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, RuleVersion(1, 2))
 
     counting(scenario)
 
@@ -273,10 +283,10 @@ def test_what_is_used_carries_over_to_another_algorithm_and_back(
         admitted = 0
         for version in range(1, 5):
             rule = terms((before, after)[version % 2], 100, version)
-            admitted += (await one(counters, Ask(at("k"), rule, times=99))).admitted
+            admitted += (await one(counters, CounterRequest(at("k"), rule, times=99))).admitted
         assert admitted == 100
-        behind = await one(counters, Ask(at("k"), terms("concurrency", 5, version=1), hold="h"))
-        assert (behind.admitted, behind.limit, behind.stamp) == (0, 100, Stamp(1, 4))
+        behind = await one(counters, CounterRequest(at("k"), terms("concurrency", 5, version=1), hold="h"))
+        assert (behind.admitted, behind.limit, behind.stamp) == (0, 100, RuleVersion(1, 4))
 
     counting(scenario)
 
@@ -290,11 +300,13 @@ def test_what_is_used_is_capped_at_a_lower_capacity_and_stays_so(
 
     async def scenario(counters: Counters) -> None:
         day = 86_400_000.0
-        await one(counters, Ask(at("k"), terms(before, 10_000, window_ms=day), cost=9_900))
-        lowered = await one(counters, Ask(at("k"), terms(after, 10, version=2, window_ms=day)))
+        await one(counters, CounterRequest(at("k"), terms(before, 10_000, window_ms=day), cost=9_900))
+        lowered = await one(counters, CounterRequest(at("k"), terms(after, 10, version=2, window_ms=day)))
         assert (lowered.admitted, lowered.remaining) == (0, 0)
         assert lowered.reset_ms <= 2 * day and lowered.wait_ms <= 2 * day
-        raised = await one(counters, Ask(at("k"), terms(after, 10_000, version=3, window_ms=day), cost=9_980))
+        raised = await one(
+            counters, CounterRequest(at("k"), terms(after, 10_000, version=3, window_ms=day), cost=9_980)
+        )
         assert raised.admitted == 1, "ten are used, no more"
 
     counting(scenario)
@@ -308,7 +320,7 @@ def test_a_limit_lowered_and_raised_in_turns_grants_what_lies_between_each_time(
         granted = 0
         for version in range(1, 10):
             rule = terms(algorithm, 100 if version % 2 else 50, version)
-            granted += (await one(counters, Ask(at("k"), rule, times=200))).admitted
+            granted += (await one(counters, CounterRequest(at("k"), rule, times=200))).admitted
         assert granted == 100 + 4 * 50
 
     counting(scenario)
@@ -320,17 +332,21 @@ def test_holds_and_amounts_are_no_measure_of_each_other(
 ) -> None:
     async def scenario(counters: Counters) -> None:
         amounts, slots = terms(algorithm, 3, 1), terms("concurrency", 1, 2)
-        await one(counters, Ask(at("k"), amounts, cost=3))
-        assert (await one(counters, Ask(at("k"), slots, hold="a"))).admitted == 1, "holders begin with nobody"
-        behind = await one(counters, Ask(at("k"), amounts, times=2))
+        await one(counters, CounterRequest(at("k"), amounts, cost=3))
+        assert (await one(counters, CounterRequest(at("k"), slots, hold="a"))).admitted == 1, (
+            "holders begin with nobody"
+        )
+        behind = await one(counters, CounterRequest(at("k"), amounts, times=2))
         assert (behind.admitted, behind.wait_ms > 0, behind.limit) == (0, True, 1), "who is behind decides by holders"
         newer = terms(algorithm, 3, 3)
         assert await counters.adjust([Adjustment(at("k"), newer, released="a")]) == 1, "by whatever rule it is asked"
-        assert (await one(counters, Ask(at("k"), amounts, times=2))).admitted == 1, "a place is free, and he takes none"
-        assert (await one(counters, Ask(at("k"), newer, times=9))).admitted == 3
+        assert (await one(counters, CounterRequest(at("k"), amounts, times=2))).admitted == 1, (
+            "a place is free, and he takes none"
+        )
+        assert (await one(counters, CounterRequest(at("k"), newer, times=9))).admitted == 3
         debts = [Adjustment(at("k"), slots, held="b", held_ms=1e6), Adjustment(at("k"), slots, released="b")]
         assert await counters.adjust(debts) == 0
-        assert (await one(counters, Ask(at("k"), newer))).admitted == 0
+        assert (await one(counters, CounterRequest(at("k"), newer))).admitted == 0
 
     counting(scenario)
 
@@ -341,11 +357,11 @@ def test_what_was_let_through_already_is_taken_also_beyond_the_limit(
 ) -> None:
     async def scenario(counters: Counters) -> None:
         rule = terms(algorithm, 10)
-        first = await one(counters, Ask(at("k"), rule, times=16, spent=15))
+        first = await one(counters, CounterRequest(at("k"), rule, times=16, spent=15))
         assert (first.admitted, first.remaining) == (10, 0)
         if algorithm == "token_bucket":
             assert first.wait_ms == pytest.approx(6 * YEAR_MS / 10, abs=60_000), "the wait covers what is owed"
-        raised = await one(counters, Ask(at("k"), terms(algorithm, 20, version=2)))
+        raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 20, version=2)))
         assert (raised.admitted, raised.remaining) == (1, 4)
 
     counting(scenario)
@@ -357,10 +373,10 @@ def test_a_reset_forgets_what_one_counter_has_used(counting: Callable[[Scenario]
         rule, hold = terms(algorithm, 2), "h" if algorithm == "concurrency" else ""
         for name in ("a", "b"):
             for n in range(2):
-                await one(counters, Ask(at(name), rule, hold=hold and f"h{n}"))
+                await one(counters, CounterRequest(at(name), rule, hold=hold and f"h{n}"))
         assert (await counters.announce("n", 30)).resets == frozenset()
         assert await counters.reset(at("a")) and not await counters.reset(at("nobody"))
-        left = {name: (await one(counters, Ask(at(name), rule, 1, 0))).remaining for name in ("a", "b")}
+        left = {name: (await one(counters, CounterRequest(at(name), rule, 1, 0))).remaining for name in ("a", "b")}
         assert left == {"a": 2, "b": 0}
         if isinstance(counters, RedisCounters):
             expected = frozenset(counters.name(at(name)) for name in ("a", "nobody"))
@@ -372,7 +388,10 @@ def test_a_reset_forgets_what_one_counter_has_used(counting: Callable[[Scenario]
 
 def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
-        wide, narrow = Ask(at("wide"), terms("fixed_window", 100)), Ask(at("narrow"), terms("fixed_window", 1))
+        wide, narrow = (
+            CounterRequest(at("wide"), terms("fixed_window", 100)),
+            CounterRequest(at("narrow"), terms("fixed_window", 1)),
+        )
         first = await counters.take([[wide, narrow]])
         assert [r.admitted for r in first.readings[0]] == [1, 1]
         second = await counters.take([[wide, narrow]])
@@ -386,10 +405,12 @@ def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None
 def test_a_hold_that_is_over_is_no_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         brief, slots, wide = terms("concurrency", 1, window_ms=20), terms("concurrency", 1, 2), terms("fixed_window")
-        await one(counters, Ask(at("slots"), brief, hold="old"))
+        await one(counters, CounterRequest(at("slots"), brief, hold="old"))
         await counters.adjust([Adjustment(at("slots"), brief, held="new", held_ms=60_000)])
         await asyncio.sleep(0.03)
-        told = (await counters.take([[Ask(at("slots"), slots, hold="old"), Ask(at("wide"), wide)]])).readings[0]
+        told = (
+            await counters.take([[CounterRequest(at("slots"), slots, hold="old"), CounterRequest(at("wide"), wide)]])
+        ).readings[0]
         assert [reading.admitted for reading in told] == [0, 0]
 
     counting(scenario)
@@ -398,7 +419,9 @@ def test_a_hold_that_is_over_is_no_place_in_a_group(counting: Callable[[Scenario
 def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         rule, slots = terms("fixed_window", 10), terms("concurrency", 1)
-        taken = await counters.take([[Ask(at("a"), rule, cost=8)], [Ask(at("c"), slots, hold="x")]])
+        taken = await counters.take(
+            [[CounterRequest(at("a"), rule, cost=8)], [CounterRequest(at("c"), slots, hold="x")]]
+        )
         found = await counters.adjust(
             [
                 Adjustment(at("a"), rule, given=3, taken_at=taken.now),
@@ -410,15 +433,17 @@ def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scena
             ]
         )
         assert found == 3, "what is gone cannot be put right"
-        assert (await one(counters, Ask(at("a"), rule))).remaining == 4
-        assert (await one(counters, Ask(at("b"), rule))).remaining == 0
-        assert (await one(counters, Ask(at("c"), slots, hold="y"))).admitted == 1
-        assert (await one(counters, Ask(at("gone"), rule))).remaining == 9
-        old = structs.replace(rule, stamp=Stamp(1, 0))
+        assert (await one(counters, CounterRequest(at("a"), rule))).remaining == 4
+        assert (await one(counters, CounterRequest(at("b"), rule))).remaining == 0
+        assert (await one(counters, CounterRequest(at("c"), slots, hold="y"))).admitted == 1
+        assert (await one(counters, CounterRequest(at("gone"), rule))).remaining == 9
+        old = structs.replace(rule, stamp=RuleVersion(1, 0))
         assert await counters.adjust([Adjustment(at("a"), old, given=5, taken_at=taken.now)]) == 0
         theirs = structs.replace(rule, store=7)
         assert await counters.adjust([Adjustment(at("a"), theirs, given=5, taken_at=taken.now)]) == 0
-        assert (await one(counters, Ask(at("a"), rule))).remaining == 3, "an old lease is charged, not given back"
+        assert (await one(counters, CounterRequest(at("a"), rule))).remaining == 3, (
+            "an old lease is charged, not given back"
+        )
 
     counting(scenario)
 
@@ -431,7 +456,7 @@ def test_a_charge_costs_at_most_what_the_rule_grants_at_once(
         rule = terms(algorithm, 10)
         for _ in range(3):
             await counters.adjust([Adjustment(at("k"), rule, charged=8)])
-        raised = await one(counters, Ask(at("k"), terms(algorithm, 30, version=2)))
+        raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 30, version=2)))
         assert raised.remaining == 30 - 10 - 1
 
     counting(scenario)
@@ -442,18 +467,18 @@ def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(counting: Callabl
         slots = terms("concurrency", 2)
         left = {"a": 30_000.0, "b": 40_000.0, "c": 50_000.0}
         await counters.adjust([Adjustment(at("new"), slots, held=hold, held_ms=ms) for hold, ms in left.items()])
-        refused = await one(counters, Ask(at("new"), slots, hold="d"))
+        refused = await one(counters, CounterRequest(at("new"), slots, hold="d"))
         assert refused.admitted == 0 and 35_000 < refused.wait_ms <= 40_000, "when the second of them ends"
-        assert (await one(counters, Ask(at("new"), slots, hold="c"))).admitted == 1, "it is its holder's"
+        assert (await one(counters, CounterRequest(at("new"), slots, hold="c"))).admitted == 1, "it is its holder's"
         await counters.adjust([Adjustment(at("new"), slots, released=hold) for hold in "ab"])
-        assert (await one(counters, Ask(at("new"), slots, hold="d"))).admitted == 1
+        assert (await one(counters, CounterRequest(at("new"), slots, hold="d"))).admitted == 1
 
     counting(scenario)
 
 
 def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
-        entries = [[Ask(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
+        entries = [[CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
         taken = await counters.take(entries)
         assert len(taken.readings) == KEYS_PER_CALL_MAX
         assert all(answers[0].admitted == 1 for answers in taken.readings)
@@ -473,7 +498,7 @@ def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(redis_serv
     async def main() -> None:
         client = redis.asyncio.Redis.from_url(redis_server.url)
         counters = RedisCounters(RedisSettings(redis_server.url))
-        entries = [[Ask(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
+        entries = [[CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
         await counters.take(entries)
         await client.config_resetstat()
         await counters.take(entries)
@@ -499,7 +524,7 @@ def test_a_counter_in_redis_is_named_by_tenant_and_rule_and_tells_no_subject(
         rule = Rule("*", "/api/*", "sliding_window", 5, 60.0)
         prefix = key_prefix("acme", rule)
         for subject in [*(f"ann@example.org{n}" for n in range(10)), "ann@example.org0"]:
-            await counters.take([[Ask((prefix, subject), terms_of(rule, rule.stamp))]])
+            await counters.take([[CounterRequest((prefix, subject), terms_of(rule, rule.stamp))]])
             assert len(counters._names) <= 3
         names = [name.decode() for name in await client.keys("*")]
         assert len(names) == 10, "one for each subject, also for one whose name was forgotten"
@@ -520,16 +545,16 @@ def test_the_most_absurd_counter_is_nobody_elses_trouble(
     async def scenario(counters: Counters) -> None:
         full = terms(algorithm, 1_000_000_000, 1, YEAR_MS)
         slow = terms(algorithm, 1, 2, YEAR_MS)
-        absurd, other = at("absurd"), Ask(at("other"), terms("token_bucket"))
+        absurd, other = at("absurd"), CounterRequest(at("other"), terms("token_bucket"))
         hold = "h" if algorithm == "concurrency" else ""
         judge = Judge()
         for rule, cost in ((full, 1_000_000_000), (full, 1), (slow, 1)):
-            entries = [[Ask(absurd, rule, 1 if hold else cost, hold=hold)], [other]]
+            entries = [[CounterRequest(absurd, rule, 1 if hold else cost, hold=hold)], [other]]
             taken = await counters.take(entries)
             assert taken.readings == [judge.entry(entry, taken.now) for entry in entries]
         charge = Adjustment(absurd, slow, charged=10_000_000_000)
         await counters.adjust([Adjustment(absurd, slow, released="h") if hold else charge])
-        group = [Ask(absurd, slow, hold=hold), Ask(at("third"), terms("token_bucket"))]
+        group = [CounterRequest(absurd, slow, hold=hold), CounterRequest(at("third"), terms("token_bucket"))]
         told = (await counters.take([group, [other]])).readings
         assert [reading.admitted for reading in told[0]] == ([1, 1] if hold else [0, 0])
         assert (told[1][0].admitted, told[1][0].remaining) == (1, 6)
@@ -539,9 +564,11 @@ def test_the_most_absurd_counter_is_nobody_elses_trouble(
 
 def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
-        assert await counters.announce("a", 30) == Announced(1, ("a",))
+        assert await counters.announce("a", 30) == NodesAnnounced(1, ("a",))
         shared = not isinstance(counters, MemoryCounters)
-        assert await counters.announce("b", 30) == (Announced(2, ("a", "b")) if shared else Announced(1, ("b",)))
+        assert await counters.announce("b", 30) == (
+            NodesAnnounced(2, ("a", "b")) if shared else NodesAnnounced(1, ("b",))
+        )
 
     counting(scenario)
 
@@ -551,7 +578,7 @@ def test_a_node_that_announces_itself_no_more_is_not_counted(redis_server: Serve
         async with redis.asyncio.Redis.from_url(redis_server.url) as client:
             await client.zadd("silent:nodes", {"gone": 1.0})
         counters = RedisCounters(RedisSettings(redis_server.url, prefix="silent"))
-        assert await counters.announce("here", 30) == Announced(1, ("here",))
+        assert await counters.announce("here", 30) == NodesAnnounced(1, ("here",))
         await counters.aclose()
 
     asyncio.run(main())
@@ -575,7 +602,7 @@ def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_se
     async def main() -> None:
         nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
         with pytest.raises(Unavailable):
-            await one(nobody, Ask(at("k"), terms("token_bucket")))
+            await one(nobody, CounterRequest(at("k"), terms("token_bucket")))
         requests = 0
 
         async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -592,7 +619,7 @@ def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_se
         port = server.sockets[0].getsockname()[1]
         lost = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0?protocol=2"))
         with pytest.raises(OutcomeUnknown):
-            await one(lost, Ask(at("k"), terms("token_bucket")))
+            await one(lost, CounterRequest(at("k"), terms("token_bucket")))
         assert requests == 1, "what may have been counted is never sent again"
         await lost.aclose()
         server.close()
@@ -611,7 +638,7 @@ def test_a_counter_in_redis_is_kept_until_nothing_is_used_and_then_forgotten(
         name = counters._name(key).decode()
         rule = terms(algorithm, window_ms=5000)
         for _ in range(2):
-            reading = await one(counters, Ask(key, rule, hold=hold))
+            reading = await one(counters, CounterRequest(key, rule, hold=hold))
             assert reading.reset_ms < await client.pttl(name) <= reading.reset_ms + 1001
         adjusted = Adjustment(key, rule, released="h") if hold else Adjustment(key, rule, charged=3)
         await counters.adjust([adjusted])
@@ -648,7 +675,7 @@ def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
         counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0"))
         for expected in (1, 2, 3):
             with pytest.raises(Unavailable, match="READONLY"):
-                await one(counters, Ask(at("k"), terms("token_bucket")))
+                await one(counters, CounterRequest(at("k"), terms("token_bucket")))
             assert connections == expected
         await counters.aclose()
         server.close()
@@ -659,10 +686,10 @@ def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
 def test_who_holds_already_has_a_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         slots, wide = terms("concurrency", 1), terms("fixed_window")
-        await one(counters, Ask(at("slots"), slots, hold="mine"))
-        group = [Ask(at("slots"), slots, hold="mine"), Ask(at("wide"), wide)]
+        await one(counters, CounterRequest(at("slots"), slots, hold="mine"))
+        group = [CounterRequest(at("slots"), slots, hold="mine"), CounterRequest(at("wide"), wide)]
         assert [r.admitted for r in (await counters.take([group])).readings[0]] == [1, 1]
-        other = [Ask(at("slots"), slots, hold="other"), Ask(at("wide"), wide)]
+        other = [CounterRequest(at("slots"), slots, hold="other"), CounterRequest(at("wide"), wide)]
         assert [r.admitted for r in (await counters.take([other])).readings[0]] == [0, 0]
 
     counting(scenario)
@@ -672,9 +699,11 @@ def test_calls_under_way_together_each_get_their_own_answer(redis_server: Server
     async def main() -> None:
         counters = RedisCounters(RedisSettings(redis_server.url))
         client = redis.asyncio.Redis.from_url(redis_server.url)
-        await one(counters, Ask(at("first"), terms("token_bucket")))
+        await one(counters, CounterRequest(at("first"), terms("token_bucket")))
         await client.script_flush()  # so that some are made twice, behind others
-        calls = [counters.take([[Ask(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]]) for n in range(1, 9)]
+        calls = [
+            counters.take([[CounterRequest(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]]) for n in range(1, 9)
+        ]
         abandoned = asyncio.ensure_future(calls[3])
         abandoned.cancel()
         answers = [await call for n, call in enumerate(calls) if n != 3]
@@ -689,14 +718,14 @@ def test_a_connection_that_redis_closed_is_replaced(redis_server: Server) -> Non
     async def main() -> None:
         counters = RedisCounters(RedisSettings(redis_server.url))
         client = redis.asyncio.Redis.from_url(redis_server.url)
-        await one(counters, Ask(at("closed"), terms("token_bucket")))
+        await one(counters, CounterRequest(at("closed"), terms("token_bucket")))
         pipe = counters._pipe
         assert pipe is not None
         await client.client_kill_filter(_type="normal", skipme=True)
         async with asyncio.timeout(5):
             while pipe.usable:  # noqa: ASYNC110 - until the loop has read the end
                 await asyncio.sleep(0.001)
-        assert (await one(counters, Ask(at("closed"), terms("token_bucket")))).remaining == 8
+        assert (await one(counters, CounterRequest(at("closed"), terms("token_bucket")))).remaining == 8
         await client.aclose()
         await counters.aclose()
 
@@ -717,7 +746,7 @@ def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> N
         settings = RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=0.05)
         counters = RedisCounters(settings)
         with pytest.raises(OutcomeUnknown):
-            await one(counters, Ask(at("k"), terms("token_bucket")))
+            await one(counters, CounterRequest(at("k"), terms("token_bucket")))
         async with asyncio.timeout(5):
             while counters._pipe is not None and counters._pipe.usable:  # noqa: ASYNC110 - until it is closed
                 await asyncio.sleep(0.001)
@@ -754,10 +783,12 @@ def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavaila
         await client.hset(counters._name(at("foreign")).decode(), "not", "ours")
         bucket = terms("token_bucket")
         with pytest.raises(OutcomeUnknown):
-            await counters.take([[Ask(at("before"), bucket)], [Ask(at("foreign"), bucket)]])
+            await counters.take([[CounterRequest(at("before"), bucket)], [CounterRequest(at("foreign"), bucket)]])
         with pytest.raises(OutcomeUnknown):
             await counters.adjust([Adjustment(at(name), bucket, charged=1) for name in ("before", "foreign")])
-        assert (await one(counters, Ask(at("before"), bucket))).remaining == 7, "what came before was counted"
+        assert (await one(counters, CounterRequest(at("before"), bucket))).remaining == 7, (
+            "what came before was counted"
+        )
 
         await client.acl_setuser(
             "reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+client", "+hello"]
@@ -765,7 +796,7 @@ def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavaila
         url = redis_server.url.replace("://", "://reader:x@", 1)
         refused = RedisCounters(RedisSettings(url))
         with pytest.raises(Unavailable):
-            await one(refused, Ask(at("before"), bucket))
+            await one(refused, CounterRequest(at("before"), bucket))
         await client.acl_deluser("reader")
         await client.aclose()
         await counters.aclose()
@@ -778,7 +809,7 @@ def test_a_forgotten_script_is_loaded_again(redis_server: Server) -> None:
         counters = RedisCounters(RedisSettings(redis_server.url))
         client = redis.asyncio.Redis.from_url(redis_server.url)
         await client.script_flush()
-        assert (await one(counters, Ask(at("again"), terms("token_bucket")))).admitted == 1
+        assert (await one(counters, CounterRequest(at("again"), terms("token_bucket")))).admitted == 1
         await client.aclose()
         await counters.aclose()
 

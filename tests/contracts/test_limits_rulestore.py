@@ -26,12 +26,12 @@ from holdfast.errors import (
     Unavailable,
     VersionConflict,
 )
-from holdfast.limits.changes import Action, Change, rollback_body
+from holdfast.limits.changes import Change, _Action, rollback_body
 from holdfast.limits.lockout import ADMIN
 from holdfast.limits.rule_import import RULES_MAX, RuleImport
-from holdfast.limits.rules import Rule, RuleName, RuleSet, Unreadable, digest_without, fingerprint
-from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, RetentionSettings, Ring, RuleStore
-from holdfast.limits.rulestore.postgres import PostgresBell, PostgresRuleStore, PostgresSettings
+from holdfast.limits.rules import Rule, RuleName, RuleSet, UnreadableRule, digest_without, fingerprint
+from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, ChangeNotification, RetentionSettings, RuleStore
+from holdfast.limits.rulestore.postgres import PostgresNotifications, PostgresRuleStore, PostgresSettings
 from holdfast.limits.rulestore.postgres.store import payload
 from holdfast.limits.rulestore.reading import heard_ring
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
@@ -67,7 +67,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         async with PostgresRuleStore(settings, retention) as store:
             await store.prepare()
             await store.prepare()
-            yield store, PostgresBell(settings)
+            yield store, PostgresNotifications(settings)
 
     def run(scenario: Scenario, retention: RetentionSettings | None = None) -> None:
         async def main() -> None:
@@ -79,7 +79,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
     yield run
 
 
-def change(action: Action, name: RuleName = SEARCH, **changes: Any) -> Change:
+def change(action: _Action, name: RuleName = SEARCH, **changes: Any) -> Change:
     given: dict[str, Any] = {"actor": "olga", "at": "2026-01-01T10:00:00.000Z", "reason": "because"}
     if action == "create":
         given["body"] = BODY
@@ -280,10 +280,12 @@ def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) ->
 def test_a_rule_that_is_too_long_for_a_doorbell_stays_at_home() -> None:
     """PostgreSQL ends a transaction whose NOTIFY is above 8,000 bytes, and the change with it."""
     longest = Rule("t" * 64, '"' * 256, "token_bucket", 10**9, 366 * 86_400.0, updated_by="\\" * 64)
-    assert heard_ring(payload(Ring(1, 7, longest, "ours"))).rule == longest, "no rule that there can be is"
-    absurd = payload(Ring(1, 8, structs.replace(longest, updated_by="u" * DOORBELL_BYTES_MAX), "ours"))
+    assert heard_ring(payload(ChangeNotification(1, 7, longest, "ours"))).rule == longest, (
+        "no rule that there can be is"
+    )
+    absurd = payload(ChangeNotification(1, 8, structs.replace(longest, updated_by="u" * DOORBELL_BYTES_MAX), "ours"))
     assert len(absurd) < DOORBELL_BYTES_MAX == 4096
-    assert heard_ring(absurd) == Ring(1, 8, None, "ours")
+    assert heard_ring(absurd) == ChangeNotification(1, 8, None, "ours")
 
 
 def test_a_store_has_a_name_of_its_own_that_it_keeps(stored: Callable[[Scenario], None], tmp_path: Path) -> None:
@@ -346,7 +348,7 @@ def test_a_database_that_is_away_is_unavailable_and_tells_no_host() -> None:
                 assert "127.0.0.1" not in str(raised.value)
                 assert raised.value.retry_after_seconds
             with pytest.raises(Unavailable):
-                await anext(PostgresBell(settings).rings())
+                await anext(PostgresNotifications(settings).rings())
 
     asyncio.run(main())
 
@@ -445,7 +447,7 @@ def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Sc
         with capture_logs() as logs:
             snapshot = await store.snapshot()
             assert (snapshot.rules, snapshot.whole) == ((known.rule,), False)
-            assert [type(each.rule) for each in await store.changes_after(0)] == [Unreadable, Rule]
+            assert [type(each.rule) for each in await store.changes_after(0)] == [UnreadableRule, Rule]
         assert {entry["event"] for entry in logs} == {"limits.rule_unreadable"}
 
     stored(scenario)
@@ -460,7 +462,7 @@ def test_operators_see_replace_and_delete_what_cannot_be_read(
             await store.change(change("create", name, key=name.resource))
             await spoil(store, tmp_path / "limits.db", name.resource)
         seen = await store.get(replaced)
-        assert isinstance(seen, Unreadable) and (seen.name, seen.stamp) == (replaced, (1, 1))
+        assert isinstance(seen, UnreadableRule) and (seen.name, seen.stamp) == (replaced, (1, 1))
         assert "of_next_year" in seen.why and seen.limit == 100
         assert await store.page("acme", None, 10) == [await store.get(deleted), seen]
         assert [each.rule for each in await store.history(replaced, None, 10)] == [seen]
@@ -489,7 +491,7 @@ def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(stored: Calla
         await store.change(change("create"))
         for version in range(1, 102):
             await store.change(change("update", body={"limit": version}, expected_version=version))
-        assert isinstance(await store.get(living), Unreadable)
+        assert isinstance(await store.get(living), UnreadableRule)
         assert await store.get(dead) is None, "its tombstone went with the change that left it"
         await store.change(change("delete", living, expected_version=1))
         assert RuleSet.of((await store.snapshot()).rules).digest == (await store.head()).digest

@@ -28,7 +28,7 @@ from chats import (
 
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
-from holdfast.message import Acked, Cursor, Entry, Message, User, Watermark
+from holdfast.message import Acked, Cursor, LogEntry, Message, User, Watermark
 from holdfast.store.changes import (
     RETAIN_AT_ONCE,
     HaltChat,
@@ -41,8 +41,8 @@ from holdfast.store.changes import (
 )
 from holdfast.store.contract import UNREAD_LOOKED_AT
 from holdfast.store.paging import ENVELOPE_BYTES
-from holdfast.store.plan import ChatLimits
-from holdfast.verify.faults import Fault, Plan, faulty
+from holdfast.store.plan import ChatSettings
+from holdfast.verify.faults import Fault, FaultPlan, faulty
 from holdfast.wire.codec import encode_frame
 
 Scenario = Callable[..., Awaitable[None]]
@@ -476,7 +476,7 @@ async def test_a_new_epoch_takes_the_watermarks_along_as_far_as_the_chat_goes(st
 
 
 def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_under_none(rig: Rig) -> None:
-    rig.limits = ChatLimits(devices_per_member_max=2)
+    rig.limits = ChatSettings(devices_per_member_max=2)
 
     async def scenario(store: Any) -> None:
         await create(store, "bob")
@@ -501,7 +501,7 @@ def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_un
 
 @on_every_store
 async def test_listeners_hear_every_commit_in_order_before_the_answer(store: Any, rig: Rig) -> None:
-    heard: list[Entry] = []
+    heard: list[LogEntry] = []
     store.on_commit(heard.extend)
     await create(store, "bob")
     assert heard == [], "creation is no message"
@@ -572,7 +572,7 @@ async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epo
 
 @on_every_store
 async def test_a_reply_lost_after_the_commit_is_found_again_by_the_retry(store: Any, rig: Rig) -> None:
-    lossy = faulty(store, Plan(random.Random(1), script={"append": [Fault.LOST_REPLY]}))
+    lossy = faulty(store, FaultPlan(random.Random(1), script={"append": [Fault.LOST_REPLY]}))
     await create(store)
     with pytest.raises(OutcomeUnknown):
         await lossy.append([draft("k")])

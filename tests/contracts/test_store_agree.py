@@ -12,13 +12,13 @@ import pytest
 from chats import AT, MemoryRig, SqliteRig
 
 from holdfast.errors import HoldfastError
-from holdfast.message import Draft, Entry, User, Watermark
+from holdfast.message import Draft, LogEntry, User, Watermark
 from holdfast.store.changes import (
-    Act,
     AddMember,
     ChangeBan,
     ChangeMute,
     ChangeRole,
+    CommandContext,
     CreateChat,
     HaltChat,
     MembershipEvent,
@@ -29,11 +29,11 @@ from holdfast.store.changes import (
     RenameChat,
     Retain,
 )
-from holdfast.store.plan import ChatLimits
+from holdfast.store.plan import ChatSettings
 
 USERS = [User("default", name) for name in ("ann", "bob", "carl", "dora")] + [User("other", "ann")]
 CHATS = [f"chat_{n}" for n in range(6)]
-LIMITS = ChatLimits(members_max=4, members_at_creation_max=3, chats_per_user_max=4, devices_per_member_max=2)
+LIMITS = ChatSettings(members_max=4, members_at_creation_max=3, chats_per_user_max=4, devices_per_member_max=2)
 STEPS = 150
 
 
@@ -44,10 +44,10 @@ class Steps:
         self.rng = random.Random(seed)
         self.number = 0
 
-    def act(self) -> Act:
+    def act(self) -> CommandContext:
         self.number += 1
         key = f"key-{self.rng.randrange(40)}" if self.rng.random() < 0.3 else None
-        return Act(
+        return CommandContext(
             self.rng.choice(USERS), AT, f"msg_{self.number}", operator=self.rng.random() < 0.3, reason="why",
             key=key, fingerprint=self.rng.choice("fg"),
         )  # fmt: skip
@@ -136,7 +136,7 @@ async def everything(store: Any) -> list[Any]:
     return seen
 
 
-def members_by_the_log(created: dict[str, set[str]], commits: list[list[Entry]]) -> dict[str, set[str]]:
+def members_by_the_log(created: dict[str, set[str]], commits: list[list[LogEntry]]) -> dict[str, set[str]]:
     """Who is in which chat, for somebody who saw the creations and reads the log."""
     members = {chat_id: set(users) for chat_id, users in created.items()}
     muted: dict[str, set[str]] = {chat_id: set() for chat_id in created}
@@ -165,7 +165,7 @@ def test_the_member_set_is_exact_at_each_place_of_the_log(seed: int) -> None:
         rig = MemoryRig()
         rig.limits = LIMITS
         async with rig.open() as store:
-            commits: list[list[Entry]] = []
+            commits: list[list[LogEntry]] = []
             created: dict[str, set[str]] = {}
             store.on_commit(lambda entries: commits.append(list(entries)))
             steps = Steps(seed)

@@ -26,9 +26,9 @@ from holdfast.store.changes import (
     RenameChat,
     Retain,
 )
-from holdfast.store.plan import ChatLimits
+from holdfast.store.plan import ChatSettings
 
-LIMITS = ChatLimits(members_max=4, members_at_creation_max=3, chats_per_user_max=3, name_characters_max=10)
+LIMITS = ChatSettings(members_max=4, members_at_creation_max=3, chats_per_user_max=3, name_characters_max=10)
 on_every_store = partial(chats.on_every_store, limits=LIMITS)
 
 
@@ -228,7 +228,7 @@ async def test_limits_are_refused_by_name(store: Any, rig: Rig) -> None:
     await store.change(AddMember(act(EVE, backend=True), "chat_d", "bob"))
 
 
-@partial(chats.on_every_store, limits=ChatLimits(chats_per_user_max=6))
+@partial(chats.on_every_store, limits=ChatSettings(chats_per_user_max=6))
 async def test_other_users_fill_at_most_half_of_a_users_chats(store: Any, rig: Rig) -> None:
     async def invite(chat_id: str, by: User = EVE, **how: Any) -> None:
         await store.change(CreateChat(act(by, **how), chat_id, "group", "G", ["bob"]))

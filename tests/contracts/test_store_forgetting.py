@@ -16,7 +16,7 @@ from holdfast.errors import Forbidden, InvalidMessage, KeyReused
 from holdfast.message import User, Watermark
 from holdfast.store.changes import ERASE_AT_ONCE, AddMember, CreateChat, Erase, RenameChat, Retain
 from holdfast.store.contract import LOOKED_AT_ONCE
-from holdfast.store.housekeeping import DAY_SECONDS, FORGOTTEN_AT_ONCE, SWEEP_SECONDS, Housekeeping, KeySettings
+from holdfast.store.housekeeping import DAY_SECONDS, FORGOTTEN_AT_ONCE, SWEEP_SECONDS, KeyExpiry, KeySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import database
 from holdfast.store.sqlite.store import SqliteStore
@@ -111,7 +111,7 @@ def test_housekeeping_sweeps_on_time_in_batches_and_forgets_no_message_by_defaul
     async def scenario() -> None:
         clock = LoopClock()
         store = MemoryStore()
-        keeping = Housekeeping(store, clock, KeySettings(answers_ttl_days=7))
+        keeping = KeyExpiry(store, clock, KeySettings(answers_ttl_days=7))
         at = timestamp(clock.now())
         await store.change(CreateChat(act(at=at), "chat_a", "group", "Team", []))
         acked(await send(store, "k", "same"))
@@ -134,7 +134,7 @@ def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> None:
         store = MemoryStore()
         await store.change(CreateChat(act(), "chat_a", "group", "Team", []))
         acked((await store.append([_at(draft("k"), timestamp(clock.now()))]))[0])
-        running = asyncio.create_task(Housekeeping(store, clock, KeySettings(idempotency_ttl_days=7)).run())
+        running = asyncio.create_task(KeyExpiry(store, clock, KeySettings(idempotency_ttl_days=7)).run())
         await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
         assert acked(await send(store, "k")).sequence == 1
         await asyncio.sleep(3 * SWEEP_SECONDS)

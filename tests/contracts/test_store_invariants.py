@@ -18,16 +18,16 @@ import pytest
 from chats import ANN, BOB, CARL, MemoryRig, Rig, SqliteRig, act, create, draft, operator
 
 from holdfast.errors import HoldfastError, OutcomeUnknown
-from holdfast.message import Acked, Draft, Entry
+from holdfast.message import Acked, Draft, LogEntry
 from holdfast.store.changes import AddMember, RecoverChat, Redact, RemoveMember
-from holdfast.verify.faults import Odds, Plan, faulty
+from holdfast.verify.faults import FaultPlan, Odds, faulty
 from holdfast.verify.history import (
     ChatAtEnd,
-    Client,
-    Committed,
+    ClientSeen,
+    CommitSeen,
     Fail,
     History,
-    Key,
+    KeySeen,
     Ok,
     Recorder,
     Sighting,
@@ -47,7 +47,7 @@ class Workload:
         self.rng = random.Random(seed)
         self.inner = store
         self.rig = rig
-        self.store = faulty(store, Plan(random.Random(seed), {"append": Odds(lost_reply=0.2)}))
+        self.store = faulty(store, FaultPlan(random.Random(seed), {"append": Odds(lost_reply=0.2)}))
         self.recorder = Recorder()
         self.ticks = count()
         self.sent: list[Draft] = []
@@ -56,14 +56,14 @@ class Workload:
     def now(self) -> float:
         return float(next(self.ticks))
 
-    def committed(self, entries: list[Entry]) -> None:
+    def committed(self, entries: list[LogEntry]) -> None:
         for entry in entries:
             message = entry.message
-            self.recorder.note(Committed(at=self.now(), chat_id=message.chat_id, sequence=message.sequence))
+            self.recorder.note(CommitSeen(at=self.now(), chat_id=message.chat_id, sequence=message.sequence))
 
     async def run(self) -> History:
         for user in (ANN, BOB, CARL):
-            self.recorder.note(Client(client=user.user_id, tenant="default", user_id=user.user_id, device_id="d"))
+            self.recorder.note(ClientSeen(client=user.user_id, tenant="default", user_id=user.user_id, device_id="d"))
         for chat_id in CHATS:
             await create(self.inner, "bob", chat_id=chat_id)
         for _ in range(30):
@@ -135,7 +135,9 @@ class Workload:
             outcome = (await self.inner.append([again]))[0]
             if isinstance(outcome, Acked):
                 message = outcome.message
-                keys.append(Key(again.sender.user_id, again.client_message_id, message.sequence, message.message_id))
+                keys.append(
+                    KeySeen(again.sender.user_id, again.client_message_id, message.sequence, message.message_id)
+                )
         return ChatAtEnd(
             chat_id=chat_id,
             tenant="default",

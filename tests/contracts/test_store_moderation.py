@@ -18,22 +18,22 @@ from holdfast.message import Ban, Mute, User, check_id
 from holdfast.statements import migrations
 from holdfast.store.changes import (
     OPERATOR,
-    Act,
     AddMember,
     ChangeBan,
     ChangeMute,
     ChangeRole,
     Command,
+    CommandContext,
     CreateChat,
     HaltChat,
     MembershipEvent,
     RemoveMember,
     RenameChat,
 )
-from holdfast.store.plan import ChatLimits
+from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import SqliteStore
 
-on_every_store = partial(chats.on_every_store, limits=ChatLimits(bans_max=2, mutes_max=2))
+on_every_store = partial(chats.on_every_store, limits=ChatSettings(bans_max=2, mutes_max=2))
 DORA = User("default", "dora")
 
 
@@ -143,7 +143,7 @@ async def test_sender_who_is_muted_in_the_tenant_is_refused_in_the_commit(store:
     assert isinstance(two, Forbidden) and two.details["muted"] and "muted in the tenant default" in two.message
 
 
-async def puts_nothing_before_others(store: Any, by: Act, where: str) -> None:
+async def puts_nothing_before_others(store: Any, by: CommandContext, where: str) -> None:
     """Bob, an admin, is muted; an id is read by everybody, too."""
     for command in (
         RenameChat(by, "chat_a", "heard all the same"),

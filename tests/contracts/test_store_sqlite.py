@@ -33,7 +33,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.message import Acked, Entry
+from holdfast.message import Acked, LogEntry
 from holdfast.sqlite import points
 from holdfast.sqlite.errors import Doing, translate
 from holdfast.store.changes import Redact
@@ -41,7 +41,7 @@ from holdfast.store.contract import UNREAD_LOOKED_AT
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 from holdfast.store.sqlite import database as chats_file
 from holdfast.store.sqlite import store as sqlite_store
-from holdfast.verify.powercut import Disk
+from holdfast.verify.powercut import FaultyDisk
 
 APSW_ERRORS = sorted(
     (e for e in vars(apsw).values() if isinstance(e, type) and issubclass(e, apsw.Error)), key=lambda e: e.__name__
@@ -180,7 +180,7 @@ def test_a_send_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
             "BEGIN SELECT RAISE(ABORT, 'poisoned'); END"
         )
         connection.close()
-        heard: list[Entry] = []
+        heard: list[LogEntry] = []
         store.on_commit(heard.extend)
         outcomes = await store.append([draft("1"), draft("2", "poison"), draft("3"), draft("3")])
         assert [type(o) for o in outcomes] == [Acked, InternalError, Acked, Acked]
@@ -284,7 +284,7 @@ def test_writes_beyond_the_queue_are_refused_and_those_within_are_done(tmp_path:
 def test_a_cancelled_send_may_have_happened_and_is_told_to_listeners(tmp_path: Path, gate: Gate) -> None:
     async def scenario(store: SqliteStore) -> None:
         await create(store)
-        heard: list[Entry] = []
+        heard: list[LogEntry] = []
         store.on_commit(heard.extend)
         gate.shut()
         sending = asyncio.create_task(send(store, "k"))
@@ -420,7 +420,7 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
     error: type[apsw.Error], operations: set[str], answer: type[HoldfastError], tmp_path: Path
 ) -> None:
     trouble = Trouble(error, operations)
-    disk = Disk(f"trouble-{os.getpid()}", random.Random(1), trouble=trouble)
+    disk = FaultyDisk(f"trouble-{os.getpid()}", random.Random(1), trouble=trouble)
 
     async def scenario(store: SqliteStore) -> None:
         await create(store)
@@ -453,7 +453,7 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
 
 def test_a_touch_is_a_commit_that_changes_nothing_and_meets_what_a_commit_meets(tmp_path: Path) -> None:
     trouble = Trouble(apsw.FullError, {"write"})
-    disk = Disk(f"touched-{os.getpid()}", random.Random(1), trouble=trouble)
+    disk = FaultyDisk(f"touched-{os.getpid()}", random.Random(1), trouble=trouble)
 
     async def scenario(store: SqliteStore) -> None:
         before = _rows(tmp_path)
@@ -483,11 +483,11 @@ def test_what_is_refused_on_a_full_disk_is_not_there_after_a_power_cut(tmp_path:
     """Unavailable promises that nothing happened: also when the power goes before anything else is written."""
     for seed in range(20):
         trouble = Trouble(apsw.FullError, {"write"})
-        disk = Disk(f"full-{seed}", random.Random(seed), trouble=trouble)
+        disk = FaultyDisk(f"full-{seed}", random.Random(seed), trouble=trouble)
         place = tmp_path / str(seed)
         place.mkdir()
 
-        async def before(store: SqliteStore, trouble: Trouble = trouble, disk: Disk = disk) -> None:
+        async def before(store: SqliteStore, trouble: Trouble = trouble, disk: FaultyDisk = disk) -> None:
             await create(store)
             await fill(store, 3)
             trouble.begin()
@@ -509,12 +509,12 @@ def test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut(tmp_path:
     """The kernel forgets what a failed sync did not write, but still shows it: nothing may be built upon it."""
     for seed in range(20):
         trouble = Trouble(apsw.IOError, {"sync", "truncate", "delete"})
-        disk = Disk(f"sync-{seed}", random.Random(seed), trouble=trouble)
+        disk = FaultyDisk(f"sync-{seed}", random.Random(seed), trouble=trouble)
         place = tmp_path / str(seed)
         place.mkdir()
 
         async def before(
-            store: SqliteStore, trouble: Trouble = trouble, disk: Disk = disk, with_reader: bool = seed % 2 == 0
+            store: SqliteStore, trouble: Trouble = trouble, disk: FaultyDisk = disk, with_reader: bool = seed % 2 == 0
         ) -> None:
             await create(store)
             await fill(store, 3)
@@ -543,7 +543,7 @@ def test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut(tmp_path:
 
 def test_reads_on_a_dead_disk_are_unavailable_and_heal(tmp_path: Path) -> None:
     trouble = Trouble(apsw.IOError, {"read", "open"})
-    disk = Disk(f"reads-{os.getpid()}", random.Random(1), trouble=trouble)
+    disk = FaultyDisk(f"reads-{os.getpid()}", random.Random(1), trouble=trouble)
 
     async def scenario(store: SqliteStore) -> None:
         await create(store)
@@ -563,7 +563,7 @@ def test_reads_on_a_dead_disk_are_unavailable_and_heal(tmp_path: Path) -> None:
 def test_a_group_that_was_unknown_and_is_stored_after_all_stands_in_the_log(tmp_path: Path) -> None:
     """Nobody was told of its commit, and its repetition is an old message: the log must look for itself."""
     trouble = Trouble(apsw.IOError, {"sync", "truncate", "delete", "read"})
-    disk = Disk(f"unknown-{os.getpid()}", random.Random(1), trouble=trouble)
+    disk = FaultyDisk(f"unknown-{os.getpid()}", random.Random(1), trouble=trouble)
 
     async def scenario(store: SqliteStore) -> None:
         log = SqliteEventLog(store)

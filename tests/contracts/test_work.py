@@ -13,8 +13,8 @@ import pytest
 from work_stores import WORK_STORES, Hand, Opened, Opener, draft, embedded_work, opener_of, run, steps_of
 
 from holdfast.errors import NotFound
-from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, Mark, Query, Report, Want
-from holdfast.work.job import Action, Failure, OnFailure, Policies, Reason, Stage, State, Verdict
+from holdfast.work.contract import Child, ClaimRequest, Failed, JobGone, LeaseLost, Query, ReaderMark, Report
+from holdfast.work.job import Failure, FailureAction, FailureVerdict, OnFailure, Policies, Reason, Stage, State
 
 
 @pytest.fixture(params=WORK_STORES)
@@ -75,11 +75,11 @@ def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
         hand = await Hand.sit(o.store)
-        first = await hand.seat.process(Report(), Want(jobs=10, bytes_max=2500))
+        first = await hand.seat.process(Report(), ClaimRequest(jobs=10, bytes_max=2500))
         assert [job.seq for job in first.jobs] == seqs[:3]
-        second = await hand.seat.process(Report(), Want(jobs=10, bytes_max=1))
+        second = await hand.seat.process(Report(), ClaimRequest(jobs=10, bytes_max=1))
         assert [job.seq for job in second.jobs] == seqs[3:4]
-        third = await hand.seat.process(Report(), Want(jobs=10, bytes_max=0))
+        third = await hand.seat.process(Report(), ClaimRequest(jobs=10, bytes_max=0))
         assert [job.seq for job in third.jobs] == seqs[4:5]
         assert await hand.turn() == seqs[5:], "nothing is read past"
 
@@ -93,12 +93,12 @@ def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
         hand = await Hand.sit(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(seq) for seq in seqs], held=held)
-        some = Want(jobs=10, bytes_max=2500, backlogs={"deep": 0})
+        some = ClaimRequest(jobs=10, bytes_max=2500, backlogs={"deep": 0})
         assert [job.seq for job in (await hand.seat.process(Report(), some)).backlog] == held[:3]
-        rest = Want(jobs=10, bytes_max=2500, backlogs={"deep": held[2]})
+        rest = ClaimRequest(jobs=10, bytes_max=2500, backlogs={"deep": held[2]})
         assert [job.seq for job in (await hand.seat.process(Report(), rest)).backlog] == held[3:]
         await o.pass_time(100)
-        bounded = Want(jobs=10, bytes_max=2500)
+        bounded = ClaimRequest(jobs=10, bytes_max=2500)
         assert len((await hand.seat.process(Report(), bounded)).jobs) == 3
         assert len((await hand.seat.process(Report(), bounded)).jobs) == 2
 
@@ -422,10 +422,10 @@ def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) ->
 def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         assert await o.store.position("webhooks") is None
-        await o.store.enqueue([draft()], Mark("webhooks", 7))
+        await o.store.enqueue([draft()], ReaderMark("webhooks", 7))
         assert await o.store.position("webhooks") == 7
-        await o.store.enqueue([], Mark("webhooks", 9))
-        await o.store.enqueue([], Mark("webhooks", 8))
+        await o.store.enqueue([], ReaderMark("webhooks", 9))
+        await o.store.enqueue([], ReaderMark("webhooks", 8))
         assert await o.store.position("webhooks") == 9
 
     check(opened, body)
@@ -558,7 +558,7 @@ def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Op
         await hand.turn(failed=[hand.failure(failed, Reason.THROTTLED, error="too fast")])
         await o.pass_time(3600)
         assert await hand.turn() == [failed]
-        verdict = Verdict(Action.POSTPONE, Reason.DEPENDENCY_FAILURE, 30.0)
+        verdict = FailureVerdict(FailureAction.POSTPONE, Reason.DEPENDENCY_FAILURE, 30.0)
         closed = Failure(Reason.DEPENDENCY_FAILURE, "BreakerOpen", "the breaker is open")
         put_off = [Failed(seq, hand.jobs[seq].attempt, verdict, closed) for seq in (failed, fresh)]
         await hand.turn(failed=put_off)

@@ -11,7 +11,7 @@ from work_stores import WORK_STORES, Hand, Opener, draft, embedded_work, opener_
 
 from engines import Server
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
-from holdfast.work.contract import Claimed, Query, Report, Want
+from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
 from holdfast.work.postgres import store as postgres
 from holdfast.work.sqlite import WORK, SqliteWork
 
@@ -34,7 +34,7 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> Non
             await o.pass_time(10)
 
             async def call(jobs: int, **more: Any) -> Claimed:
-                return await hand.seat.process(Report(), Want(jobs=jobs, **more))
+                return await hand.seat.process(Report(), ClaimRequest(jobs=jobs, **more))
 
             few = await call(3, shut=["down"])
             assert [job.seq for job in few.jobs] == [seq for seq in seqs[:5] if kinds[seq] != "down"][:3]
@@ -58,7 +58,7 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
             hand = await Hand.sit(o.store)
 
             async def steps() -> int:
-                return await steps_of(o.store, hand.seat.process(Report(), Want(jobs=100, shut=["down"])))
+                return await steps_of(o.store, hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"])))
 
             await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
             await steps()
@@ -78,10 +78,10 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(postgres_s
             await o.store.enqueue([draft(None, "down", delay_seconds=0.001)] * 5000)
             await o.pass_time(1)
             hand = await Hand.sit(o.store)
-            await hand.seat.process(Report(), Want(jobs=100, shut=["down"]))
+            await hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
             connection = hand.seat._connection  # type: ignore[attr-defined]
             async with connection.transaction():
-                await hand.seat.process(Report(), Want(jobs=100, shut=["down"]))
+                await hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
                 fetched = await connection.fetchval(
                     "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables "
                     "WHERE schemaname = 'holdfast_work' AND relname = 'job'"

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
-from holdfast.cli.reach import Reach, settings_of
+from holdfast.cli.reach import CliContext, settings_of
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.registry.memory import MemoryRegistry
@@ -30,8 +30,8 @@ from holdfast.node.node import Node
 from holdfast.node.posture import posture
 from holdfast.node.running import running
 from holdfast.places import default_state_dir
-from holdfast.settings import Server, Settings, load
-from holdfast.store.changes import Changed, Command
+from holdfast.settings import ServerSettings, Settings, load
+from holdfast.store.changes import Command, CommandResult
 from holdfast.store.sqlite import SqliteStore
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
@@ -42,7 +42,7 @@ def with_node(state: Path, scenario: Scenario, settings: Settings | None = None)
 
     async def run() -> None:
         async with (
-            running(replace(settings or Settings(), server=Server(port=0, state_dir=str(state)))) as node,
+            running(replace(settings or Settings(), server=ServerSettings(port=0, state_dir=str(state)))) as node,
             httpx.AsyncClient(base_url=node.url) as client,
         ):
             await scenario(node, client)
@@ -140,7 +140,7 @@ def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tmp_path: Path) -> None:
     async def run() -> None:
-        settings = Settings(server=Server(host=host, port=0, state_dir=str(tmp_path / "a state")))
+        settings = Settings(server=ServerSettings(host=host, port=0, state_dir=str(tmp_path / "a state")))
         async with running(settings) as node:
             lines = list(posture(node.settings))
             start = next(i for i, line in enumerate(lines) if line.startswith("  try "))
@@ -191,7 +191,7 @@ def test_every_command_goes_where_a_server_of_the_same_environment_is(environmen
     with patched_environment(environment):
         server = settings_of(None).server
         given = Path(environment["HOLDFAST_STATE_DIR"]) if "HOLDFAST_STATE_DIR" in environment else None
-        reach = Reach(state_dir=given)  # as the option's own variable gives it
+        reach = CliContext(state_dir=given)  # as the option's own variable gives it
         assert (reach.address, reach.state_path) == (server.url, server.state_path)
 
 
@@ -233,7 +233,7 @@ def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_beh
 def test_an_operator_says_how_many_changes_may_be_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change, begun, may_end = SqliteStore.change, asyncio.Event(), asyncio.Event()
 
-    async def later(self: SqliteStore, command: Command) -> Changed:
+    async def later(self: SqliteStore, command: Command) -> CommandResult:
         begun.set()
         await may_end.wait()
         return await change(self, command)

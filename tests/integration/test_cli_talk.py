@@ -24,10 +24,10 @@ from program import PATIENCE_SECONDS, ROOT, Program, Terminal, eventually
 from holdfast.access.secrets import read_secrets
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.cli import talk
-from holdfast.cli.rest import Rest
+from holdfast.cli.rest import RestClient
 from holdfast.cli.screen import PlainScreen
 from holdfast.client import Client
-from holdfast.client.outbox import Entry
+from holdfast.client.outbox import OutboxEntry
 from holdfast.clock import SystemClock
 from holdfast.message import User
 
@@ -197,7 +197,9 @@ def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_be
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     leave_in_another_window(serving, chat_id, "hello")
     token = serving.ok("token", "-u", "alice").strip()
-    room = talk.Room(Rest(serving.url, token), lambda: token, False, chat_id, 20, serving.state_dir, as_json=False)
+    room = talk.Room(
+        RestClient(serving.url, token), lambda: token, False, chat_id, 20, serving.state_dir, as_json=False
+    )
 
     async def late(client: Client) -> None:
         while client.unsent():
@@ -206,7 +208,7 @@ def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_be
 
     take_over = talk._take_over
 
-    async def slowly(file: Path, client: Client) -> list[Entry]:
+    async def slowly(file: Path, client: Client) -> list[OutboxEntry]:
         taken = await take_over(file, client)
         await asyncio.wait_for(late(client), PATIENCE_SECONDS)
         return taken
@@ -220,7 +222,7 @@ def test_who_is_removed_while_talking_is_told_and_the_talk_ends(serving: Program
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
     bob = Terminal(serving, chat_id, "--user", "bob")
     eventually(lambda: "-- online" in bob.states, "a connection")
-    alice = Rest(serving.url, serving.ok("token", "-u", "alice").strip())
+    alice = RestClient(serving.url, serving.ok("token", "-u", "alice").strip())
     alice.delete("/v1/chats", chat_id, "members", "bob")
     assert bob.ended() == 1
     assert "alice removed bob" in "".join(bob.lines)

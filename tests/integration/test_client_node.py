@@ -13,15 +13,15 @@ import pytest
 from engines import free_port
 from holdfast.access.principal import USER_SCOPES
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
-from holdfast.cli.rest import Rest
-from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientSettings, Event, Message, Receipt
+from holdfast.cli.rest import RestClient
+from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientEvent, ClientSettings, Message, Receipt
 from holdfast.clock import SystemClock
 from holdfast.errors import MessageTooLarge, NotAMember, NotFound, Unauthorized
 from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
-from holdfast.settings import Server, Settings, load
-from holdfast.verify.proxy import Proxy, Weather
+from holdfast.settings import ServerSettings, Settings, load
+from holdfast.verify.proxy import NetworkConditions, Proxy
 
 QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.5)
 
@@ -41,7 +41,7 @@ class World:
         return Client(self.url, self.token(user), state=state, settings=settings)
 
     async def ask(self, user: str | None, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        rest = Rest(self.url, self._secrets.admin_key if user is None else self.token(user))
+        rest = RestClient(self.url, self._secrets.admin_key if user is None else self.token(user))
         return await asyncio.to_thread(rest.ask, method, path, body)
 
     async def chat(self, *members: str) -> str:
@@ -64,7 +64,7 @@ def served(
     asyncio.run(main())
 
 
-async def next_of(client: Client, kind: type[Event], count: int = 1) -> list[Any]:
+async def next_of(client: Client, kind: type[ClientEvent], count: int = 1) -> list[Any]:
     found: list[Any] = []
     async for event in client.events():
         if isinstance(event, kind):
@@ -252,7 +252,7 @@ def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> 
         async with world.client("alice") as alice:
             for n in range(60):
                 await alice.send(chat_id, f"{n:04}" * 1000)
-        slow = Weather(bytes_per_second=50_000, slice_bytes=1024)
+        slow = NetworkConditions(bytes_per_second=50_000, slice_bytes=1024)
         settings = replace(QUICK, reply_timeout_seconds=1.5, silence_grace_seconds=0.5)
         async with Proxy("127.0.0.1", int(world.url.rpartition(":")[2]), slow) as proxy:
             async with Client(f"http://127.0.0.1:{proxy.port}", world.token("bob"), settings=settings) as bob:
@@ -272,7 +272,7 @@ def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> 
 def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_path: Path) -> None:
     async def main() -> None:
         state = str(tmp_path / "state")
-        settings = Settings(server=Server(port=free_port(), state_dir=state, log_level="error"))
+        settings = Settings(server=ServerSettings(port=free_port(), state_dir=state, log_level="error"))
         async with asyncio.timeout(100):
             async with running(settings) as node:
                 world = World(node)

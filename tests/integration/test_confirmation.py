@@ -20,14 +20,14 @@ from tally import tally
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import KeyReused
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import Acked, Draft, Outcome, User
-from holdfast.store.changes import Act, CreateChat
+from holdfast.store.changes import CommandContext, CreateChat
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
-from holdfast.verify.faults import Odds, Plan, faulty
+from holdfast.verify.faults import FaultPlan, Odds, faulty
 from holdfast.verify.results import Row
 from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.frames import SendBody
@@ -37,7 +37,7 @@ TURNS = 5
 
 
 async def found(store: Store) -> None:
-    await store.change(CreateChat(Act(ANN, "now", "msg_0"), "c", "group", "a chat", []))
+    await store.change(CreateChat(CommandContext(ANN, "now", "msg_0"), "c", "group", "a chat", []))
 
 
 class Writers:
@@ -76,7 +76,7 @@ async def writing(path: Path) -> AsyncIterator[Writers]:
 @asynccontextmanager
 async def intake_of(store: Store, clock: Clock) -> AsyncIterator[Writers]:
     await found(store)
-    intake = Intake(GuardedStore(store, clock), clock, Ids(clock))
+    intake = Intake(StoreDurability(store, clock), clock, Ids(clock))
     running = asyncio.create_task(intake.run())
     yield Writers(intake)
     intake.stop()
@@ -210,8 +210,8 @@ def test_there_is_no_gap_at_any_rate_of_failures(failing: float) -> None:
         store = MemoryStore()
         await found(store)
         odds = Odds(fail=failing / 2, lost_reply=failing / 2)
-        broken = faulty(store, Plan(random.Random(7), odds={"append": odds}))
-        durability = GuardedStore(broken, LoopClock())
+        broken = faulty(store, FaultPlan(random.Random(7), odds={"append": odds}))
+        durability = StoreDurability(broken, LoopClock())
         for number in range(200):
             draft = Draft(ANN, "c", f"k{number}", "hello", "text/plain", f"msg_{number}", "now")
             await durability.persist([draft], asyncio.get_running_loop().time() + 5)

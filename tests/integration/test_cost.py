@@ -31,8 +31,8 @@ from holdfast.limits.control import ImportRequest
 from holdfast.limits.defaults import DEFAULT_RULES
 from holdfast.message import Draft, User
 from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
-from holdfast.store.changes import Act, AddMember, ChangeBan, CreateChat
-from holdfast.work.job import Draft as JobDraft
+from holdfast.store.changes import AddMember, ChangeBan, CommandContext, CreateChat
+from holdfast.work.job import JobDraft as JobDraft
 
 STRANGER_MS = 2.0
 SEED = os.environ.get("HOLDFAST_SEED", "1")
@@ -87,8 +87,8 @@ async def furnish(world: CostedNode) -> None:
     """One chat with as many members and messages as a page can hold, one user with many chats, rules and jobs."""
     node, tenant = world.node, TENANT
 
-    def act(user_id: str = USER) -> Act:
-        return Act(User(tenant, user_id), AT, node._ids.new("msg_"), operator=True)
+    def act(user_id: str = USER) -> CommandContext:
+        return CommandContext(User(tenant, user_id), AT, node._ids.new("msg_"), operator=True)
 
     await node._store.change(CreateChat(act(), CHAT, "group", "everybody", [f"m{n}" for n in range(80)]))
     for n in range(80, 300):

@@ -17,7 +17,7 @@ from tally import tally
 
 from engines.strace import Strace
 from holdfast.verify.checkers import check, red
-from holdfast.verify.history import Fault, Header, Recorder
+from holdfast.verify.history import FaultWindow, Header, Recorder
 from holdfast.verify.results import Row
 
 SEED = 40_000
@@ -89,7 +89,9 @@ async def _story(tmp_path: Path, supervisor: Supervisor, strace: Strace) -> list
             # Until its breaker has rested and a probe went well, sends may still be turned away.
             async with asyncio.timeout(HEALED_SECONDS_MAX):
                 await asyncio.gather(*(person.say(chat_id, f"after {name} {len(met)}") for person in people))
-            supervisor.record.note(Fault(at=at, until=time.monotonic(), plane="durability", name=f"the disk is {name}"))
+            supervisor.record.note(
+                FaultWindow(at=at, until=time.monotonic(), plane="durability", name=f"the disk is {name}")
+            )
         people_talk.clear()
         await asyncio.gather(*talking)
         await all_have_all(supervisor, people, chat_id)

@@ -11,11 +11,11 @@ import pytest
 from chats import AT, BOB, acked, create, send
 
 from holdfast.clock import SystemClock
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser, Erasure
 from holdfast.message import User
 from holdfast.sqlite import points
-from holdfast.store.changes import Act
+from holdfast.store.changes import CommandContext
 from holdfast.store.sqlite import SqliteStore
 
 CHATS = ("chat_a", "chat_b")
@@ -24,9 +24,11 @@ CHATS = ("chat_a", "chat_b")
 async def erase(path: Path) -> Erasure:
     clock = SystemClock()
     async with SqliteStore(path) as store:
-        eraser = Eraser(store, GuardedStore(store, clock), clock)
+        eraser = Eraser(store, StoreDurability(store, clock), clock)
         made = iter(range(1_000))
-        act = lambda: Act(User("default", "op"), AT, f"msg_op_{os.getpid()}_{next(made)}", operator=True, reason="x")  # noqa: E731
+        act = lambda: CommandContext(
+            User("default", "op"), AT, f"msg_op_{os.getpid()}_{next(made)}", operator=True, reason="x"
+        )  # noqa: E731
         return await eraser.erase(BOB, act, 0, clock.monotonic() + 30)
 
 

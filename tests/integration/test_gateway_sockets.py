@@ -21,12 +21,12 @@ import pytest
 from plane import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
-from holdfast.gateway.contract import Plane
+from holdfast.gateway.contract import GatewayDeps
 from holdfast.node import http
 from holdfast.node.node import Node
 from holdfast.session.session import Session
 from holdfast.telemetry.metrics import REGISTRY
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 
 
 class Raw:
@@ -310,7 +310,9 @@ def test_the_credential_of_a_handshake_is_not_kept_with_the_connection(tmp_path:
         found: dict[int, Any] = {}
         for _ in range(6):  # steps from the connection; further away is all of the process
             near = [thing for holder in near for thing in gc.get_referents(holder) if id(thing) not in found]
-            near = [thing for thing in near if not isinstance(thing, type | ModuleType | AbstractEventLoop | Plane)]
+            near = [
+                thing for thing in near if not isinstance(thing, type | ModuleType | AbstractEventLoop | GatewayDeps)
+            ]
             found |= {id(thing): thing for thing in near}
         assert connection.connection_id in found.values() and connection._socket in found.values()
         assert not [thing for thing in found.values() if isinstance(thing, str) and credential in thing]
@@ -611,7 +613,7 @@ def test_a_broken_protocol_ends_that_connection_and_no_other(tmp_path: Path, bre
             breaks(client)
             rest = await client.rest()
             assert b'"reason":"protocol_error"' in rest and b"\x88" in rest, "it is said why before the close frame"
-            assert int.from_bytes(rest[rest.rindex(b"\x88") + 2 :][:2], "big") == Closing.PROTOCOL_ERROR.code
+            assert int.from_bytes(rest[rest.rindex(b"\x88") + 2 :][:2], "big") == CloseReason.PROTOCOL_ERROR.code
             assert (await ask(bob, "resume", cursors={}))["type"] == "resumed"
 
     serve(tmp_path, story)

@@ -20,7 +20,7 @@ from sockets import serve, token
 from websocket_sender import Sender
 
 from holdfast.gateway.connection import Connection
-from holdfast.gateway.entrance import Entrance
+from holdfast.gateway.entrance import WebSocketUpgrade
 from holdfast.gateway.handshake import UpgradeRequest
 from holdfast.gateway.port import READ_BYTES_MAX
 from holdfast.node.node import Node
@@ -156,13 +156,13 @@ def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     senders: list[Sender] = []
-    decide = Entrance._decide
+    decide = WebSocketUpgrade._decide
 
-    def decide_late(entrance: Entrance, request: UpgradeRequest, transport: Transport) -> Any:
+    def decide_late(entrance: WebSocketUpgrade, request: UpgradeRequest, transport: Transport) -> Any:
         senders[-1].socket.send(frame(PING))  # comes behind what was read, and before the answer
         return decide(entrance, request, transport)
 
-    monkeypatch.setattr(Entrance, "_decide", decide_late)
+    monkeypatch.setattr(WebSocketUpgrade, "_decide", decide_late)
 
     async def story(node: Node) -> None:
         senders.append(Sender(node.settings.server.port, "none"))

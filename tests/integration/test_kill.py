@@ -21,7 +21,7 @@ from supervisor import START_SECONDS_MAX, Again, Forks, Person, Supervisor, all_
 from tally import tally
 
 from holdfast.verify.checkers import CHECKERS, check, red
-from holdfast.verify.history import Closed, Header, Held, Moved, Opened, Pushed, Recorder
+from holdfast.verify.history import Closed, CursorMoved, Header, Held, Opened, Pushed, Recorder
 from holdfast.verify.results import Row
 
 KILLS = int(os.environ.get("HOLDFAST_KILLS", "100"))
@@ -154,7 +154,7 @@ def test_the_history_of_the_kills_shows_every_checker_something(tmp_path: Path) 
     verdicts = dict(zip(CHECKERS, check(lane.record.history()), strict=True))
     assert not red(list(verdicts.values())), "\n".join(map(str, verdicts.values()))
     assert all(verdicts[number].examined > 0 for number in (1, 2, 3, 4, 5, 7, 8, 9, 10, 12))
-    assert {Pushed, Moved, Opened, Closed, Held} <= {type(event) for event in lane.record.events}
+    assert {Pushed, CursorMoved, Opened, Closed, Held} <= {type(event) for event in lane.record.events}
     assert {"send", "sync", "resume"} >= {o.invoke.verb for o in lane.record.history().operations} >= {"send", "resume"}
 
 

@@ -16,16 +16,16 @@ from supervisor import START_SECONDS_MAX, Person, Supervisor
 
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, Unavailable
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.message import Acked, Draft, Outcome, User
-from holdfast.store.changes import Act, CreateChat, RecoverChat
+from holdfast.store.changes import CommandContext, CreateChat, RecoverChat
 from holdfast.store.contract import Inspection
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
 from holdfast.verify.checkers import check, red
 from holdfast.verify.controls import weather
-from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 from holdfast.verify.history import Recorder
 from holdfast.verify.simulation import Parts, play
 from holdfast.verify.virtual import LoopClock, run
@@ -178,7 +178,7 @@ def draft(key: str) -> Draft:
 
 async def chat() -> MemoryStore:
     store = MemoryStore()
-    await store.change(CreateChat(Act(ANN, "now", "msg_0"), "c", "group", "a chat", []))
+    await store.change(CreateChat(CommandContext(ANN, "now", "msg_0"), "c", "group", "a chat", []))
     return store
 
 
@@ -191,8 +191,8 @@ def test_store_unavailable() -> None:
     """As written: every operation fails, nothing is allocated, a retry succeeds when the store is back."""
 
     async def story() -> None:
-        store, plan = await chat(), Plan(random.Random(1), script={"append": [Fault.FAIL, Fault.FAIL]})
-        durability = GuardedStore(faulty(store, plan), LoopClock())
+        store, plan = await chat(), FaultPlan(random.Random(1), script={"append": [Fault.FAIL, Fault.FAIL]})
+        durability = StoreDurability(faulty(store, plan), LoopClock())
         answers: list[Outcome] = []
         for _ in range(3):
             answers += await durability.persist([draft("k")], asyncio.get_running_loop().time() + 5)
@@ -226,7 +226,7 @@ def test_counter_missing() -> None:
         assert isinstance(refused, ChatHalted)
         assert corruptions() == alarms + 1, "SEV-1 on the first one"
         assert (await store.inspect("c")).counter is None
-        operator = Act(ANN, "now", "msg_r", operator=True, reason="the counter was lost")
+        operator = CommandContext(ANN, "now", "msg_r", operator=True, reason="the counter was lost")
         recovered = await store.change(RecoverChat(operator, "c"))
         assert recovered.chat.epoch == 2
         [acked] = await store.append([draft("k")])

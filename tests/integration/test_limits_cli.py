@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from program import Program, eventually
 
-from holdfast.cli.reach import Reach
-from holdfast.cli.rest import Rest
+from holdfast.cli.reach import CliContext
+from holdfast.cli.rest import RestClient
 from holdfast.cli.rules import commands
 from holdfast.cli.rules.calls import compared
 from holdfast.errors import OutcomeUnknown, Unavailable
@@ -107,7 +107,7 @@ def test_a_conflict_tells_what_is_there_now(program: Program) -> None:
 
 
 def test_a_watch_that_ends_has_told_all(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    rest, now = Reach(program.url, program.state_dir).as_operator(), 0.0
+    rest, now = CliContext(program.url, program.state_dir).as_operator(), 0.0
     rule = {"tenantID": "acme", "resource": "last", "algorithm": "fixed_window", "limit": 1, "window": "1s"}
     rest.post("/admin/rules", body=rule)
 
@@ -159,12 +159,12 @@ def test_a_subjects_use_is_shown_and_reset_on_the_record(program: Program) -> No
     assert json.loads(program.ok("rules", "peek", *subject, "--json"))["used"] == 0
     key = program.ok("key", "create", "tenant", "--tenant", "peeked", "--label", "test").splitlines()[0]
     body = {"resource": "x", "subject": "ann", "cost": 80}
-    Rest(program.url, key).post("/v1/limits/check", body=body)
+    RestClient(program.url, key).post("/v1/limits/check", body=body)
     standing = json.loads(program.ok("rules", "peek", *subject, "--json"))
     assert (standing["used"], standing["remaining"], standing["rule"]) == (80, 20, "peeked/x")
     assert "used" in program.ok("rules", "reset", *subject, "--reason", "their import ran twice")
     assert json.loads(program.ok("rules", "peek", *subject, "--json"))["used"] == 0
-    records = Reach(program.url, program.state_dir).as_operator().get("/admin/audit", limit=500)["records"]
+    records = CliContext(program.url, program.state_dir).as_operator().get("/admin/audit", limit=500)["records"]
     assert [(r["target"], r["reason"]) for r in records if r["action"] == "limit.reset"] == [
         ("peeked/x/ann", "their import ran twice")
     ]
@@ -249,7 +249,7 @@ def test_an_import_of_many_rules_is_one_change(program: Program, tmp_path: Path)
 def test_an_import_that_another_overtook_says_so(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compared_and_overtaken(rest: Rest, rules: Any) -> Any:
+    def compared_and_overtaken(rest: RestClient, rules: Any) -> Any:
         plan = compared(rest, rules)
         program.ok("rules", "set", "moved", "beside", "algorithm=fixed_window", "limit=1", "window=1s")
         return plan
@@ -290,11 +290,11 @@ def test_watch_prints_what_is_changed_meanwhile(program: Program) -> None:
 def test_a_watch_goes_on_where_it_was_when_the_server_comes_back(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rest, now, waits = Reach(program.url, program.state_dir).as_operator(), 0.0, list[float]()
+    rest, now, waits = CliContext(program.url, program.state_dir).as_operator(), 0.0, list[float]()
     rule = {"tenantID": "acme", "resource": "meanwhile", "algorithm": "fixed_window", "limit": 1, "window": "1s"}
     rest.post("/admin/rules", body=rule)
 
-    class Away(Rest):
+    class Away(RestClient):
         def get(self, *path: str, **query: Any) -> Any:
             if 1.0 < now < 20.0:
                 raise Unavailable("nobody is there") if len(waits) % 2 else OutcomeUnknown("no answer")

@@ -12,9 +12,9 @@ from engines import Server
 from holdfast.clock import SystemClock
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-from holdfast.limits.entrances import Entrances
+from holdfast.limits.entrances import EntryPoints
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.message import User
 
@@ -28,7 +28,7 @@ def test_sends_of_many_connections_slip_through_once(redis_server: Server) -> No
         counters = RedisCounters(RedisSettings(redis_server.url, prefix="slip"))
         rules = RuleSet.of([Rule("*", "send:user", "token_bucket", 60, 3600.0, burst_size=10)])
         limiter = Limiter(counters, SystemClock(), PATIENT, rules)
-        doors, sent = Entrances(limiter), 0
+        doors, sent = EntryPoints(limiter), 0
         for _ in range(15):  # five connections, ten sends of each in a turn
             sent += sum(doors.admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(5))
             await _until(lambda: limiter._batcher.idle)
@@ -46,7 +46,7 @@ def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_alone(
             for n in range(5):
                 counters = RedisCounters(RedisSettings(redis_server.url, prefix="emptied"))
                 stack.push_async_callback(counters.aclose)
-                limiter = Limiter(counters, SystemClock(), QUICK, place=Place(f"n{n}"))
+                limiter = Limiter(counters, SystemClock(), QUICK, place=NodeIdentity(f"n{n}"))
                 nodes.append(await stack.enter_async_context(limiter))
             await _until(lambda: all(node.nodes == 5 for node in nodes))
             for _ in range(5):
@@ -91,7 +91,7 @@ def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heartbeat(r
             for name in ("a", "b"):
                 counters = RedisCounters(RedisSettings(redis_server.url, prefix="reset"))
                 stack.push_async_callback(counters.aclose)
-                limiter = Limiter(counters, SystemClock(), settings, rules, Place(name))
+                limiter = Limiter(counters, SystemClock(), settings, rules, NodeIdentity(name))
                 nodes.append(await stack.enter_async_context(limiter))
             for node in nodes:
                 while (await node.check(*ann)).allowed:

@@ -29,23 +29,23 @@ from holdfast.clock import SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable, VersionConflict
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.changes import Change
-from holdfast.limits.control import Control
+from holdfast.limits.control import RuleAdmin
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-from holdfast.limits.feed import Feed, FeedSettings
+from holdfast.limits.feed import FeedSettings, RuleFeed
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
-from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.rules import Decision, RuleName
-from holdfast.limits.rulestore.contract import Doorbell, RuleReader
+from holdfast.limits.rulestore.contract import ChangeNotifications, RuleReader
 from holdfast.limits.rulestore.postgres import (
     LogFollower,
-    PostgresBell,
+    PostgresNotifications,
     PostgresRuleReader,
     PostgresRuleStore,
     PostgresSettings,
 )
 from holdfast.limits.rulestore.postgres.connection import WRITERS_LOCK
-from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.limits.rulestore.redis import RedisNotifications
 from holdfast.verify.proxy import Proxy
 
 RULE: dict[str, Any] = {
@@ -105,16 +105,20 @@ class Node:
     def __init__(self, stack: AsyncExitStack, redis_url: str, name: str, settings: LimiterSettings = PATIENT) -> None:
         self.stack = stack
         self.counters = RedisCounters(RedisSettings(redis_url))
-        self.limiter = Limiter(self.counters, SystemClock(), settings, place=Place(name))
-        self.feed: Feed
+        self.limiter = Limiter(self.counters, SystemClock(), settings, place=NodeIdentity(name))
+        self.feed: RuleFeed
 
     async def follow(
-        self, reader: RuleReader, bells: list[Doorbell], file: Path | None = None, settings: FeedSettings = QUICK
+        self,
+        reader: RuleReader,
+        bells: list[ChangeNotifications],
+        file: Path | None = None,
+        settings: FeedSettings = QUICK,
     ) -> None:
         def apply(rules: Any) -> None:
             self.limiter.use(rules)
 
-        self.feed = Feed(reader, bells, apply, SystemClock(), file, settings)
+        self.feed = RuleFeed(reader, bells, apply, SystemClock(), file, settings)
         await self.stack.enter_async_context(self.limiter)
         await self.stack.enter_async_context(self.feed)
         self.stack.push_async_callback(self.counters.aclose)
@@ -137,7 +141,7 @@ class World:
         self.settings = PostgresSettings(engines.primary.url, connect_timeout_seconds=10.0, timeout_seconds=20.0)
         self.impatient = replace(self.settings, timeout_seconds=2.0)
         self.store = PostgresRuleStore(self.settings)
-        self.control = Control(self.store, SystemClock(), "postgres")
+        self.control = RuleAdmin(self.store, SystemClock(), "postgres")
         self.nodes: list[Node] = []
 
     async def node(
@@ -152,17 +156,17 @@ class World:
         url = self.engines.primary.url if source == "primary" else self.engines.replica.url
         reader = PostgresRuleReader(replace(self.settings, url=url))
         await self.stack.enter_async_context(reader)
-        doorbells: list[Doorbell] = []
+        doorbells: list[ChangeNotifications] = []
         if "notify" in bells:
-            doorbells.append(PostgresBell(self.settings))
+            doorbells.append(PostgresNotifications(self.settings))
         if "redis" in bells:
             doorbells.append(self.redis_bell())
         self.nodes.append(node)
         await node.follow(reader, doorbells, file, feed)
         return node
 
-    def redis_bell(self) -> RedisBell:
-        bell = RedisBell(self.engines.redis.url)
+    def redis_bell(self) -> RedisNotifications:
+        bell = RedisNotifications(self.engines.redis.url)
         self.stack.push_async_callback(bell.aclose)
         return bell
 
@@ -288,7 +292,7 @@ def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> Non
             url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
             async with PostgresRuleStore(replace(w.impatient, url=url)) as store:
                 committed = _swallow_commit_answers(store, proxy)
-                control = Control(store, SystemClock(), "postgres")
+                control = RuleAdmin(store, SystemClock(), "postgres")
                 with pytest.raises(OutcomeUnknown):
                     await control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
                 assert committed == [True]
@@ -542,8 +546,8 @@ def test_two_deployments_that_share_a_redis_keep_their_rules_apart(engines_: Eng
         quick = partial(LimitsSettings, feed=QUICK)
         ours = quick(engines_.redis.url, engines_.primary.url)
         theirs = quick(engines_.redis.url[:-1] + "1", engines_.primary.url[: -len("postgres")] + "staging")
-        async with opened(ours, tmp_path / "1") as prod, opened(theirs, tmp_path / "2") as staging:
-            bell = RedisBell(ours.counters_url)
+        async with open_limits(ours, tmp_path / "1") as prod, open_limits(theirs, tmp_path / "2") as staging:
+            bell = RedisNotifications(ours.counters_url)
             w.stack.push_async_callback(bell.aclose)
             rings = bell.rings()
             assert (await anext(rings)).seq == 0
@@ -562,7 +566,7 @@ def test_two_deployments_that_share_a_redis_keep_their_rules_apart(engines_: Eng
     play(engines_, scenario)
 
 
-def _limit(plane: LimitsPlane, resource: str) -> int | None:
+def _limit(plane: LimitsParts, resource: str) -> int | None:
     rule = plane.limiter.rules.lookup("acme", resource)
     return rule.limit if rule is not None else None
 
@@ -688,7 +692,7 @@ def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> No
             for _ in range(2):
                 node = Node(w.stack, engines_.redis.url, f"far-{len(far)}")
                 reader = await w.stack.enter_async_context(PostgresRuleReader(cut))
-                await node.follow(reader, [PostgresBell(cut)])
+                await node.follow(reader, [PostgresNotifications(cut)])
                 far.append(node)
             wire.set(down=True)
             await w.set_limit(1000, 1)
@@ -696,7 +700,7 @@ def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> No
             assert [n.limit() for n in far] == [100, 100], "the region goes on with its last rules"
             assert (await far[0].ask(1, "zoe"))[0].allowed
             async with PostgresRuleStore(cut) as store:
-                control = Control(store, SystemClock(), "postgres")
+                control = RuleAdmin(store, SystemClock(), "postgres")
                 with pytest.raises(Unavailable):
                     await control.update({**NAME, "limit": 7, "expectedVersion": 1}, "olga")
             await until(lambda: far[0].feed.stale, "its staleness shows")
@@ -712,12 +716,12 @@ def test_a_doorbell_behind_a_network_that_swallows_everything_is_given_up(engine
     async def scenario(w: World) -> None:
         port = engines_.primary.port if kind == "notify" else engines_.redis.port
         async with Proxy("127.0.0.1", port) as wire:
-            bell: Doorbell
+            bell: ChangeNotifications
             if kind == "notify":
                 url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
-                bell = PostgresBell(PostgresSettings(url, connect_timeout_seconds=10.0), quiet_seconds=1.0)
+                bell = PostgresNotifications(PostgresSettings(url, connect_timeout_seconds=10.0), quiet_seconds=1.0)
             else:
-                bell = RedisBell(f"redis://127.0.0.1:{wire.port}/0", quiet_seconds=1.0)
+                bell = RedisNotifications(f"redis://127.0.0.1:{wire.port}/0", quiet_seconds=1.0)
                 w.stack.push_async_callback(bell.aclose)
             rings = bell.rings()
             assert (await anext(rings)).seq == 0

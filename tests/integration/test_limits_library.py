@@ -15,7 +15,7 @@ import pytest
 from program import ROOT
 
 from holdfast.errors import StateCorrupted
-from holdfast.limits.opening import LimitsSettings, opened
+from holdfast.limits.opening import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.sqlite.copies import Restored
@@ -26,13 +26,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def test_a_program_has_the_rules_it_starts_with_and_no_others(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(), tmp_path / "new", starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(), tmp_path / "new", starts_with=[SEARCH]) as limits:
             decisions = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(3)]
             assert [d.allowed for d in decisions] == [True, True, False]
             assert [rule.label for rule in limits.limiter.rules.live()] == ["acme//api/search"]
             change = {"tenantID": "acme", "resource": "/api/search", "limit": 5, "expectedVersion": 1}
             await limits.control.update(change, "olga")
-        async with opened(LimitsSettings(), tmp_path / "new", starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(), tmp_path / "new", starts_with=[SEARCH]) as limits:
             assert limits.limiter.rules.live()[0].limit == 5, "it stays what an operator made of it"
 
     asyncio.run(main())
@@ -41,7 +41,7 @@ def test_a_program_has_the_rules_it_starts_with_and_no_others(tmp_path: Path) ->
 def test_a_program_without_operators_may_limit_everybody_to_next_to_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         once = Rule("*", "*", "fixed_window", 1, 366 * 86_400.0)
-        async with opened(LimitsSettings(), tmp_path, starts_with=[once]) as limits:
+        async with open_limits(LimitsSettings(), tmp_path, starts_with=[once]) as limits:
             assert [(await limits.limiter.check("acme", "x", "ann")).allowed for _ in range(2)] == [True, False]
 
     asyncio.run(main())
@@ -50,7 +50,7 @@ def test_a_program_without_operators_may_limit_everybody_to_next_to_nothing(tmp_
 def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_server: Any) -> None:
     async def main() -> None:
         settings = LimitsSettings(redis_server.url)
-        async with opened(settings, tmp_path / "a") as one, opened(settings, tmp_path / "b") as two:
+        async with open_limits(settings, tmp_path / "a") as one, open_limits(settings, tmp_path / "b") as two:
             assert one.limiter.place.node != two.limiter.place.node
             assert two.limiter.nodes >= 2
 
@@ -67,7 +67,7 @@ def test_counters_in_redis_go_by_the_rules_that_are_there_after_a_restore_and_by
         state, settings = tmp_path / "state", LimitsSettings(redis_server.url)
 
         async def decided(change: dict[str, Any] | None = None) -> tuple[int, int, bool]:
-            async with opened(settings, state, starts_with=[SEARCH]) as limits:
+            async with open_limits(settings, state, starts_with=[SEARCH]) as limits:
                 if change is not None:
                     await limits.control.update({**name, **change}, "olga")
                     await limits.feed.sync()
@@ -93,13 +93,13 @@ def test_counters_in_redis_go_by_the_rules_that_are_there_after_a_restore_and_by
 def test_rules_of_a_newer_version_are_not_touched(tmp_path: Path, postgres_server: Any) -> None:
     async def main() -> None:
         settings = LimitsSettings(rules_url=postgres_server.url)
-        async with opened(settings, tmp_path):
+        async with open_limits(settings, tmp_path):
             pass
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("INSERT INTO holdfast_limits_schema VALUES (99)")
         try:
             with pytest.raises(StateCorrupted, match="newer"):
-                async with opened(settings, tmp_path):
+                async with open_limits(settings, tmp_path):
                     pass
         finally:
             await connection.execute("DELETE FROM holdfast_limits_schema WHERE version = 99")

@@ -26,7 +26,7 @@ from holdfast.limits.plane import LimitsSettings
 from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
-from holdfast.settings import Server, Settings
+from holdfast.settings import ServerSettings, Settings
 from holdfast.verify.proxy import Proxy
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
@@ -47,7 +47,7 @@ def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scena
         async def main() -> None:
             if limits.rules_url != "sqlite:":
                 await forget(limits)
-            settings = Settings(server=Server(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+            settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
             async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
                 client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
                 await scenario(node, client)
@@ -212,7 +212,7 @@ def test_a_primary_that_comes_later_gets_its_tables_and_rules(tmp_path: Path, po
             url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
             limits = LimitsSettings(rules_url=url)
             await _drop_tables(postgres_server.url)
-            settings = Settings(server=Server(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+            settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
             async with running(settings) as node:
                 assert {rule.stamp for rule in node.limits.limiter.rules.live()} == {(0, 0)}, "it limits"
                 wire.set(down=False)
@@ -229,7 +229,7 @@ def test_a_primary_that_comes_later_gets_its_tables_and_rules(tmp_path: Path, po
 def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None:
     async def main() -> None:
         limits = LimitsSettings("redis://127.0.0.1:1/0", "postgresql://nobody@127.0.0.1:1/none")
-        settings = Settings(server=Server(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+        settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
         async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
             assert (await client.get("/v1/chats", headers=as_user(node, "alice"))).status_code == 200
             client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
@@ -246,13 +246,16 @@ def test_nodes_that_were_given_no_name_count_as_many(redis_server: Engine, tmp_p
         limits = LimitsSettings(redis_server.url)
         await _empty(redis_server.url)
         one, two = (
-            Settings(server=Server(port=0, state_dir=str(tmp_path / name)), limits=limits) for name in ("one", "two")
+            Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / name)), limits=limits)
+            for name in ("one", "two")
         )
         async with running(one) as first, running(two) as second:
             assert first.node_id != second.node_id
             limiters = (first.limits.limiter, second.limits.limiter)
             await until(lambda: all(each.nodes == 2 for each in limiters), "each other: both take the whole limit")
-        async with running(Settings(server=Server(port=0, state_dir=str(tmp_path / "one"), node_id="web-1"))) as named:
+        async with running(
+            Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "one"), node_id="web-1"))
+        ) as named:
             assert named.node_id == "web-1"
 
     asyncio.run(main())
@@ -267,7 +270,8 @@ def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_together(
         async with Proxy("127.0.0.1", redis_server.port) as wire, AsyncExitStack() as first, AsyncExitStack() as again:
             limits = LimitsSettings(f"redis://127.0.0.1:{wire.port}/5")
             states = [
-                Settings(server=Server(port=0, state_dir=str(tmp_path / name)), limits=limits) for name in ("a", "b")
+                Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / name)), limits=limits)
+                for name in ("a", "b")
             ]
             nodes = [await first.enter_async_context(running(settings)) for settings in states]
             names = tuple(sorted(node.node_id for node in nodes))

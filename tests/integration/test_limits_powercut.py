@@ -9,11 +9,11 @@ from typing import Literal
 from powercuts import Cuts, Synchronous
 
 from holdfast.clock import SystemClock
-from holdfast.limits.changes import Change, Changed
+from holdfast.limits.changes import Change, RuleChangeResult
 from holdfast.limits.rules import RuleName, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.sqlite.database import SqliteSettings
-from holdfast.verify.powercut import Disk
+from holdfast.verify.powercut import FaultyDisk
 
 CUTS = 40
 OPERATIONS_MAX = 300
@@ -30,9 +30,9 @@ def change(rng: random.Random, number: int, versions: dict[str, int]) -> Change:
 async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int, int]:
     """How many changes were answered, how many of them are lost, and how much is unsound after one cut."""
     rng = random.Random(seed)
-    disk = Disk(f"rules-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
+    disk = FaultyDisk(f"rules-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
     settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
-    answered: list[Changed] = []
+    answered: list[RuleChangeResult] = []
     versions: dict[str, int] = {}
     open_call = change(rng, 0, versions)
     with disk.until_the_cut():
@@ -48,7 +48,7 @@ async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, i
         unsound = await _unsound(store)
         if not lost:
             again = await store.change(open_call)
-            unsound += (await store.change(open_call)) != Changed(again.rule, again.seq, repeated=True)
+            unsound += (await store.change(open_call)) != RuleChangeResult(again.rule, again.seq, repeated=True)
             unsound += again.seq != len(answered) + 1
         return len(answered), lost, unsound
 

@@ -26,7 +26,7 @@ from holdfast.clock import SystemClock
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.resilience import BreakerSettings
 from holdfast.verify.results import Row
@@ -134,7 +134,7 @@ async def _with_nodes(server: Redis, scenario: Callable[[Nodes], Awaitable[None]
         for name in ("a", "b"):
             counters = RedisCounters(RedisSettings(server.server.url))
             stack.push_async_callback(counters.aclose)
-            limiter = Limiter(counters, SystemClock(), SETTINGS, RULES, Place(name))
+            limiter = Limiter(counters, SystemClock(), SETTINGS, RULES, NodeIdentity(name))
             limiters.append(await stack.enter_async_context(limiter))
         await scenario(Nodes(limiters))
 

@@ -29,9 +29,9 @@ from holdfast.limits import counter_health
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters import redis as redis_counters
 from holdfast.limits.limiter_settings import LimiterSettings
-from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.rules import Check, Rule
-from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.limits.rulestore.redis import RedisNotifications
 from holdfast.resilience import BreakerSettings
 from holdfast.telemetry import REGISTRY
 
@@ -83,7 +83,7 @@ def counted(use: str, reason: str) -> float:
     return REGISTRY.get_sample_value("holdfast_limits_redis_errors_total", labels) or 0.0
 
 
-async def until(limits: LimitsPlane, condition: Callable[[], bool], what: str) -> None:
+async def until(limits: LimitsParts, condition: Callable[[], bool], what: str) -> None:
     """Ask until it holds: whatever becomes of Redis, every check is answered."""
     start = time.monotonic()
     while not condition():
@@ -103,7 +103,7 @@ def judge(
 
     async def main() -> None:
         before = counted("counters", reason)
-        async with opened(LimitsSettings(url, limiter=QUICK), state, starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(url, limiter=QUICK), state, starts_with=[SEARCH]) as limits:
             if begin is not None:
                 await until(limits, lambda: limits.status()["counters"] == "up", "it works at first")
                 begin()
@@ -196,7 +196,7 @@ def test_checks_are_quick_again_while_redis_hangs_and_counted_again_when_it_goes
 ) -> None:
     """With the batches and the breaker of every node: only the first checks wait for the deadline."""
 
-    async def asked(limits: LimitsPlane, seconds: float) -> tuple[list[float], str]:
+    async def asked(limits: LimitsParts, seconds: float) -> tuple[list[float], str]:
         spent, until, by = [], time.monotonic() + seconds, ""
         while (start := time.monotonic()) < until:
             by = (await limits.limiter.check("acme", "/api/search", "ann")).decided_by
@@ -206,7 +206,7 @@ def test_checks_are_quick_again_while_redis_hangs_and_counted_again_when_it_goes
 
     async def main() -> None:
         chosen = LimitsSettings(wrong.url(), limiter=LimiterSettings(heartbeat_seconds=0.2))
-        async with opened(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
             assert (await asked(limits, 0.1))[1] == "counters"
             os.kill(wrong.server.pid, signal.SIGSTOP)
             spent, by = await asked(limits, 0.5)
@@ -228,7 +228,7 @@ def test_a_user_who_may_count_and_not_subscribe(wrong: Wrong, tmp_path: Path, po
     async def main() -> None:
         before = counted("notifications", "permission")
         chosen = LimitsSettings(wrong.url("deaf"), postgres_server.url, limiter=QUICK)
-        async with opened(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
             await until(limits, lambda: counted("notifications", "permission") >= before + 2, "tried twice")
             status = limits.status()
             assert status["counters"] == "up" and status["notifications"].startswith("permission: ")
@@ -257,11 +257,11 @@ def test_the_commands_of_the_runbook_work_and_the_rights_it_names_are_enough(wro
     url = f"redis://holdfast:a%20password@127.0.0.1:{wrong.server.port}/0"
 
     async def main() -> None:
-        async with opened(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
             assert not (await limits.limiter.check("acme", "/api/search", "bob")).degraded
             assert limits.status()["counters"] == "up"
             await limits.limiter.reset(Check("acme", "/api/search", "bob"))
-        bell = RedisBell(url)
+        bell = RedisNotifications(url)
         rings = bell.rings()
         await anext(rings)
         await bell.publish('{"epoch":1,"seq":7,"store":"ours"}')

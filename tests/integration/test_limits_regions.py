@@ -22,7 +22,7 @@ from engines import redis as redis_engine
 from engines.fixtures import had
 from holdfast.limits.control import ImportRequest
 from holdfast.limits.feed import FeedSettings
-from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.rulestore.bell import LISTENING
 from holdfast.limits.rulestore.postgres import follower
 from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK
@@ -70,14 +70,14 @@ class World:
         self._folder = folder
         self._stack = stack
         self._own: dict[str, AsyncExitStack] = {}
-        self.nodes: dict[str, LimitsPlane] = {}
+        self.nodes: dict[str, LimitsParts] = {}
         self.db: Any = None
         self._version = 0
 
-    async def node(self, name: str, region: str, **how: bool) -> LimitsPlane:
+    async def node(self, name: str, region: str, **how: bool) -> LimitsParts:
         stack = self._own[name] = await self._stack.enter_async_context(AsyncExitStack())
         chosen = self.engines.settings(region, **how)
-        self.nodes[name] = await stack.enter_async_context(opened(chosen, self._folder / name, name))
+        self.nodes[name] = await stack.enter_async_context(open_limits(chosen, self._folder / name, name))
         return self.nodes[name]
 
     async def stop(self, name: str) -> None:
@@ -116,7 +116,7 @@ class World:
                     await asyncio.sleep(0.01)
 
 
-def limit_of(plane: LimitsPlane) -> int | None:
+def limit_of(plane: LimitsParts) -> int | None:
     rule = plane.limiter.rules.lookup("acme", "search")
     return rule.limit if rule is not None else None
 

@@ -20,9 +20,9 @@ from holdfast.errors import BadSetting, Unavailable
 from holdfast.limits import counter_health
 from holdfast.limits.batch import BatchSettings
 from holdfast.limits.limiter_settings import LimiterSettings
-from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
-from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.limits.rulestore.redis import RedisNotifications
 from holdfast.resilience import BreakerSettings
 
 LIMIT = 1_000
@@ -109,7 +109,7 @@ def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counter_health, "WINDOW_SECONDS", 0.5)
 
 
-async def until(limits: LimitsPlane, condition: Callable[[], bool], what: str) -> None:
+async def until(limits: LimitsParts, condition: Callable[[], bool], what: str) -> None:
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < PATIENCE_SECONDS, f"waited in vain for: {what}; {limits.status()}"
@@ -120,7 +120,7 @@ async def until(limits: LimitsPlane, condition: Callable[[], bool], what: str) -
 def test_a_service_that_no_sentinel_knows_shows_as_no_primary(service: Service, tmp_path: Path) -> None:
     async def main() -> None:
         url = service.url.replace(f"/{SERVICE}/", "/other/")
-        async with opened(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
             await until(limits, lambda: limits.status()["counters_reason"] == "no_primary", "the reason")
             assert SECRET not in str(limits.status())
 
@@ -140,7 +140,7 @@ def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
 
         async def main(ca: str) -> bool:
             url = f"rediss+sentinel://127.0.0.1:{ports[1]}/{SERVICE}?{ca}"
-            async with opened(LimitsSettings(url), tmp_path / "state", starts_with=[SEARCH]) as limits:
+            async with open_limits(LimitsSettings(url), tmp_path / "state", starts_with=[SEARCH]) as limits:
                 return (await limits.limiter.check("acme", "/api/search", "ann")).degraded
 
         assert not asyncio.run(main(f"ssl_ca_certs={cert}"))
@@ -152,8 +152,8 @@ def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
 
 def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(service: Service, tmp_path: Path) -> None:
     async def main() -> None:
-        bell = RedisBell(service.url)
-        async with opened(LimitsSettings(service.url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+        bell = RedisNotifications(service.url)
+        async with open_limits(LimitsSettings(service.url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
             used = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(10)]
             assert not any(decision.degraded for decision in used)
             await heard(bell, 1)
@@ -175,7 +175,7 @@ def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(servic
     assert SECRET not in repr(lines)
 
 
-async def heard(bell: RedisBell, seq: int) -> None:
+async def heard(bell: RedisNotifications, seq: int) -> None:
     """Subscribe, publish, hear; as the feed does, again if a connection was to the primary that is gone."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -200,7 +200,7 @@ def cluster() -> Iterator[Server]:
 
 def test_redis_cluster_is_refused_at_the_start_with_what_to_do(cluster: Server, tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(cluster.url), tmp_path):
+        async with open_limits(LimitsSettings(cluster.url), tmp_path):
             raise AssertionError("it was opened")
 
     with pytest.raises(BadSetting, match=r"limits.counters_url: this is Redis Cluster.*redis\+sentinel://"):
@@ -214,7 +214,7 @@ def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(cluster: 
 
     async def main() -> None:
         url = cluster.url.replace("://", "://quiet:x@")
-        async with opened(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
             degraded = list[bool]()
             for _ in range(10):
                 for turn in range(8):  # a tenant's keys are of one slot, those of several tenants are not
@@ -231,7 +231,7 @@ def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(cluster: 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 def test_a_redis_that_evicts_is_refused_at_the_start(redis_server: Server, tmp_path: Path, policy: str) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(redis_server.url), tmp_path):
+        async with open_limits(LimitsSettings(redis_server.url), tmp_path):
             pass
 
     redis_engine.say(redis_server, "CONFIG", "SET", "maxmemory-policy", policy)
@@ -254,7 +254,7 @@ def test_one_that_is_found_later_is_not_counted_on(tmp_path: Path, reason: str) 
 
     async def main() -> None:
         chosen = LimitsSettings(f"redis://127.0.0.1:{port}/0", limiter=QUICK)
-        async with opened(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
             await until(limits, lambda: limits.status()["counters_reason"] == "unreachable", "nobody there")
             servers.append(await asyncio.to_thread(redis_engine.start, port, **settings))
             await until(limits, lambda: limits.status()["counters_reason"] == reason, "what it is")

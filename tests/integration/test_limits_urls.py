@@ -11,9 +11,9 @@ from tls import certificate
 
 from engines import free_port, redis
 from engines.fixtures import had
-from holdfast.limits.opening import LimitsSettings, opened
+from holdfast.limits.opening import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
-from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.limits.rulestore.redis import RedisNotifications
 
 SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 366 * 86_400.0)
 
@@ -42,11 +42,11 @@ def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
     urls: dict[str, str], kind: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(urls[kind]), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(urls[kind]), tmp_path, starts_with=[SEARCH]) as limits:
             decisions = [await limits.limiter.check("acme", "/api/search", kind) for _ in range(3)]
             assert [d.allowed for d in decisions] == [True, True, False]
             assert not any(d.degraded for d in decisions)
-        bell = RedisBell(urls[kind])
+        bell = RedisNotifications(urls[kind])
         rings = bell.rings()
         await anext(rings)
         await bell.publish('{"epoch":1,"seq":7,"store":"ours"}')
@@ -59,7 +59,7 @@ def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
 
 def test_a_redis_that_nobody_vouches_for_is_not_asked(urls: dict[str, str], tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(urls["stranger"]), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(LimitsSettings(urls["stranger"]), tmp_path, starts_with=[SEARCH]) as limits:
             assert (await limits.limiter.check("acme", "/api/search", "ann")).degraded
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -16,13 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.cli.operate import alarms
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.gateway.limits import GatewayLimits
-from holdfast.message import Entry
+from holdfast.gateway.limits import GatewaySettings
+from holdfast.message import LogEntry
 from holdfast.node import node as node_module
 from holdfast.node.node import Node
 from holdfast.node.running import running
 from holdfast.resilience import BreakerSettings
-from holdfast.settings import Server, Settings
+from holdfast.settings import ServerSettings, Settings
 
 # Tiers 1 to 3 of the message path, as a node shows them after one message.
 SHOWN = [
@@ -75,7 +75,7 @@ class Operator:
 
 
 def settings(tmp_path: Path) -> Settings:
-    return Settings(server=Server(port=0, state_dir=str(tmp_path / "state")))
+    return Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")))
 
 
 def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> None:
 def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(log: SqliteEventLog, after: int, limit: int) -> Sequence[Entry]:
+    async def away(log: SqliteEventLog, after: int, limit: int) -> Sequence[LogEntry]:
         raise Unavailable("away")
 
     monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
@@ -121,7 +121,7 @@ def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_return
 ) -> None:
     monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
     breaker = BreakerSettings(open_duration_seconds=0.2)
-    rests_briefly = replace(settings(tmp_path), gateway=GatewayLimits(circuit_breaker=breaker))
+    rests_briefly = replace(settings(tmp_path), gateway=GatewaySettings(circuit_breaker=breaker))
     chats, elsewhere = tmp_path / "state" / "chats.db", tmp_path / "elsewhere"
 
     async def story() -> None:

@@ -29,8 +29,8 @@ from holdfast.access.jwks import JWKS_BYTES_MAX, BadJwks
 from holdfast.drivers.outbound_http import BoundedConnector
 from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.verify.virtual import LoopClock
-from holdfast.webhooks.calling import Caller
-from holdfast.work.chats import Chats
+from holdfast.webhooks.calling import WebhookCaller
+from holdfast.work.chats import ChatTransport
 from holdfast.work.failures import JobFailed
 from holdfast.work.job import Reason
 
@@ -62,8 +62,8 @@ def run(coroutine: Any) -> Any:
     return uvloop.run(asyncio.wait_for(coroutine, 60))
 
 
-def a_caller(**changes: float) -> Caller:
-    return Caller(**{"timeout_seconds": 30, "connect_timeout_seconds": 30, **changes}, private_allowed=True)
+def a_caller(**changes: float) -> WebhookCaller:
+    return WebhookCaller(**{"timeout_seconds": 30, "connect_timeout_seconds": 30, **changes}, private_allowed=True)
 
 
 def resident_bytes(pid: int) -> int:
@@ -117,7 +117,7 @@ def test_every_kind_of_a_hostile_receiver_has_its_outcome() -> None:
 def test_an_answer_without_an_end_costs_bounded_bytes_and_time_and_does_not_hold_the_loop(
     kind: str, hostile: dict[str, str]
 ) -> None:
-    async def call(caller: Caller) -> str:
+    async def call(caller: WebhookCaller) -> str:
         try:
             return str((await caller.post(hostile[kind], b"{}", {}, 1000))[0])
         except OSError as error:
@@ -176,7 +176,7 @@ def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(kind:
     context: Any = SimpleNamespace(job=SimpleNamespace(payload=b"hi"), key="k")
 
     async def story() -> None:
-        async with Chats(hostile[kind], "credential", source="test") as chats:
+        async with ChatTransport(hostile[kind], "credential", source="test") as chats:
             with pytest.raises(JobFailed, match=OUTCOMES[kind]) as caught:
                 await chats.send(context, "chat_1")
         assert caught.value.reason is Reason.TRANSPORT_UNAVAILABLE

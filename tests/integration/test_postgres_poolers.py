@@ -14,12 +14,12 @@ from work_stores import postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting
-from holdfast.limits.opening import LimitsSettings, opened
+from holdfast.limits.opening import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft
+from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue
 from holdfast.work.postgres import PostgresWork
 
@@ -50,7 +50,7 @@ def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
             await lazily.find(Query())
         await lazily.close()
         with pytest.raises(BadSetting, match=REFUSED):
-            async with opened(LimitsSettings(rules_url=url), tmp_path):
+            async with open_limits(LimitsSettings(rules_url=url), tmp_path):
                 pass
 
     run(main())
@@ -62,7 +62,7 @@ def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
     async def main() -> None:
         settings = LimitsSettings(rules_url=postgres_server.url, replica_url=pooler("transaction").url)
         with pytest.raises(BadSetting, match=REFUSED):
-            async with opened(settings, tmp_path):
+            async with open_limits(settings, tmp_path):
                 pass
 
     run(main())
@@ -88,7 +88,7 @@ def test_jobs_run_behind_a_pooler_in_session_mode(postgres_server: Server, poole
                 for _ in range(3):
                     woken.clear()
                     await until(lambda: _is_asleep(direct.store))
-                    await direct.store.enqueue([Draft("order", b"{}", "s")])
+                    await direct.store.enqueue([JobDraft("order", b"{}", "s")])
                     async with asyncio.timeout(20):
                         await woken.wait()
             assert len(seen) == 3
@@ -100,7 +100,10 @@ def test_jobs_run_behind_a_pooler_in_session_mode(postgres_server: Server, poole
 def test_rules_are_followed_behind_a_pooler_in_session_mode(pooler: Pooler, tmp_path: Path) -> None:
     async def main() -> None:
         settings, rule = LimitsSettings(rules_url=pooler("session").url), Rule("acme", "/x", "fixed_window", 2, 60.0)
-        async with opened(settings, tmp_path / "a") as one, opened(settings, tmp_path / "b", starts_with=[rule]):
+        async with (
+            open_limits(settings, tmp_path / "a") as one,
+            open_limits(settings, tmp_path / "b", starts_with=[rule]),
+        ):
             await until(lambda: rule.name in {live.name for live in one.feed.rules.live()})
 
     run(main())
@@ -113,7 +116,7 @@ def test_a_producer_may_use_a_pooler_in_transaction_mode(postgres_server: Server
         async with postgres_work(postgres_server.url) as o:
             connection = await asyncpg.connect(pooler("transaction").url, statement_cache_size=0)
             async with connection.transaction():
-                await enqueue(connection, Draft("order", b"{}", "s"))
+                await enqueue(connection, JobDraft("order", b"{}", "s"))
             assert len(await o.store.find(Query())) == 1
             await connection.close()
 

@@ -9,7 +9,7 @@ import apsw
 import pytest
 from powercuts import Cuts
 
-from holdfast.verify.powercut import Disk, power_cut
+from holdfast.verify.powercut import FaultyDisk, power_cut
 
 CUTS = 200
 CONTROL_CUTS = 40
@@ -39,7 +39,7 @@ def test_a_cut_keeps_what_was_synced_and_may_take_what_was_not(tmp_path: Path) -
     """The disk itself: synced bytes always survive; over seeds, unsynced ones are lost, kept and torn."""
     outcomes = set()
     for seed in range(30):
-        disk = Disk(f"disk-{seed}", random.Random(seed))
+        disk = FaultyDisk(f"disk-{seed}", random.Random(seed))
         path = str(tmp_path / f"file-{seed}")
         flags = [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_READWRITE, 0]
         file = disk.xOpen(path, flags)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.verify.proxy import Proxy, Weather
+from holdfast.verify.proxy import NetworkConditions, Proxy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -28,7 +28,9 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def proxied(weather: Weather | None = None) -> AsyncIterator[tuple[Proxy, Callable[[], Awaitable[Streams]]]]:
+async def proxied(
+    weather: NetworkConditions | None = None,
+) -> AsyncIterator[tuple[Proxy, Callable[[], Awaitable[Streams]]]]:
     serving: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,7 +82,7 @@ def test_in_good_weather_bytes_pass_unchanged_and_the_end_is_passed_on() -> None
 
 def test_latency_delays_each_direction() -> None:
     async def story() -> None:
-        async with proxied(Weather(latency_seconds=0.05)) as (_, connect):
+        async with proxied(NetworkConditions(latency_seconds=0.05)) as (_, connect):
             reader, writer = await connect()
             began = asyncio.get_running_loop().time()
             writer.write(b"x")
@@ -92,7 +94,7 @@ def test_latency_delays_each_direction() -> None:
 
 def test_bandwidth_bounds_the_rate() -> None:
     async def story() -> None:
-        async with proxied(Weather(bytes_per_second=1_000_000)) as (_, connect):
+        async with proxied(NetworkConditions(bytes_per_second=1_000_000)) as (_, connect):
             reader, writer = await connect()
             began = asyncio.get_running_loop().time()
             writer.write(bytes(200_000))
@@ -104,7 +106,7 @@ def test_bandwidth_bounds_the_rate() -> None:
 
 def test_slices_cut_frames_apart_without_changing_them() -> None:
     async def story() -> None:
-        async with proxied(Weather(slice_bytes=3, bytes_per_second=1000)) as (_, connect):
+        async with proxied(NetworkConditions(slice_bytes=3, bytes_per_second=1000)) as (_, connect):
             reader, writer = await connect()
             sent, pieces = b"a frame that arrives in pieces", []
             writer.write(sent)
@@ -212,4 +214,4 @@ def test_a_stopped_reader_is_felt_by_the_writer() -> None:
 def test_impossible_weather_is_refused() -> None:
     for bad in ({"latency_seconds": -1}, {"bytes_per_second": 0}, {"slice_bytes": 0}):
         with pytest.raises(ValueError):
-            Weather(**bad)  # type: ignore[arg-type]
+            NetworkConditions(**bad)  # type: ignore[arg-type]

@@ -18,14 +18,14 @@ from webhook_scene import SECRET, Log, Receiver, Scene, entry, receiving, scene,
 
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
-from holdfast.webhooks.calling import Caller, public_socket
-from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, Endpoint
-from holdfast.webhooks.delivery import Notice, draft_of, with_webhooks
+from holdfast.webhooks.calling import WebhookCaller, public_socket
+from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, WebhookEndpoint
+from holdfast.webhooks.delivery import DeliveryNotice, draft_of, with_webhooks
 from holdfast.webhooks.guard import check_url, is_public
-from holdfast.webhooks.reader import NAME, Reader
+from holdfast.webhooks.reader import NAME, WebhookReader
 from holdfast.webhooks.signing import headers, new_secret, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Mark, Query
+from holdfast.work.contract import Query, ReaderMark
 from holdfast.work.job import Policies, Reason
 from holdfast.work.memory import MemoryWork
 
@@ -151,7 +151,7 @@ def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -> None
 def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
     async def body(stage: Scene, receiver: Receiver) -> None:
         await stage.add(receiver.url)
-        await stage.jobs.enqueue([draft_of(Notice("ep_1", "acme", "2026-01-01"))])
+        await stage.jobs.enqueue([draft_of(DeliveryNotice("ep_1", "acme", "2026-01-01"))])
         await until(lambda: len(receiver.calls) == 1)
         assert msgspec.json.decode(receiver.calls[0][1])["type"] == "webhook.test"
 
@@ -162,7 +162,7 @@ def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: P
     async def body(stage: Scene, receiver: Receiver) -> None:
         await stage.add(receiver.url, endpoint_id="ep_gone")
         await stage.endpoints.remove("ep_gone")
-        notices = [Notice(endpoint, "acme", "2026-01-01") for endpoint in ("ep_gone", "ep_elsewhere")]
+        notices = [DeliveryNotice(endpoint, "acme", "2026-01-01") for endpoint in ("ep_gone", "ep_elsewhere")]
         await stage.jobs.enqueue([draft_of(notice) for notice in notices])
 
         async def over() -> bool:
@@ -191,11 +191,11 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
 def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
-        first = Reader(log, endpoints, jobs, SystemClock())
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        first = WebhookReader(log, endpoints, jobs, SystemClock())
         await jobs.enqueue([])
         assert await first.advance(0) == 1
-        second = Reader(log, endpoints, jobs, SystemClock())
+        second = WebhookReader(log, endpoints, jobs, SystemClock())
         task = asyncio.create_task(second.run())
         log.entries.append(entry(2))
 
@@ -216,9 +216,9 @@ def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat
 
     async def main() -> None:
         endpoints, jobs = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork()
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
         log = Log([entry(n) for n in range(1, 4)])
-        await jobs.enqueue([], Mark(NAME, 6))
+        await jobs.enqueue([], ReaderMark(NAME, 6))
         wanted: list[int] = []
 
         async def told() -> bool:
@@ -229,7 +229,7 @@ def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat
         async def restart(*sequences: int) -> None:
             """The server starts; then these are committed and become jobs."""
             log.waited_for.clear()
-            task = asyncio.create_task(Reader(log, endpoints, jobs, SystemClock()).run())
+            task = asyncio.create_task(WebhookReader(log, endpoints, jobs, SystemClock()).run())
             await asyncio.wait_for(log.waited_for.wait(), 60)
             log.entries.extend(entry(n) for n in sequences)
             wanted.extend(sequences)
@@ -291,7 +291,7 @@ async def inside() -> AsyncIterator[tuple[int, list[str]]]:
 
 
 async def call(url: str) -> tuple[int, bytes, str]:
-    caller = Caller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=False)
+    caller = WebhookCaller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=False)
     try:
         return await caller.post(url, b"{}", {}, 100)
     finally:
@@ -373,7 +373,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
         async with inside() as (port, reached), receiving() as receiver:
             aside = {"location": f"http://127.0.0.1:{port}/"}
             receiver.answer = lambda _: web.Response(status=status, headers=aside)
-            caller = Caller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=True)
+            caller = WebhookCaller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=True)
             answered, _, _ = await caller.post(receiver.url, b"{}", {}, 100)
             await caller.close()
             assert (answered, reached, len(receiver.calls)) == (status, [], 1)
@@ -486,7 +486,7 @@ def test_the_published_example_of_standard_webhooks_verifies() -> None:
 def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: Path) -> None:
     async def main() -> None:
         endpoints = await SqliteEndpoints.open(tmp_path / "w.db")
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
         for n in range(DELIVERIES_KEPT_PER_ENDPOINT + 5):
             await endpoints.log(Delivery("ep_1", "m", "c", n, 1, "2026", 200, 0.1))
         kept = await endpoints.deliveries("ep_1", 5000)
@@ -506,11 +506,11 @@ def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: P
 def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_gets_nothing_older(tmp_path: Path) -> None:
     async def main() -> None:
         endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1), entry(2)])
-        await jobs.enqueue([], Mark("webhooks", 0))
-        reader = Reader(log, endpoints, jobs, SystemClock())
+        await jobs.enqueue([], ReaderMark("webhooks", 0))
+        reader = WebhookReader(log, endpoints, jobs, SystemClock())
         assert await reader.advance(0) == 2
         assert await jobs.position("webhooks") == 0, "nothing was made, so nothing was stored"
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
         log.entries.append(entry(3))
         assert await reader.advance(2) == 3
         assert len(await jobs.find(Query())) == 1, "what comes after it was added"
@@ -523,11 +523,11 @@ def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_get
 def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lags(tmp_path: Path) -> None:
     async def main() -> None:
         endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
-        await jobs.enqueue([], Mark("webhooks", 0))
-        reader = Reader(log, endpoints, jobs, SystemClock())
+        await jobs.enqueue([], ReaderMark("webhooks", 0))
+        reader = WebhookReader(log, endpoints, jobs, SystemClock())
         assert await reader.advance(0) == 1
         log.entries += [entry(2), entry(3)]
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01"))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01"))
         assert await reader.advance(1) == 3
         assert not await jobs.find(Query()), "both are from before it was added"
         log.entries.append(entry(4))

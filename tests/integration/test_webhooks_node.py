@@ -27,7 +27,7 @@ from holdfast.errors import BadSetting
 from holdfast.message import User
 from holdfast.node.node import Node
 from holdfast.node.running import running
-from holdfast.settings import Server, Settings
+from holdfast.settings import ServerSettings, Settings
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.webhooks.plane import WorkSettings
 from holdfast.webhooks.signing import verify
@@ -66,7 +66,7 @@ def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgres_ser
 
     async def main() -> None:
         def settings(name: str) -> Settings:
-            server = Server(port=0, state_dir=str(tmp_path / name), node_id=name)
+            server = ServerSettings(port=0, state_dir=str(tmp_path / name), node_id=name)
             return Settings(server=server, work=WorkSettings(url=postgres_server.url))
 
         async with asyncio.timeout(120), postgres_work(postgres_server.url):
@@ -97,7 +97,7 @@ def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_fo
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         hook = {"url": f"http://127.0.0.1:{runner.addresses[0][1]}/hook", "tenant": "acme", "reason": "test"}
         settings = Settings(
-            server=Server(port=0, state_dir=str(tmp_path / "state")),
+            server=ServerSettings(port=0, state_dir=str(tmp_path / "state")),
             work=WorkSettings(url=engine.url, webhooks=WebhookSettings(private_allowed=True)),
         )
         async with running(settings) as node, httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin:
@@ -162,7 +162,7 @@ async def _say(node: Node, chat: str, text: str) -> None:
 @pytest.mark.parametrize("wrong", ["postgresql://127.0.0.1:notaport/x", "postgresql://127.0.0.1/x?sslmode=maybe"])
 def test_an_address_that_cannot_be_one_is_refused_at_the_start(tmp_path: Path, wrong: str) -> None:
     async def main() -> None:
-        server = Server(port=0, state_dir=str(tmp_path / "state"))
+        server = ServerSettings(port=0, state_dir=str(tmp_path / "state"))
         with pytest.raises(BadSetting, match="no address of PostgreSQL"):
             async with running(Settings(server=server, work=WorkSettings(url=wrong))):
                 pass
@@ -186,7 +186,7 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         hook = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
         settings = Settings(
-            server=Server(port=0, state_dir=str(tmp_path / "state")),
+            server=ServerSettings(port=0, state_dir=str(tmp_path / "state")),
             work=WorkSettings(webhooks=WebhookSettings(private_allowed=True)),
         )
         async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:

@@ -15,15 +15,15 @@ from webhook_scene import SECRET, Log, Receiver, Scene, entry, receiving, scene,
 from work_stores import WORK_STORES, Opener, ShiftedClock, opener_of
 
 from holdfast.clock import SystemClock, timestamp
-from holdfast.message import Entry
-from holdfast.webhooks.contract import Endpoint
-from holdfast.webhooks.delivery import Notice, WebhookSettings, draft_of
+from holdfast.message import LogEntry
+from holdfast.webhooks.contract import WebhookEndpoint
+from holdfast.webhooks.delivery import DeliveryNotice, WebhookSettings, draft_of
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, Reason
+from holdfast.work.job import JobDraft, Reason
 from holdfast.work.memory import MemoryWork
 
 DAY = 86400.0
@@ -38,7 +38,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
-def messages(first: int, last: int) -> list[Entry]:
+def messages(first: int, last: int) -> list[LogEntry]:
     return [entry(n, f"c{n % 3}") for n in range(first, last + 1)]
 
 
@@ -130,13 +130,13 @@ def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_a
     async def main() -> None:
         store, handlers, ran, go_on = MemoryWork(), Handlers(), list[tuple[str, int]](), asyncio.Event()
 
-        @handlers.handle(Notice, type="hook", per_destination_max=4)
-        async def handle(ctx: Context, notice: Notice) -> None:
+        @handlers.handle(DeliveryNotice, type="hook", per_destination_max=4)
+        async def handle(ctx: Context, notice: DeliveryNotice) -> None:
             ran.append((notice.endpoint_id, notice.sequence))
             if notice.sequence == 1:
                 await go_on.wait()
 
-        def drafts(endpoint: str, *sequences: int) -> list[Draft]:
+        def drafts(endpoint: str, *sequences: int) -> list[JobDraft]:
             return [replace(_draft(endpoint, n), type="hook", stream=endpoint) for n in sequences]
 
         async with Worker(store, handlers).running() as worker:
@@ -186,7 +186,7 @@ def test_too_many_and_too_old_become_dead_letters_that_say_why(opener: Opener, t
     async def main() -> None:
         clock = ShiftedClock()
         endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
         await endpoints.disable("ep_1", "by an operator: gone", timestamp(clock.now()))
         settings = WebhookSettings(parked_max=1000 if aged else 5)
         async with opener() as opened:
@@ -224,7 +224,7 @@ def test_what_came_before_an_endpoint_was_disabled_is_kept_from_then_on(tmp_path
     async def main() -> None:
         clock = ShiftedClock()
         endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
         async with opener_of_memory() as opened:
             await opened.store.enqueue([_draft("ep_1", 1)])
             clock.ahead = 30 * DAY
@@ -248,4 +248,4 @@ def opener_of_memory() -> Any:
 
 
 def _draft(endpoint_id: str, n: int) -> Any:
-    return draft_of(Notice(endpoint_id, "acme", "2026-01-01", f"c{n % 3}", n, f"msg_{n}"))
+    return draft_of(DeliveryNotice(endpoint_id, "acme", "2026-01-01", f"c{n % 3}", n, f"msg_{n}"))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from webhook_scene import SECRET, Receiver, Scene, entry, receiving, scene, until
 
-from holdfast.message import Entry
-from holdfast.webhooks.calling import Caller
-from holdfast.webhooks.contract import Delivery, Endpoint
+from holdfast.message import LogEntry
+from holdfast.webhooks.calling import WebhookCaller
+from holdfast.webhooks.contract import Delivery, WebhookEndpoint
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
@@ -30,7 +30,7 @@ PATIENT = WebhookSettings(private_allowed=True, timeout_seconds=120, connect_tim
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def entries(tenant: str, chats: int, each: int, start: int) -> list[Entry]:
+def entries(tenant: str, chats: int, each: int, start: int) -> list[LogEntry]:
     """Messages of many chats, in turn; a message's sequence is its position in the log."""
     return [entry(start + n, f"{tenant}{n % chats}", tenant) for n in range(chats * each)]
 
@@ -123,7 +123,7 @@ def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(
             for n in range(121):
                 name, seconds = (f"ep_{n}", 10.0) if n else ("ep_good", 0.01)
                 where, tenant = url if n else good.url, f"t{n % tenants}"
-                await endpoints.add(Endpoint(name, tenant, where, SECRET, "", "2026-01-01"))
+                await endpoints.add(WebhookEndpoint(name, tenant, where, SECRET, "", "2026-01-01"))
                 await endpoints.log(Delivery(name, "", "", 0, 1, "2026-01-01", 0, seconds))
             await endpoints.close()
             async with scene(tmp_path, settings=PATIENT, worker=MANY) as stage:
@@ -166,7 +166,7 @@ def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with misbehaving(endless) as (url, _):
-            caller = Caller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+            caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
             assert await caller.post(url, b"{}", {}, 100) == (200, b"thanks", "")
             await caller.close()
 
@@ -176,12 +176,12 @@ def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
 def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
     async def main() -> None:
         async with misbehaving(read_all_and_wait) as (url, _):
-            caller = Caller(timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True)
+            caller = WebhookCaller(timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True)
             for _ in range(2):
                 with pytest.raises(OSError, match=r"no answer within 0\.05 s"):
                     await caller.post(url, b"{}", {}, 100)
             await caller.close()
-            caller = Caller(timeout_seconds=30, connect_timeout_seconds=0.05, private_allowed=True)
+            caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=0.05, private_allowed=True)
             with pytest.raises(OSError, match=r"no connection within 0\.05 s"):
                 await caller.post(url.replace("http", "https"), b"{}", {}, 100)
             await caller.close()
@@ -201,7 +201,7 @@ def test_a_name_server_that_does_not_answer_holds_up_nobody_else(monkeypatch: py
 
     async def main() -> None:
         async with receiving() as receiver:
-            caller = Caller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+            caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
             monkeypatch.setattr(socket, "getaddrinfo", resolve)
             hosts = [f"bad{n % 10}.example" for n in range(40)]
             stuck = [asyncio.create_task(caller.post(f"http://{host}:9/", b"", {}, 1)) for host in hosts]

@@ -15,12 +15,12 @@ from work_stores import Opened, embedded_work, postgres_work, run, until
 from holdfast.errors import BadSetting
 from holdfast.node.node import Node
 from holdfast.node.running import running
-from holdfast.settings import Server, Settings
-from holdfast.work.chats import Chats, judged
+from holdfast.settings import ServerSettings, Settings
+from holdfast.work.chats import ChatTransport, judged
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Handlers
-from holdfast.work.job import Draft, Policies, Reason
+from holdfast.work.job import JobDraft, Policies, Reason
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
 SOON = Policies().with_type("Shipped", base_seconds=0.01, cap_seconds=0.05)
@@ -69,7 +69,7 @@ class Place:
     @classmethod
     @asynccontextmanager
     async def opened(cls, state: Path) -> AsyncIterator[Place]:
-        settings = Settings(server=Server(port=0, state_dir=str(state)))
+        settings = Settings(server=ServerSettings(port=0, state_dir=str(state)))
         async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
             admin = {"Authorization": f"Bearer {node.secrets.admin_key}"}
             body = {"kind": "tenant", "label": "shop", "tenant": "acme", "reason": "its outbox"}
@@ -95,8 +95,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return lambda: embedded_work(tmp_path / "work.db")
 
 
-def shipped(text: str, chat: str) -> Draft:
-    return Draft("Shipped", text.encode(), chat, f"chat:{chat}")
+def shipped(text: str, chat: str) -> JobDraft:
+    return JobDraft("Shipped", text.encode(), chat, f"chat:{chat}")
 
 
 def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(opened: Any, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(opened: 
             front = Front(place.node)
             front.losing = {"parcel 2", "parcel 5"}
             texts = [f"parcel {n}" for n in range(8)]
-            async with front.listening() as url, Chats(url, place.key, source="eu", act_as="shop") as chats:
+            async with front.listening() as url, ChatTransport(url, place.key, source="eu", act_as="shop") as chats:
                 handlers = Handlers()
                 handlers.carry("chat", chats)
                 seqs = await o.store.enqueue([shipped(text, place.chat) for text in texts])
@@ -121,12 +121,14 @@ def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(opened: 
 def test_a_transport_says_what_its_payloads_are(tmp_path: Path) -> None:
     async def main() -> None:
         async with embedded_work(tmp_path / "work.db") as o, Place.opened(tmp_path / "state") as place:
-            marked_up = Chats(place.node.url, place.key, source="eu", act_as="shop", content_type="text/markdown")
-            async with Chats(place.node.url, place.key, source="eu", act_as="shop") as plain, marked_up:
+            marked_up = ChatTransport(
+                place.node.url, place.key, source="eu", act_as="shop", content_type="text/markdown"
+            )
+            async with ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as plain, marked_up:
                 handlers = Handlers()
                 handlers.carry("chat", plain)
                 handlers.carry("markdown", marked_up)
-                drafts = [Draft("Shipped", b"*soon*", "s", f"{way}:{place.chat}") for way in ("chat", "markdown")]
+                drafts = [JobDraft("Shipped", b"*soon*", "s", f"{way}:{place.chat}") for way in ("chat", "markdown")]
                 await o.store.enqueue(drafts)
                 async with Worker(o.store, handlers, settings=QUICK).running():
                     await until(lambda: _none_left(o))
@@ -144,7 +146,7 @@ def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replaye
         async with opened() as o, Place.opened(tmp_path / "state") as place:
             front, policies = Front(place.node), SOON.with_type("Shipped", retry=False)
             front.losing = {"parcel"}
-            async with front.listening() as url, Chats(url, place.key, source="eu", act_as="shop") as chats:
+            async with front.listening() as url, ChatTransport(url, place.key, source="eu", act_as="shop") as chats:
                 handlers = Handlers()
                 handlers.carry("chat", chats)
                 await o.store.enqueue([shipped("parcel", place.chat)])
@@ -164,15 +166,15 @@ def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(opened:
         async with opened() as o, Place.opened(tmp_path / "state") as place:
             drafts = [
                 shipped("to nobody", "chat_unknown"),
-                Draft("Shipped", b"\xff", None, f"chat:{place.chat}"),
-                Draft("Stolen", b"revoked", None, f"stolen:{place.chat}"),
-                Draft("Away", b"nobody listens", None, f"away:{place.chat}"),
+                JobDraft("Shipped", b"\xff", None, f"chat:{place.chat}"),
+                JobDraft("Stolen", b"revoked", None, f"stolen:{place.chat}"),
+                JobDraft("Away", b"nobody listens", None, f"away:{place.chat}"),
                 shipped("heard", place.chat),
             ]
             async with (
-                Chats(place.node.url, place.key, source="eu", act_as="shop") as chats,
-                Chats(place.node.url, "hf_tenant_stolen", source="eu", act_as="shop") as stolen,
-                Chats("http://127.0.0.1:1", place.key, source="eu", act_as="shop") as away,
+                ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as chats,
+                ChatTransport(place.node.url, "hf_tenant_stolen", source="eu", act_as="shop") as stolen,
+                ChatTransport("http://127.0.0.1:1", place.key, source="eu", act_as="shop") as away,
             ):
                 handlers = Handlers()
                 for scheme, transport in {"chat": chats, "stolen": stolen, "away": away}.items():
@@ -241,4 +243,4 @@ def test_a_transport_that_cannot_work_is_refused_when_it_is_made() -> None:
         ("https://chat.example.com", "key", "eu", 0.0),
     ):
         with pytest.raises(BadSetting):
-            Chats(url, credential, source=source, timeout_seconds=seconds)
+            ChatTransport(url, credential, source=source, timeout_seconds=seconds)

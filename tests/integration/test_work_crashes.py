@@ -20,10 +20,10 @@ import pytest
 from work_child import Deed
 from work_stores import Hand, draft, embedded_work, postgres_work, run, until
 
-from holdfast.work.contract import Entry, Query, WorkStore
+from holdfast.work.contract import JobEntry, Query, WorkStore
 from holdfast.work.coordinator import Worker
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, Reason
+from holdfast.work.job import JobDraft, Reason
 from holdfast.work.sqlite import SqliteWork
 
 CHILD = Path(__file__).resolve().parents[1] / "support" / "work_child.py"
@@ -42,10 +42,10 @@ class Site:
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     async def enqueue(self, *deeds: Deed) -> list[int]:
-        drafts = [Draft("Deed", msgspec.json.encode(deed), deed.stream) for deed in deeds]
+        drafts = [JobDraft("Deed", msgspec.json.encode(deed), deed.stream) for deed in deeds]
         return await self._with(lambda store: store.enqueue(drafts))
 
-    async def dead(self) -> list[Entry]:
+    async def dead(self) -> list[JobEntry]:
         return list(await self._with(lambda store: store.dead(Query())))
 
     async def left(self) -> int:

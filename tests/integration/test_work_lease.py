@@ -13,8 +13,8 @@ from work_stores import Hand, draft, postgres_work, run, until
 from engines import Server
 from holdfast.clock import SystemClock
 from holdfast.errors import NotFound
-from holdfast.work.contract import Report, Want
-from holdfast.work.job import PARTITIONS, Draft
+from holdfast.work.contract import ClaimRequest, Report
+from holdfast.work.job import PARTITIONS, JobDraft
 from holdfast.work.outbox import enqueue
 
 
@@ -29,12 +29,12 @@ def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [], "it said that it is awake"
-            assert (await hand.seat.process(Report(), Want(jobs=10, sleeping=True))).jobs
+            assert (await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [], "it found something, so it did not fall asleep"
             await hand.turn()
-            assert not (await hand.seat.process(Report(), Want(jobs=10, sleeping=True))).jobs
+            assert not (await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [str(hand.seat.instance)]
@@ -48,7 +48,7 @@ def test_a_sleeping_worker_wakes_at_the_commit(postgres_server: Server) -> None:
         async with postgres_work(postgres_server.url) as o:
             hand = await Hand.sit(o.store)
             assert await hand.seat.wait(20), "it listens now, and looks for what came before it did"
-            await hand.seat.process(Report(), Want(jobs=10, sleeping=True))
+            await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))
             assert not await hand.seat.wait(0.01)
             waiting = asyncio.create_task(hand.seat.wait(20))
             await o.store.enqueue([draft()])
@@ -91,13 +91,13 @@ def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Server) -
 def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            shop = Draft("Order", b"{}", source="shop", source_id="1")
+            shop = JobDraft("Order", b"{}", source="shop", source_id="1")
             assert (await o.store.enqueue([shop]))[0] > 0
             hand = await Hand.sit(o.store)
             await o.pass_time(6 * 86400)
             await hand.seat.owners()
             assert await o.store.enqueue([shop]) == [0]
-            many = [Draft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)]
+            many = [JobDraft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)]
             await o.store.enqueue(many)
             await o.pass_time(8 * 86400)
             await hand.seat.owners()
@@ -147,7 +147,7 @@ def test_a_seat_hears_of_new_jobs_however_short_its_waits_are(
             for _ in range(50):
                 if await hand.seat.wait(0.01):
                     break
-            await hand.seat.process(Report(), Want(jobs=10, sleeping=True))
+            await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))
             waiting = asyncio.create_task(hand.seat.wait(10))
             await o.store.enqueue([draft()])
             assert await waiting, "woken, not timed out"
@@ -185,7 +185,7 @@ def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(postgres_se
 
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            hand, sleeping = await Hand.sit(o.store), Want(jobs=10, sleeping=True)
+            hand, sleeping = await Hand.sit(o.store), ClaimRequest(jobs=10, sleeping=True)
             await hand.turn()
             connection = await asyncpg.connect(postgres_server.url)
             transaction = connection.transaction()
@@ -232,7 +232,7 @@ def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(postgre
             lost, seat_again = seat._connection, await asyncpg.connect(postgres_server.url)
             watcher = await asyncpg.connect(postgres_server.url)
             async with lost.transaction():
-                await hand.seat.process(Report(held=seqs[1:]), Want())
+                await hand.seat.process(Report(held=seqs[1:]), ClaimRequest())
                 seat._connection = seat_again
                 reading = asyncio.ensure_future(hand.rewind())
                 waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
@@ -385,10 +385,10 @@ def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_other(
             connection = hand.seat._connection  # type: ignore[attr-defined]
             watcher = await asyncpg.connect(postgres_server.url)
             async with connection.transaction():
-                await hand.seat.process(Report(), Want())  # holds the worker's row until the transaction ends
+                await hand.seat.process(Report(), ClaimRequest())  # holds the worker's row until the transaction ends
                 acting = asyncio.ensure_future(acts[verb]())
                 await until(lambda: watcher.fetchval("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"))
-                await hand.seat.process(Report(completed=[head]), Want())
+                await hand.seat.process(Report(completed=[head]), ClaimRequest())
             with pytest.raises(NotFound):
                 await acting
             assert await o.store.streams() == []

@@ -20,8 +20,8 @@ from work_stores import Opened, postgres_work, run, until
 
 from engines import Server
 from holdfast.statements import statements
-from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
-from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 from holdfast.work import job
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
@@ -43,7 +43,7 @@ class Deed(msgspec.Struct):
 class Breaking:
     """A connection that is lost before a statement or after it, as the plan has it for the statement's name."""
 
-    def __init__(self, connection: Any, plan: Plan) -> None:
+    def __init__(self, connection: Any, plan: FaultPlan) -> None:
         self._connection, self._plan = connection, plan
 
     def __getattr__(self, method: str) -> Any:
@@ -60,7 +60,7 @@ class Breaking:
         return call
 
 
-def breaking(seat: Any, plan: Plan) -> Any:
+def breaking(seat: Any, plan: FaultPlan) -> Any:
     """The seat, on connections that break; ``step``, which uses the pool, fails at the seat's own edge."""
     plain = seat._call
 
@@ -70,13 +70,13 @@ def breaking(seat: Any, plan: Plan) -> Any:
             yield Breaking(connection, plan)
 
     seat._call = call
-    return faulty(seat, Plan(plan.rng, odds={"step": Odds(fail=0.05, lost_reply=0.05)}))
+    return faulty(seat, FaultPlan(plan.rng, odds={"step": Odds(fail=0.05, lost_reply=0.05)}))
 
 
 class World:
     """Workers that come and go, and what became of the jobs."""
 
-    def __init__(self, opened: Opened, plan: Plan) -> None:
+    def __init__(self, opened: Opened, plan: FaultPlan) -> None:
         self.store, self.history, self.handlers = opened.store, JobHistory(), Handlers()
         self._kept: set[int] = set()
         self.gate, self.waiting = asyncio.Event(), set[int]()
@@ -98,7 +98,7 @@ class World:
         async def effect() -> None:
             if ctx.key not in self._kept:
                 self._kept.add(ctx.key)
-                self.history.effects.append(Effect(deed.stream, ctx.job.seq, ctx.fence))
+                self.history.effects.append(EffectSeen(deed.stream, ctx.job.seq, ctx.fence))
 
         try:
             await ctx.step(Stage.USER, effect)
@@ -137,7 +137,7 @@ def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "STORE_RETRY_SECONDS", 0.05)
 
 
-def check(server: Server, plan: Plan, body: Any) -> None:
+def check(server: Server, plan: FaultPlan, body: Any) -> None:
     async def main() -> None:
         async with postgres_work(server.url, **PATIENT) as opened:
             world = World(opened, plan)
@@ -165,7 +165,7 @@ def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
             await world.done()
         assert not plan.script[call], "the fault was not met"
 
-    plan = Plan(random.Random(1), script={call: [fault]})
+    plan = FaultPlan(random.Random(1), script={call: [fault]})
     check(postgres_server, plan, body)
 
 
@@ -181,7 +181,7 @@ def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(postgre
             world.gate.set()
         assert await world.store.find(Query(state=State.READY)) == [], "what ended was reported"
 
-    plan = Plan(random.Random(1), odds={})
+    plan = FaultPlan(random.Random(1), odds={})
     check(postgres_server, plan, body)
 
 
@@ -200,5 +200,5 @@ def test_workers_come_and_go_while_answers_are_lost(postgres_server: Server, see
 
     rng = random.Random(seed)
     odds = Odds(fail=0.08, lost_reply=0.08, delay=0.1, seconds_max=0.05)
-    plan = Plan(rng, odds=dict.fromkeys(CALLS, odds))
+    plan = FaultPlan(rng, odds=dict.fromkeys(CALLS, odds))
     check(postgres_server, plan, body)

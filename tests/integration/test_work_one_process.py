@@ -12,10 +12,10 @@ import pytest
 from work_stores import embedded_work, until
 
 from holdfast.errors import InternalError
-from holdfast.work.contract import SeatTaken
+from holdfast.work.contract import SessionTaken
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft
+from holdfast.work.job import JobDraft
 from holdfast.work.sqlite import SqliteWork
 from holdfast.work.sqlite.seat_lock import SeatLock
 
@@ -48,9 +48,9 @@ def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, str(path), stdout=pipe)
         assert child.stdout is not None and await child.stdout.readline() == b"joined\n"
         store = await SqliteWork.open(path)
-        with pytest.raises(SeatTaken, match=f"process {child.pid} runs the jobs of work.db"):
+        with pytest.raises(SessionTaken, match=f"process {child.pid} runs the jobs of work.db"):
             await store.join("second")
-        await store.enqueue([Draft("Good", b"{}")])
+        await store.enqueue([JobDraft("Good", b"{}")])
         async with Worker(store, handlers, settings=WorkerSettings(poll_max_seconds=0.05)).running():
             await until(lambda: "work.seat_taken" in caplog.text)
             assert not ran.is_set() and caplog.text.count("work.seat_taken") == 1
@@ -66,7 +66,7 @@ def test_a_seat_is_free_for_others_when_its_worker_has_left(tmp_path: Path) -> N
     async def main() -> None:
         one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
         seat = await one.join("one")
-        with pytest.raises(SeatTaken, match=f"process {os.getpid()} "):
+        with pytest.raises(SessionTaken, match=f"process {os.getpid()} "):
             await two.join("two")
         await seat.leave()
         await two.join("two")
@@ -91,17 +91,17 @@ def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
         async with embedded_work(tmp_path / "work.db" if engine == "sqlite" else None) as o:
             first = Worker(o.store, handlers, name="first")
             async with first.running():
-                await o.store.enqueue([Draft("Good", b"{}")])
+                await o.store.enqueue([JobDraft("Good", b"{}")])
                 await until(lambda: ran)
-                with pytest.raises(SeatTaken, match="the worker 'first' runs the jobs of this store"):
+                with pytest.raises(SessionTaken, match="the worker 'first' runs the jobs of this store"):
                     await o.store.join("by hand")
                 async with Worker(o.store, handlers, name="second").running():
                     await until(lambda: "work.seat_taken" in caplog.text)
-                    await o.store.enqueue([Draft("Good", b"{}")] * 20)
+                    await o.store.enqueue([JobDraft("Good", b"{}")] * 20)
                     await until(lambda: len(ran) == 21)
                     assert len(set(ran)) == 1, "the first kept its seat"
                     first.stop()
-                    await o.store.enqueue([Draft("Good", b"{}")])
+                    await o.store.enqueue([JobDraft("Good", b"{}")])
                     await until(lambda: len(set(ran)) == 2)
         assert "work_lease_lost" not in caplog.text
 
@@ -133,7 +133,7 @@ def test_a_forked_child_does_not_keep_the_seat_of_its_parent(tmp_path: Path) -> 
         os._exit(0)
     try:
         os.read(started, 1)
-        with pytest.raises(SeatTaken):
+        with pytest.raises(SessionTaken):
             other.take()  # the parent has it still
         lock.release()
         other.take()

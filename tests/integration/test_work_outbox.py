@@ -17,7 +17,7 @@ from engines import Server
 from holdfast.errors import BadSetting, InvalidMessage, StateCorrupted, Unavailable
 from holdfast.work.contract import Query
 from holdfast.work.inbox import received
-from holdfast.work.job import Draft
+from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue, enqueue_sync
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.postgres.store import SCHEMA_VERSION, migrate
@@ -123,12 +123,12 @@ def test_an_inbox_message_is_received_once_whoever_repeats_it(postgres_server: S
 
             async def receive(connection: Any) -> bool:
                 async with connection.transaction():
-                    return await received(connection, "shop", "order-7", Draft("Order", b"{}", "order-7"))
+                    return await received(connection, "shop", "order-7", JobDraft("Order", b"{}", "order-7"))
 
             assert sum(await asyncio.gather(*map(receive, connections))) == 1
             assert len(await stored(o.store)) == 1
             with pytest.raises(InvalidMessage):
-                await received(connections[0], "", "", Draft("Order", b"{}"))
+                await received(connections[0], "", "", JobDraft("Order", b"{}"))
             for connection in connections:
                 await connection.close()
 

@@ -13,7 +13,7 @@ from work_stores import Hand, Opened, draft, embedded_work, run
 from holdfast.errors import BadSetting
 from holdfast.work.contract import Query, TransactionEnded
 from holdfast.work.inbox import received
-from holdfast.work.job import Draft
+from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue
 
 
@@ -56,9 +56,9 @@ def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
     async def body(o: Opened) -> None:
         store: Any = o.store
         async with store.transaction() as db:
-            assert await received(db, "shop", "1", Draft("Order", b"{}"))
+            assert await received(db, "shop", "1", JobDraft("Order", b"{}"))
         async with store.transaction() as db:
-            assert not await received(db, "shop", "1", Draft("Order", b"{}"))
+            assert not await received(db, "shop", "1", JobDraft("Order", b"{}"))
         assert len(await store.find(Query())) == 1
 
     check(opened, body)

@@ -10,10 +10,10 @@ from powercuts import Cuts, Synchronous
 from work_stores import Hand, draft
 
 from holdfast.sqlite.database import SqliteSettings
-from holdfast.verify.powercut import Disk
-from holdfast.webhooks.contract import Endpoint
+from holdfast.verify.powercut import FaultyDisk
+from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Mark, Query
+from holdfast.work.contract import Query, ReaderMark
 from holdfast.work.job import State
 from holdfast.work.sqlite import SqliteWork
 
@@ -38,7 +38,7 @@ async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) 
     while True:
         drafts = [draft(f"s{rng.randrange(4)}", payload=f"{number + n}".encode()) for n in range(rng.choice((1, 2, 7)))]
         number += len(drafts)
-        seqs = await store.enqueue(drafts, Mark(READER, number))
+        seqs = await store.enqueue(drafts, ReaderMark(READER, number))
         told.enqueued.update((seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True))
         told.position = number
         got = await hand.turn(8, starting=8)
@@ -54,7 +54,7 @@ async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) 
 async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int]:
     """How many jobs were acknowledged before one cut, and how many promises about them are broken after it."""
     rng, told = random.Random(seed), Told()
-    disk = Disk(f"work-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
+    disk = FaultyDisk(f"work-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
     settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
     with disk.until_the_cut():
         store = await SqliteWork.open(folder / "work.db", settings=settings, vfs=disk.name)
@@ -96,8 +96,8 @@ def test_control_without_a_sync_per_commit_power_cuts_do_lose_jobs(tmp_path: Pat
 
 async def endpoint_cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int]:
     """Endpoints added, disabled and removed before one cut, and how many of them are not as was answered."""
-    rng, known = random.Random(seed), dict[str, Endpoint]()
-    disk = Disk(f"webhooks-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
+    rng, known = random.Random(seed), dict[str, WebhookEndpoint]()
+    disk = FaultyDisk(f"webhooks-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
     settings = SqliteSettings(synchronous=synchronous, readers=1)
     asked, answered = "", 0
     with disk.until_the_cut():
@@ -106,7 +106,7 @@ async def endpoint_cut(folder: Path, seed: int, synchronous: Synchronous) -> tup
             while True:
                 asked = f"ep_{answered}" if rng.random() < 0.6 or not known else rng.choice(sorted(known))
                 if asked not in known:
-                    endpoint = Endpoint(asked, "acme", "https://example.com/", "whsec_", "", "2026-01-01")
+                    endpoint = WebhookEndpoint(asked, "acme", "https://example.com/", "whsec_", "", "2026-01-01")
                     await endpoints.add(endpoint)
                     known[asked] = endpoint
                 else:

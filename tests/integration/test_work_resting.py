@@ -13,18 +13,18 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
 from holdfast.verify.virtual import LoopClock
 from holdfast.verify.virtual import run as run_virtual
-from holdfast.work.contract import Claimed, Report, Want
+from holdfast.work.contract import Claimed, ClaimRequest, Report
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.memory import MemoryWork
-from holdfast.work.sqlite.embedded import EmbeddedSeat
+from holdfast.work.sqlite.embedded import EmbeddedSession
 
 
 class Order(msgspec.Struct):
     number: int
 
 
-class Uncertain(EmbeddedSeat):
+class Uncertain(EmbeddedSession):
     """A seat whose last beat may be too old."""
 
     certain = True
@@ -35,7 +35,7 @@ class Uncertain(EmbeddedSeat):
     def may_start(self) -> bool:  # type: ignore[override]
         return self.certain
 
-    async def process(self, report: Report, want: Want) -> Claimed:
+    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
         claimed = await super().process(report, want)
         self.handed(claimed)
         return claimed
@@ -105,12 +105,12 @@ def test_an_idle_worker_polls_ever_more_rarely_and_at_once_after_news() -> None:
     run_virtual(main())
 
 
-class Failing(EmbeddedSeat):
+class Failing(EmbeddedSession):
     """The first call with a report of this kind fails before anything is stored."""
 
     kind, failed = "", False
 
-    async def process(self, report: Report, want: Want) -> Claimed:
+    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
         if not self.failed and getattr(report, self.kind):
             self.failed = True
             raise Unavailable("the store is away")
@@ -169,12 +169,12 @@ def test_what_a_failing_job_released_passes_it_though_the_first_report_of_it_fai
     asyncio.run(main())
 
 
-class Stalling(EmbeddedSeat):
+class Stalling(EmbeddedSession):
     """The first call after it has handed out jobs takes two seconds, and fails."""
 
     handed_out = failed = False
 
-    async def process(self, report: Report, want: Want) -> Claimed:
+    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
         if self.handed_out and not self.failed:
             self.failed = True
             await asyncio.sleep(2)

@@ -19,7 +19,7 @@ from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.inbox import received
-from holdfast.work.job import Draft
+from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue
 from holdfast.work.postgres import PostgresWork
 
@@ -65,7 +65,7 @@ def test_the_three_roles_of_the_guide_are_enough_for_their_work(postgres_server:
                 if order["do"] == "fail" and ctx.job.attempt == 1:
                     raise TimeoutError
                 if order["do"] == "child":
-                    ctx.enqueue(Draft("order", b'{"stream":"c","do":"nothing"}', "c"))
+                    ctx.enqueue(JobDraft("order", b'{"stream":"c","do":"nothing"}', "c"))
                 await ctx.step(16, lambda: asyncio.sleep(0))
                 seen.append(order["do"])
                 if order["do"] == "transaction":
@@ -74,11 +74,11 @@ def test_the_three_roles_of_the_guide_are_enough_for_their_work(postgres_server:
 
             producer = await asyncpg.connect(urls["jobs_producer"])
             todo = ["nothing", "fail", "child", "transaction"]
-            drafts = [Draft("order", b'{"stream": "%s", "do": "%s"}' % (d.encode(), d.encode()), d) for d in todo]
+            drafts = [JobDraft("order", b'{"stream": "%s", "do": "%s"}' % (d.encode(), d.encode()), d) for d in todo]
             store = await PostgresWork.open(urls["jobs_worker"], server="this one")
             async with producer.transaction():
                 await enqueue(producer, *drafts)
-                assert await received(producer, "shop", "1", Draft("order", b'{"stream":"i","do":"inbox"}', "i"))
+                assert await received(producer, "shop", "1", JobDraft("order", b'{"stream":"i","do":"inbox"}', "i"))
             async with Worker(store, handlers, settings=WorkerSettings(balance_seconds=0.2)).running():
                 await until(lambda: len(seen) >= 5)
                 (failed,) = await store.find(Query())
@@ -86,7 +86,7 @@ def test_the_three_roles_of_the_guide_are_enough_for_their_work(postgres_server:
                 await until(lambda: len(seen) >= 6)
                 await until(lambda: _none_left(store))
             assert sorted(seen) == ["child", "fail", "inbox", "nothing", "nothing", "transaction"]
-            (dead,) = await store.enqueue([Draft("order", b"{}", "d")])
+            (dead,) = await store.enqueue([JobDraft("order", b"{}", "d")])
             assert await store.park([dead], by="ann", why="later") == 1
             assert await store.bury([dead], by="ann", why="never") == 1
             assert await store.replay(Query(), limit=10, by="ann", why="again") == 1
@@ -142,7 +142,7 @@ async def _only_the_granted_may_enqueue(urls: dict[str, str]) -> None:
     await owner.execute("REVOKE EXECUTE ON FUNCTION holdfast_work.enqueue FROM jobs_producer")
     producer = await asyncpg.connect(urls["jobs_producer"])
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await enqueue(producer, Draft("order", b"{}"))
+        await enqueue(producer, JobDraft("order", b"{}"))
     await owner.execute("GRANT EXECUTE ON FUNCTION holdfast_work.enqueue TO jobs_producer")
     nowhere = "SELECT holdfast_work.enqueue('{256}', '{NULL}', '{NULL}', '{order}', '{\"\"}', ARRAY[''::bytea], '{0}')"
     with pytest.raises(asyncpg.CheckViolationError, match="job_partition"):
@@ -179,10 +179,10 @@ def test_a_worker_opens_no_more_connections_than_the_guide_says(postgres_server:
                     await connection.fetchval("SELECT pg_sleep(0.01)")
 
             async with Worker(store, handlers, settings=WorkerSettings(concurrency=20)).running():
-                await store.enqueue([Draft("order", b"{}") for _ in range(100)])
+                await store.enqueue([JobDraft("order", b"{}") for _ in range(100)])
                 while not await _none_left(store):
                     await asyncio.gather(
-                        *(store.enqueue([Draft("other", b"{}", None, delay_seconds=9)]) for _ in "12345")
+                        *(store.enqueue([JobDraft("other", b"{}", None, delay_seconds=9)]) for _ in "12345")
                     )
                     most = max(most, await watcher.fetchval(here))
             await store.close()

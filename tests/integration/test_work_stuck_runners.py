@@ -15,7 +15,7 @@ from work_stores import embedded_work, postgres_work, until
 from holdfast.work.contract import Query
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, Reason, State
+from holdfast.work.job import JobDraft, Reason, State
 from holdfast.work.watchdog import EXIT_CODE
 
 SETTINGS = WorkerSettings(
@@ -44,8 +44,8 @@ def _handlers(ran: list[int], end: asyncio.Event) -> Handlers:
     return handlers
 
 
-def _good(count: int) -> list[Draft]:
-    return [Draft("Good", b"{}", f"stream-{n}") for n in range(count)]
+def _good(count: int) -> list[JobDraft]:
+    return [JobDraft("Good", b"{}", f"stream-{n}") for n in range(count)]
 
 
 def test_without_a_runner_a_worker_gives_up_its_streams_and_others_take_them(
@@ -59,7 +59,7 @@ def test_without_a_runner_a_worker_gives_up_its_streams_and_others_take_them(
         async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
             other = await PostgresWork.open(postgres_server.url)
             async with Worker(o.store, handlers, settings=SETTINGS).running():
-                stuck = await o.store.enqueue([Draft("Stuck", b"{}")] * STUCK)
+                stuck = await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
                 await until(lambda: "work.runners_exhausted" in caplog.text)
                 async with Worker(other, handlers, name="healthy", settings=SETTINGS).running():
                     await o.store.enqueue(_good(60))
@@ -80,7 +80,7 @@ def test_a_worker_takes_its_seat_again_when_a_stuck_handler_has_ended(
         ran, end = list[int](), asyncio.Event()
         opened = embedded_work(tmp_path / "work.db" if engine == "sqlite" else None)
         async with opened as o, Worker(o.store, _handlers(ran, end), settings=SETTINGS).running():
-            await o.store.enqueue([Draft("Stuck", b"{}")] * STUCK)
+            await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
             await until(lambda: "work.runners_exhausted" in caplog.text)
             await o.store.enqueue(_good(5))
             end.set()
@@ -118,7 +118,7 @@ asyncio.run(main(sys.argv[1]))
 def test_where_a_stuck_loop_ends_the_process_so_do_stuck_runners(tmp_path: Path) -> None:
     async def main() -> None:
         async with embedded_work(tmp_path / "work.db") as o:
-            stuck = await o.store.enqueue([Draft("Stuck", b"{}")] * STUCK)
+            stuck = await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
             pipe = asyncio.subprocess.PIPE
             child = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", CHILD, str(tmp_path / "work.db"), stderr=pipe
@@ -174,7 +174,7 @@ def test_a_handler_that_cancels_every_task_while_connections_are_lost_costs_no_s
                 await o.store.enqueue(_good(5))
                 await until(lambda: len(ran) == 5)
                 seat = await admin.fetchval(SEATS)
-                await o.store.enqueue([Draft("Hostile", b"{}")])
+                await o.store.enqueue([JobDraft("Hostile", b"{}")])
                 await ended.wait()
                 await asyncio.gather(*asking, return_exceptions=True)
                 async with asyncio.timeout(10), AsyncExitStack() as stack:

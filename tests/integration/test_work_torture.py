@@ -22,9 +22,9 @@ from work_child import Deed
 from work_stores import postgres_work
 
 from engines import Server
-from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.work.contract import Query, WorkStore
-from holdfast.work.job import Draft, Reason
+from holdfast.work.job import JobDraft, Reason
 from holdfast.work.outbox import enqueue
 
 CHILD = Path(__file__).resolve().parents[1] / "support" / "work_child.py"
@@ -33,8 +33,8 @@ NOBODY_DIES = 60.0
 """Who is held up for a moment, among eight that start at once on a busy machine, is not taken for dead."""
 
 
-def deed(stream: str, **what: Any) -> Draft:
-    return Draft("Deed", msgspec.json.encode(Deed(stream, **what)), stream)
+def deed(stream: str, **what: Any) -> JobDraft:
+    return JobDraft("Deed", msgspec.json.encode(Deed(stream, **what)), stream)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Yard:
         self.children.append(child)
         return child
 
-    async def enqueue(self, *drafts: Draft) -> list[int]:
+    async def enqueue(self, *drafts: JobDraft) -> list[int]:
         seqs = await self.store.enqueue(drafts)
         self.history.enqueued += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)]
         return seqs
@@ -73,7 +73,7 @@ class Yard:
 
     async def verdict(self, *, runs: bool = False) -> None:
         rows = await self.connection.fetch("SELECT stream, seq, fence FROM effects ORDER BY id")
-        self.history.effects = [Effect(*row) for row in rows]
+        self.history.effects = [EffectSeen(*row) for row in rows]
         self.history.runs = self.runs() if runs else []
         verdict = effects_once_in_order(self.history)
         assert verdict.ok, str(verdict)

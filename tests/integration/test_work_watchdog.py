@@ -19,7 +19,7 @@ from holdfast.work import watchdog
 from holdfast.work.contract import Query, Report
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Action, Draft, Reason, State, Verdict
+from holdfast.work.job import FailureAction, FailureVerdict, JobDraft, Reason, State
 from holdfast.work.memory import MemoryWork
 from holdfast.work.watchdog import EXIT_CODE, Watchdog
 
@@ -65,7 +65,7 @@ def test_a_stuck_loop_ends_its_process_with_70_and_the_reason_is_recorded(
     async def body() -> None:
         async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
             payload = b'{"inside":%s}' % inside.encode()
-            innocent, stuck = await o.store.enqueue([Draft("Wait", b"{}"), Draft("Stuck", payload)])
+            innocent, stuck = await o.store.enqueue([JobDraft("Wait", b"{}"), JobDraft("Stuck", payload)])
             pipe = asyncio.subprocess.PIPE
             child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, where, stderr=pipe)
             _, told = await asyncio.wait_for(child.communicate(), 60)
@@ -112,7 +112,9 @@ def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
                 assert hand.jobs[seq].crashes == crashes
                 failed = hand.failure(seq)
                 if crashes == 2:
-                    failed = replace(failed, verdict=Verdict(Action.DEAD, Reason.POISON_MESSAGE, strike=True))
+                    failed = replace(
+                        failed, verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True)
+                    )
                 await asyncio.to_thread(hand.seat.give_up, Report(failed=[failed]), seq)
                 await o.kill(hand.seat)
             (dead,) = await o.store.dead(Query())
@@ -131,7 +133,7 @@ def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:
             loop = asyncio.get_running_loop()
             failures.append(worker._runner.culprit(loop, 30, "the stack"))
 
-        await store.enqueue([Draft("Stuck", b"{}"), Draft("Stuck", b"{}")])
+        await store.enqueue([JobDraft("Stuck", b"{}"), JobDraft("Stuck", b"{}")])
         store._db.execute("UPDATE job SET crashes = 2 WHERE seq = 2")
         async with worker.running():
             await until(lambda: len(failures) == 2)
@@ -218,7 +220,7 @@ def test_a_handler_that_ends_its_process_is_a_crash_of_its_job(
 
     async def body() -> None:
         async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
-            (seq,) = await o.store.enqueue([Draft("Exit", b"{}")])
+            (seq,) = await o.store.enqueue([JobDraft("Exit", b"{}")])
             child = await asyncio.create_subprocess_exec(sys.executable, "-c", EXITS, where)
             assert await asyncio.wait_for(child.wait(), 60) == 3
             async with Worker(o.store, Handlers(), settings=WorkerSettings(poll_max_seconds=0.05)).running():

@@ -19,11 +19,11 @@ from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run, 
 from engines import Server
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
 from holdfast.resilience import BreakerSettings
-from holdfast.work.contract import Claimed, Query, Report, Want
+from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Action, Draft, OnFailure, Policies, Reason, Stage, State
+from holdfast.work.job import FailureAction, JobDraft, OnFailure, Policies, Reason, Stage, State
 from holdfast.work.outbox import enqueue
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
@@ -513,8 +513,8 @@ def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
             seat = await join(name)
             plain = seat.process
 
-            async def process(report: Report, want: Want) -> Claimed:
-                put_off.extend(f.seq for f in report.failed if f.verdict.action is Action.POSTPONE)
+            async def process(report: Report, want: ClaimRequest) -> Claimed:
+                put_off.extend(f.seq for f in report.failed if f.verdict.action is FailureAction.POSTPONE)
                 return await plain(report, want)
 
             seat.process = process  # type: ignore[method-assign]
@@ -586,7 +586,7 @@ def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(postgres_ser
             seat = await join(name)
             process = seat.process
 
-            async def listen(report: Report, want: Want) -> Claimed:
+            async def listen(report: Report, want: ClaimRequest) -> Claimed:
                 nonlocal calls
                 calls += 1
                 claimed = await process(report, want)
@@ -626,8 +626,8 @@ def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is
                 sent.append((address, ctx.job.payload, ctx.key))
 
         handlers.carry("topic", Topic())
-        drafts = [Draft("OrderPlaced", str(n).encode(), "o1", "topic:orders:eu") for n in range(3)]
-        seqs = await o.store.enqueue([*drafts, Draft("OrderPlaced", b"", None, "fax:17")])
+        drafts = [JobDraft("OrderPlaced", str(n).encode(), "o1", "topic:orders:eu") for n in range(3)]
+        seqs = await o.store.enqueue([*drafts, JobDraft("OrderPlaced", b"", None, "fax:17")])
         policies = Policies.preset("seed").with_type("OrderPlaced", base_seconds=0.02)
         async with Worker(o.store, handlers, settings=QUICK, policies=policies).running():
             await until(lambda: len(sent) == 3)
@@ -900,7 +900,7 @@ def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_
             seat = await join(name)
             process = seat.process
 
-            async def listen(report: Report, want: Want) -> Claimed:
+            async def listen(report: Report, want: ClaimRequest) -> Claimed:
                 running.update(report.running)
                 return await process(report, want)
 
@@ -960,7 +960,7 @@ def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_
             seat: Any = await join(name)
             process = seat.process
 
-            async def looking(report: Report, want: Want) -> Claimed:
+            async def looking(report: Report, want: ClaimRequest) -> Claimed:
                 nonlocal looks
                 looks += 1
                 return await process(report, want)  # type: ignore[no-any-return]

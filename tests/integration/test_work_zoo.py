@@ -25,7 +25,7 @@ from holdfast.work.contract import JobGone, LeaseLost, Query, RunEnded
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, Reason, Stage, State
+from holdfast.work.job import JobDraft, Reason, Stage, State
 
 RUNNERS = 6
 BATCH = 300
@@ -199,9 +199,9 @@ def nothing() -> Any:
     return asyncio.sleep(0)
 
 
-def changed(**values: Any) -> Draft:
+def changed(**values: Any) -> JobDraft:
     """A draft that was changed behind its own back after it was checked."""
-    draft = Draft("Good", b'{"number":1}', "s")
+    draft = JobDraft("Good", b'{"number":1}', "s")
     for name, value in values.items():
         object.__setattr__(draft, name, value)
     return draft
@@ -210,7 +210,7 @@ def changed(**values: Any) -> Draft:
 # Wrong arguments, refused where they are given.
 
 
-@case(of=["payload", None, {"type": "Good"}, b"{}", 5, Draft], says="enqueued as a Draft")
+@case(of=["payload", None, {"type": "Good"}, b"{}", 5, JobDraft], says="enqueued as a Draft")
 async def enqueues_no_draft(zoo: Zoo, ctx: Context, value: Any) -> None:
     ctx.enqueue(value)
 
@@ -226,12 +226,12 @@ async def enqueues_no_draft(zoo: Zoo, ctx: Context, value: Any) -> None:
     says="InvalidArgument",
 )  # fmt: skip
 async def drafts_nonsense(zoo: Zoo, ctx: Context, value: dict[str, Any]) -> None:
-    ctx.enqueue(Draft(**{"type": "Good", "payload": b"{}", **value}))
+    ctx.enqueue(JobDraft(**{"type": "Good", "payload": b"{}", **value}))
 
 
 @case(ends=Reason.VALIDATION_FAILURE, says="bytes")
 async def drafts_a_payload_beyond_the_bound(zoo: Zoo, ctx: Context) -> None:
-    ctx.enqueue(Draft("Good", bytes(2 << 20)))
+    ctx.enqueue(JobDraft("Good", bytes(2 << 20)))
 
 
 @case(of=["8", 3, 0, -1, 2**70, 32768, True, 8.0, None, float("nan"), [8]], says="is no stage")
@@ -263,13 +263,13 @@ async def releases_too_many(zoo: Zoo, ctx: Context) -> None:
 @case(says="at most")
 async def enqueues_too_many(zoo: Zoo, ctx: Context) -> None:
     for _ in range(2000):
-        ctx.enqueue(Draft("Good", b"{}"))
+        ctx.enqueue(JobDraft("Good", b"{}"))
 
 
 @case(says="at most")
 async def enqueues_too_much(zoo: Zoo, ctx: Context) -> None:
     for _ in range(20):
-        ctx.enqueue(Draft("Good", bytes(1 << 20)))
+        ctx.enqueue(JobDraft("Good", bytes(1 << 20)))
 
 
 # What passes by every check, refused by the store alone.
@@ -486,7 +486,7 @@ async def works_on_after_it_was_given_up(zoo: Zoo, ctx: Context) -> None:
     while zoo.loop.time() < started + 0.8:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.02)
-    for verb in (lambda: ctx.enqueue(Draft("Good", b"{}")), lambda: ctx.release(1), lambda: ctx.fence):
+    for verb in (lambda: ctx.enqueue(JobDraft("Good", b"{}")), lambda: ctx.release(1), lambda: ctx.fence):
         with pytest.raises(RunEnded):
             verb()
     with pytest.raises(RunEnded):
@@ -505,7 +505,7 @@ async def leaks_a_task_that_uses_its_context(zoo: Zoo, ctx: Context) -> None:
 
     async def enqueue() -> None:
         await ended.wait()
-        ctx.enqueue(Draft("Good", b"{}"))
+        ctx.enqueue(JobDraft("Good", b"{}"))
 
     async def transact() -> None:
         await ended.wait()
@@ -555,12 +555,12 @@ async def goes_on_after_its_transaction(zoo: Zoo, ctx: Context) -> None:
 async def enqueues_after_its_transaction(zoo: Zoo, ctx: Context) -> None:
     async with ctx.transaction():
         pass
-    ctx.enqueue(Draft("Good", b"{}"))
+    ctx.enqueue(JobDraft("Good", b"{}"))
 
 
 @case(says="not with ctx.enqueue")
 async def enqueues_before_its_transaction(zoo: Zoo, ctx: Context) -> None:
-    ctx.enqueue(Draft("Good", b"{}"))
+    ctx.enqueue(JobDraft("Good", b"{}"))
     async with ctx.transaction():
         pass
 
@@ -645,7 +645,7 @@ async def leaves_a_row_trace_on_the_connection(zoo: Zoo, ctx: Context) -> None:
 
 @case(says="RunEnded")
 async def uses_the_context_of_another_job(zoo: Zoo, ctx: Context) -> None:
-    zoo.other.enqueue(Draft("Good", b"{}"))
+    zoo.other.enqueue(JobDraft("Good", b"{}"))
 
 
 @case(says="RunEnded")
@@ -683,7 +683,7 @@ async def returns_fifty_megabytes(zoo: Zoo, ctx: Context) -> bytes:
 async def enqueues_as_much_as_it_may(zoo: Zoo, ctx: Context) -> None:
     filler = b'{"number":1,"filler":"' + b"x" * ((1 << 20) - 100) + b'"}'
     for _ in range(15):
-        ctx.enqueue(Draft("Good", filler))
+        ctx.enqueue(JobDraft("Good", filler))
 
 
 @case(ends=DONE)

@@ -21,15 +21,15 @@ from msgspec import structs
 from tally import tally
 
 from holdfast.limits.changes import RuleChange
-from holdfast.limits.counters.contract import Ask, Taken
-from holdfast.limits.feed import Feed
+from holdfast.limits.counters.contract import CounterRequest, CounterResponse
+from holdfast.limits.feed import RuleFeed
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
-from holdfast.limits.rules import Algorithm, Decision, Rule, RuleName, RuleSet, Snapshot
-from holdfast.limits.rulestore.contract import Head, Ring
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.rules import Algorithm, Decision, Rule, RuleName, RuleSet, RuleSnapshot
+from holdfast.limits.rulestore.contract import ChangeNotification, RuleLogHead
 from holdfast.verify import virtual
 from holdfast.verify.checkers.limits import (
-    Admitted,
+    AdmittedAmount,
     Bound,
     InForce,
     LimitsHistory,
@@ -67,7 +67,7 @@ class Reader:
     def _at(self) -> None:
         self.log.lag, self.log.away = min(self.lag, len(self.log.changes) - len(RULES)), self.away
 
-    async def head(self) -> Head:
+    async def head(self) -> RuleLogHead:
         self._at()
         head = await self.log.head()
         unseen = self.log.committed_at[head.seq :]  # a replica says how old what it has may be
@@ -78,13 +78,13 @@ class Reader:
         self._at()
         return await self.log.changes_after(seq, limit)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> RuleSnapshot:
         self._at()
         return await self.log.snapshot()
 
-    async def rings(self) -> AsyncIterator[Ring]:
-        held: list[Ring] = []
-        async for ring in self.log.bell.rings():
+    async def rings(self) -> AsyncIterator[ChangeNotification]:
+        held: list[ChangeNotification] = []
+        async for ring in self.log.bell.notifications():
             held.append(ring)
             if ring.seq and self.rng.random() < 0.4:
                 continue  # lost for now, perhaps told later and out of order
@@ -94,7 +94,7 @@ class Reader:
             held = held[:1] if self.rng.random() < 0.2 else []
 
 
-class ReplacingFeed(Feed):
+class ReplacingFeed(RuleFeed):
     """Control: a full sync replaces everything, so one from a lagging replica moves rules backwards."""
 
     async def sync(self) -> None:
@@ -103,13 +103,13 @@ class ReplacingFeed(Feed):
         self.cursor = (snapshot.epoch, snapshot.seq)
 
 
-class UpsertOnlyFeed(Feed):
+class UpsertOnlyFeed(RuleFeed):
     """Control: deletions do not travel, so deleted rules live on."""
 
     def _put(self, rules: RuleSet, by: str, names: Set[RuleName] | None = None) -> None:
         super()._put(RuleSet.of([structs.replace(r, deleted=False) for r in rules.all()], rules.epoch), by, names)
 
-    async def _take_snapshot(self, head: Head) -> None:
+    async def _take_snapshot(self, head: RuleLogHead) -> None:
         if self.cursor == (0, 0):
             await super()._take_snapshot(head)
 
@@ -132,7 +132,7 @@ class Node:
             world.counters,
             clock,
             LimiterSettings(lease_percent=LEASE_PERCENT),
-            place=Place(self.name),
+            place=NodeIdentity(self.name),
             file=world.disk / f"{self.name}.json",
         )
         self.feed = world.feed(self.reader, [self.reader], self._apply, clock, starts_with=world.rules)
@@ -155,7 +155,7 @@ class Node:
 
     def _apply(self, rules: RuleSet) -> None:
         self.limiter.use(rules)
-        stamps = {rule.name: rule.stamp for rule in rules.all() if not rule.deleted or self.world.feed is Feed}
+        stamps = {rule.name: rule.stamp for rule in rules.all() if not rule.deleted or self.world.feed is RuleFeed}
         now = asyncio.get_running_loop().time()
         self.world.history.in_force.append(InForce(self.name, now, rules.epoch, stamps))
 
@@ -171,7 +171,7 @@ class Undivided(Limiter):
 class Forgiving(Members):
     """Control: what slipped through before it was asked for is not charged."""
 
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+    async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         return await super().take([[structs.replace(ask, spent=0) for ask in entry] for entry in entries])
 
 
@@ -181,7 +181,7 @@ class World:
     def __init__(
         self,
         seed: int,
-        feed: type[Feed] = Feed,
+        feed: type[RuleFeed] = RuleFeed,
         limiter: type[Limiter] = Limiter,
         counters: type[Members] = Members,
         forgetful: bool = False,
@@ -275,12 +275,12 @@ class World:
         for _ in range(rng.randint(0, 30)):
             self._note("bob", await limiter.check("acme", "leased", "bob"))
         for _ in range(rng.randint(0, SOON_MAX)):
-            self._note("cid", limiter.check_soon("acme", "load", "cid"))
+            self._note("cid", limiter.check_optimistic("acme", "load", "cid"))
 
     def _note(self, subject: str, decision: Decision) -> None:
         """Whatever decided, and if it was that there is no rule."""
         if decision.allowed:
-            self.history.admitted.append(Admitted(subject, asyncio.get_running_loop().time(), 1))
+            self.history.admitted.append(AdmittedAmount(subject, asyncio.get_running_loop().time(), 1))
 
     async def _heal(self, nodes: list[Node]) -> None:
         self.counters.mood = "well"
@@ -291,13 +291,15 @@ class World:
         await asyncio.sleep(25)
         self.log.lag, self.log.away = 0, False
         truth = self.log.rules()
-        for node, rule in product(nodes, self.rules if self.feed is Feed else ()):
+        for node, rule in product(nodes, self.rules if self.feed is RuleFeed else ()):
             there = truth[rule.name]
             for subject in ("ann", "bob", "cid"):
                 decision = await node.limiter.check("acme", rule.resource, subject)
                 assert decision.rule_version == there.version, "a lost rule decides"
                 assert decision.degraded or decision.limit == there.limit, "a lost rule decides"
-        self.history.truth = {name: rule.stamp for name, rule in truth.items() if not rule.deleted or self.feed is Feed}
+        self.history.truth = {
+            name: rule.stamp for name, rule in truth.items() if not rule.deleted or self.feed is RuleFeed
+        }
 
     def bounds(self) -> dict[str, Bound]:
         """What each subject may have got at most.
@@ -368,7 +370,7 @@ def test_rules_converge_and_admission_is_bounded_whatever_happens() -> None:
 
 
 @pytest.mark.parametrize("broken", [ReplacingFeed, UpsertOnlyFeed])
-def test_a_broken_feed_turns_checker_13_red_and_no_other(broken: type[Feed]) -> None:
+def test_a_broken_feed_turns_checker_13_red_and_no_other(broken: type[RuleFeed]) -> None:
     verdicts = [judged(World(seed, broken), seed) for seed in range(5)]
     assert not all(rules.ok for rules, _ in verdicts), "the control was not noticed"
     assert all(admission.ok for _, admission in verdicts)
@@ -387,7 +389,7 @@ def test_counters_that_forgive_what_slipped_through_turn_checker_14_red_and_no_o
 
 
 def test_the_bound_finds_the_worst_stretch() -> None:
-    burst = [Admitted("a", 0.0, 5), Admitted("a", 1.0, 5), Admitted("a", 100.0, 9)]
+    burst = [AdmittedAmount("a", 0.0, 5), AdmittedAmount("a", 1.0, 5), AdmittedAmount("a", 100.0, 9)]
     assert most_over_rate(burst, 1.0) == 9
     assert most_over_rate(burst, 0.0) == 19
     assert most_over_rate([], 1.0) == 0

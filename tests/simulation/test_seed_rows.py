@@ -6,7 +6,7 @@ import pytest
 
 from holdfast import telemetry
 from holdfast.verify.checkers import check, red
-from holdfast.verify.checkers.weather import Weather
+from holdfast.verify.checkers.weather import FaultTimeline
 from holdfast.verify.controls import weather
 from holdfast.verify.controls.stores import UnpublishedDisk
 from holdfast.verify.faults import Odds
@@ -75,7 +75,7 @@ def test_clients_that_do_not_read_slow_nobody_elses_sends() -> None:
     warned = 0
     for seed in SEEDS:
         history = play(seed, Parts(options=weather(stalls=6, buffer_messages=5, sends_per_device=30)))
-        away = Weather(history)
+        away = FaultTimeline(history)
         for operation in history.operations:
             invoke, end = operation.invoke, operation.end
             assert end is not None

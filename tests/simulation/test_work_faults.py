@@ -16,11 +16,11 @@ import msgspec
 from tally import tally
 
 from holdfast.errors import InternalError, OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
 from holdfast.verify.moments import collected
 from holdfast.verify.results import Row
 from holdfast.verify.virtual import LoopClock, run
-from holdfast.work.contract import Claimed, Query, Report, Want
+from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Policies
@@ -47,7 +47,7 @@ class FaultyWork(MemoryWork):
         seat = await super().join(name)
         plain = seat.process
 
-        async def process(report: Report, want: Want) -> Claimed:
+        async def process(report: Report, want: ClaimRequest) -> Claimed:
             await asyncio.sleep(self._chance.uniform(0, 0.01))
             fate = self._chance.random()
             if fate < self._rate:
@@ -77,7 +77,7 @@ async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
                 raise ConnectionError("away")
             if rng.random() < 0.1:
                 raise rng.choice([RuntimeError("by chance"), ConnectionError("away"), TimeoutError()])
-            history.effects.append(Effect(deed.stream, ctx.job.seq, ctx.fence))
+            history.effects.append(EffectSeen(deed.stream, ctx.job.seq, ctx.fence))
             succeeded = True
         finally:
             history.runs.append(Ran(deed.stream, ctx.job.seq, "w", started, clock.monotonic(), succeeded))
@@ -141,7 +141,7 @@ def test_jobs_keep_their_place_whatever_the_store_does_and_whoever_dies() -> Non
 
 def without_repetitions(history: JobHistory) -> JobHistory:
     """The first effect of each job: whoever dies may repeat what it had in flight, if nothing makes it exactly once."""
-    first: dict[int, Effect] = {}
+    first: dict[int, EffectSeen] = {}
     for effect in history.effects:
         first.setdefault(effect.seq, effect)
     return JobHistory(history.enqueued, [], list(first.values()))

@@ -16,9 +16,9 @@ from typing import Any
 import apsw
 
 from holdfast.message import Acked, Draft, Message, Outcome, User
-from holdfast.store.changes import Act, Changed, CreateChat
+from holdfast.store.changes import CommandContext, CommandResult, CreateChat
 from holdfast.store.memory import MemoryStore
-from holdfast.store.plan import ChatLimits
+from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -29,11 +29,11 @@ PAGE = (100, 256 * 1024)
 _numbers = count(1)
 
 
-def act(actor: User = ANN, at: str = AT, **fields: Any) -> Act:
-    return Act(actor, at, f"msg_{next(_numbers)}", **fields)
+def act(actor: User = ANN, at: str = AT, **fields: Any) -> CommandContext:
+    return CommandContext(actor, at, f"msg_{next(_numbers)}", **fields)
 
 
-def operator(**fields: Any) -> Act:
+def operator(**fields: Any) -> CommandContext:
     return act(User("default", "op"), operator=True, **fields)
 
 
@@ -48,9 +48,9 @@ def acked(outcome: Outcome) -> Message:
 
 async def create(
     store: Any, *members: str, chat_id: str = "chat_a", creator: User = ANN, name: str = "Team"
-) -> Changed:
+) -> CommandResult:
     changed = await store.change(CreateChat(act(creator), chat_id, "group", name, members))
-    assert isinstance(changed, Changed)
+    assert isinstance(changed, CommandResult)
     return changed
 
 
@@ -68,7 +68,7 @@ async def fill(store: Any, many: int, chat_id: str = "chat_a") -> None:
 class MemoryRig:
     """The reference."""
 
-    limits: ChatLimits | None = None
+    limits: ChatSettings | None = None
 
     def __init__(self) -> None:
         self.store: MemoryStore | None = None
@@ -98,7 +98,7 @@ class MemoryRig:
 class SqliteRig:
     """The embedded store, in a directory of the test's own."""
 
-    limits: ChatLimits | None = None
+    limits: ChatSettings | None = None
     settings = SqliteSettings()
 
     def __init__(self, directory: Path) -> None:
@@ -137,7 +137,9 @@ class SqliteRig:
 Rig = MemoryRig | SqliteRig
 
 
-def on_every_store(scenario: Callable[..., Awaitable[None]], limits: ChatLimits | None = None) -> Callable[[Rig], None]:
+def on_every_store(
+    scenario: Callable[..., Awaitable[None]], limits: ChatSettings | None = None
+) -> Callable[[Rig], None]:
     """A test that runs ``scenario(store, rig)`` on each store."""
 
     def test(rig: Rig) -> None:

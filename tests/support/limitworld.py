@@ -9,11 +9,11 @@ from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.changes import RuleChange
-from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Taken
+from holdfast.limits.counters.contract import Adjustment, CounterRequest, CounterResponse, NodesAnnounced
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
-from holdfast.limits.rulestore.bell import Bell
-from holdfast.limits.rulestore.contract import Head, Ring
+from holdfast.limits.rules import Rule, RuleName, RuleSet, RuleSnapshot
+from holdfast.limits.rulestore.bell import LocalNotifications
+from holdfast.limits.rulestore.contract import ChangeNotification, RuleLogHead
 from holdfast.verify import virtual
 
 
@@ -29,7 +29,7 @@ class Log:
         self.lag = 0
         self.lag_seconds = 0.0
         self.snapshots = 0
-        self.bell = Bell()
+        self.bell = LocalNotifications()
         self.deaf = False
         self.forgettings: list[tuple[int, int]] = []
         """At which place of the log it forgot up to which: its changes, and the tombstones that are older."""
@@ -45,7 +45,7 @@ class Log:
         self.changes.append(RuleChange(seq, "update", rule, "olga", "", ""))
         self.committed_at.append(asyncio.get_running_loop().time())
         if ring:
-            self.bell.ring(Ring(self.epoch, seq, rule, self.store))
+            self.bell.notify(ChangeNotification(self.epoch, seq, rule, self.store))
         return rule
 
     def fail_over(self, lost: int) -> None:
@@ -71,20 +71,20 @@ class Log:
         last = {change.rule.name: change for change in self._seen()}
         return {n: c.rule for n, c in last.items() if not (c.rule.deleted and c.seq <= self._forgotten())}
 
-    async def head(self) -> Head:
-        return Head(self.epoch, len(self._seen()), RuleSet(self.rules()).digest, self.lag_seconds, self.store)
+    async def head(self) -> RuleLogHead:
+        return RuleLogHead(self.epoch, len(self._seen()), RuleSet(self.rules()).digest, self.lag_seconds, self.store)
 
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
         return [change for change in self._seen() if change.seq > max(seq, self._forgotten())][:limit]
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> RuleSnapshot:
         self.snapshots += 1
-        return Snapshot(self.epoch, len(self._seen()), tuple(self.rules().values()), store=self.store)
+        return RuleSnapshot(self.epoch, len(self._seen()), tuple(self.rules().values()), store=self.store)
 
-    def rings(self) -> AsyncIterator[Ring]:
+    def rings(self) -> AsyncIterator[ChangeNotification]:
         if self.deaf:
             raise Unavailable("deaf")
-        return self.bell.rings()
+        return self.bell.notifications()
 
 
 class Shared(MemoryCounters):
@@ -96,11 +96,11 @@ class Shared(MemoryCounters):
         super().__init__(virtual.LoopClock())
         self.mood = "well"
         self.delay = 0.001
-        self.calls: list[Sequence[Sequence[Ask]]] = []
+        self.calls: list[Sequence[Sequence[CounterRequest]]] = []
         self.adjustments: list[Adjustment] = []
         self.nodes = 1
 
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+    async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         self.calls.append(entries)
         await asyncio.sleep(self.delay)
         if self.mood == "away":
@@ -120,10 +120,10 @@ class Shared(MemoryCounters):
         self.adjustments += adjustments
         return await super().adjust(adjustments)
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         if self.mood != "well":
             raise Unavailable("away")
-        return Announced(self.nodes, (node, *(f"other {n}" for n in range(1, self.nodes))))
+        return NodesAnnounced(self.nodes, (node, *(f"other {n}" for n in range(1, self.nodes))))
 
 
 class Members(Shared):
@@ -133,10 +133,10 @@ class Members(Shared):
         super().__init__()
         self.members: dict[str, float] = {}
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         if self.mood != "well":
             raise Unavailable("away")
         now = asyncio.get_running_loop().time()
         self.members[node] = now + ttl_seconds
         alive = sorted(name for name, until in self.members.items() if until > now)
-        return Announced(len(alive), tuple(alive))
+        return NodesAnnounced(len(alive), tuple(alive))

@@ -16,18 +16,18 @@ from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids, timestamp
 from holdfast.errors import HoldfastError, Unauthorized
 from holdfast.gateway.connection import Connection
-from holdfast.gateway.contract import Plane
+from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
-from holdfast.gateway.limits import GatewayLimits
-from holdfast.ingest.durability import GuardedStore
+from holdfast.gateway.limits import GatewaySettings
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Message, User
 from holdfast.session.heartbeat import Transmission
-from holdfast.store.changes import Act, CreateChat, RemoveMember
+from holdfast.store.changes import CommandContext, CreateChat, RemoveMember
 from holdfast.store.contract import Store
-from holdfast.store.history import History
+from holdfast.store.history import ChatHistory
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock
 
@@ -107,10 +107,10 @@ class NoNeighbours:
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
 
-    def came(self, user: User) -> None:
+    def on_user_connected(self, user: User) -> None:
         self.events.append(("came", user.user_id))
 
-    def left(self, user: User) -> None:
+    def on_user_disconnected(self, user: User) -> None:
         self.events.append(("left", user.user_id))
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
@@ -151,13 +151,13 @@ class Bench:
     async def chat(self, *users: str) -> str:
         """A chat of these users; the first is its owner."""
         chat_id = self.ids.new("chat_")
-        act = Act(User(TENANT, users[0]), timestamp(self.clock.now()), self.ids.new("msg_"))
+        act = CommandContext(User(TENANT, users[0]), timestamp(self.clock.now()), self.ids.new("msg_"))
         await self.store.change(CreateChat(act, chat_id, "group", "a chat", users[1:]))
         return chat_id
 
     async def remove(self, chat_id: str, user_id: str) -> None:
         """An operator removes a member, and nobody here hears of it."""
-        act = Act(User(TENANT, "op"), timestamp(self.clock.now()), self.ids.new("msg_"), operator=True)
+        act = CommandContext(User(TENANT, "op"), timestamp(self.clock.now()), self.ids.new("msg_"), operator=True)
         await self.store.change(RemoveMember(act, chat_id, user_id))
 
 
@@ -184,7 +184,7 @@ def message(chat_id: str, sequence: int, **changes: Any) -> Message:
 
 @asynccontextmanager
 async def bench(
-    limits: GatewayLimits | None = None,
+    limits: GatewaySettings | None = None,
     store: Store | None = None,
     memory_budget_bytes: int = PLENTY,
     verify: Callable[[str], Principal] = verify,
@@ -193,14 +193,14 @@ async def bench(
     clock = LoopClock()
     ids = Ids(clock, random.Random(1))
     store = store or MemoryStore()
-    durability = GuardedStore(store, clock)
+    durability = StoreDurability(store, clock)
     intake = Intake(durability, clock, ids)
-    plane = Plane(
-        limits=limits or GatewayLimits(),
+    plane = GatewayDeps(
+        limits=limits or GatewaySettings(),
         clock=clock,
         ids=ids,
-        intake=intake,
-        history=History(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
+        sends=intake,
+        history=ChatHistory(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
         watermarks=Watermarks(durability, lambda moved: None),
         verify=verify,
         refusal=refusal,

@@ -20,25 +20,25 @@ from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.api.app import make_app
-from holdfast.api.deps import ApiSettings, Backup, Deps, PresenceView, Readiness
+from holdfast.api.deps import ApiDeps, ApiSettings, Backup, PresenceView, Readiness
 from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, ManualClock
 from holdfast.errors import Unavailable
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.intake import Intake
-from holdfast.limits.control import Control
+from holdfast.limits.control import RuleAdmin
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import Entrances
-from holdfast.limits.feed import Feed
+from holdfast.limits.entrances import EntryPoints
+from holdfast.limits.feed import RuleFeed
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.opening import LimitsPlane, LimitsSettings, opened
+from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
-from holdfast.sqlite.copies import Copied
-from holdfast.store.history import History, HistorySettings
+from holdfast.sqlite.copies import CopiedFile
+from holdfast.store.history import ChatHistory, HistorySettings
 from holdfast.store.memory import MemoryStore
-from holdfast.webhooks.plane import WebhookPlane, WorkPlane
+from holdfast.webhooks.plane import WebhookParts, WorkParts
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.wire.frames import Presence
 from holdfast.work.memory import MemoryWork
@@ -52,7 +52,7 @@ class Rest:
     """A client with every kind of credential at hand."""
 
     client: httpx.AsyncClient
-    deps: Deps
+    deps: ApiDeps
     store: MemoryStore
     clock: ManualClock
     online: dict[User, str]
@@ -128,25 +128,27 @@ class Away:
         return away
 
 
-def limits_by(clock: Clock, rules: Sequence[Rule] = ()) -> LimitsPlane:
+def limits_by(clock: Clock, rules: Sequence[Rule] = ()) -> LimitsParts:
     """Limits by these rules, which nobody can change."""
     limiter, away = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)), Away()
-    return LimitsPlane(limiter, Control(away, clock, "none"), Feed(Log(), [], limiter.use, clock), Entrances(limiter))
+    return LimitsParts(
+        limiter, RuleAdmin(away, clock, "none"), RuleFeed(Log(), [], limiter.use, clock), EntryPoints(limiter)
+    )
 
 
 @asynccontextmanager
 async def beside(
     folder: Path | None, clock: Clock, rules: Sequence[Rule]
-) -> AsyncIterator[tuple[LimitsPlane, WorkPlane]]:
+) -> AsyncIterator[tuple[LimitsParts, WorkParts]]:
     """Limits and work. Without a folder, which costs time, no rule and no webhook can be made."""
     if folder is None:
-        yield limits_by(clock, rules), WorkPlane(MemoryWork(), WebhookPlane(Away()), lambda: True)
+        yield limits_by(clock, rules), WorkParts(MemoryWork(), WebhookParts(Away()), lambda: True)
         return
     async with AsyncExitStack() as stack:
-        limits = await stack.enter_async_context(opened(LimitsSettings(), folder, starts_with=rules, clock=clock))
+        limits = await stack.enter_async_context(open_limits(LimitsSettings(), folder, starts_with=rules, clock=clock))
         endpoints = await SqliteEndpoints.open(folder / "webhooks.db")
         stack.push_async_callback(endpoints.close)
-        yield limits, WorkPlane(MemoryWork(), WebhookPlane(endpoints), lambda: True)
+        yield limits, WorkParts(MemoryWork(), WebhookParts(endpoints), lambda: True)
 
 
 @asynccontextmanager
@@ -162,7 +164,7 @@ async def serving(
     clock = ManualClock(1_700_000_000)
     ids = Ids(clock, random.Random(7))
     store = store or MemoryStore()
-    durability = GuardedStore(store, clock)
+    durability = StoreDurability(store, clock)
     revocations = RevocationsInForce(MemoryRevocations(clock), clock)
     await revocations.refresh()
     intake = Intake(durability, clock, ids, is_muted=revocations.is_muted)
@@ -182,13 +184,13 @@ async def serving(
         raise AssertionError("REST has no cursors with an epoch")
 
     async def backup() -> Backup:
-        return Backup("backups/one", 1, AT, [Copied("chats.db", 1, "00", 1, {"chats": 1})])
+        return Backup("backups/one", 1, AT, [CopiedFile("chats.db", 1, "00", 1, {"chats": 1})])
 
     async with beside(folder, clock, rules) as (limits, work):
-        deps = Deps(
+        deps = ApiDeps(
             durability=durability,
             sends=intake,
-            history=History(store, no_rollback, CursorProofs(b"test"), clock, reads),
+            history=ChatHistory(store, no_rollback, CursorProofs(b"test"), clock, reads),
             store=store,
             eraser=Eraser(store, durability, clock, revocations.condense),
             limits=limits,

@@ -9,7 +9,7 @@ from typing import Any
 from chats import create
 
 from holdfast.message import Acked, Draft, Message, Outcome, User, Watermark
-from holdfast.store.changes import Changed, Command
+from holdfast.store.changes import Command, CommandResult
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import SendBody
 
@@ -63,7 +63,7 @@ class ScriptedStore:
         await self._pass()
         return self.answer(group)
 
-    async def change(self, command: Command) -> Changed:
+    async def change(self, command: Command) -> CommandResult:
         self.commands.append(command)
         await self._pass()
         raise AssertionError("a test that changes chats uses the memory store")

@@ -30,12 +30,12 @@ from holdfast.client import ChatGone, ChatReset, ClientSettings, Message
 from holdfast.clock import SystemClock, timestamp
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import User
-from holdfast.store.changes import Act, CreateChat
+from holdfast.store.changes import CommandContext, CreateChat
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
-from holdfast.verify.history import Fault, Recorder
+from holdfast.verify.history import FaultWindow, Recorder
 from holdfast.verify.moments import read_marks
-from holdfast.verify.recorded import RecordedClient
+from holdfast.verify.recorded import RecordingClient
 from holdfast.verify.snapshot import note_log, note_store
 
 START_SECONDS_MAX = 90.0
@@ -165,7 +165,7 @@ class Supervisor:
             self._tokens = Tokens(TokenSettings(), shared_secret(secrets.jwt_secret.encode()), SystemClock())
             async with SqliteStore(state / CHATS_NAME) as store:
                 chat_id = f"chat_{len(self.chats)}"
-                act = Act(User(TENANT, users[0]), timestamp(time.time()), f"msg_{chat_id}")
+                act = CommandContext(User(TENANT, users[0]), timestamp(time.time()), f"msg_{chat_id}")
                 await store.change(CreateChat(act, chat_id, "group", "kills", users[1:]))
         self.chats[chat_id] = list(users)
         return chat_id
@@ -194,7 +194,7 @@ class Supervisor:
         self.serving_again.append(Again(now - self._dead_since, _cpu_seconds(self._life.pid), self._executed))
         (self.directory / ARMED).touch()  # from here on it may kill itself, and leave nothing to look at
         assert self._down_since is not None
-        self.record.note(Fault(at=self._down_since, until=now, plane="process", name="no server"))
+        self.record.note(FaultWindow(at=self._down_since, until=now, plane="process", name="no server"))
         self._down_since = None
         return True
 
@@ -270,7 +270,7 @@ class Person:
     def __init__(self, supervisor: Supervisor, user: str, directory: Path) -> None:
         self.user = user
         self.texts: dict[str, list[str]] = {}
-        self._client = RecordedClient(
+        self._client = RecordingClient(
             supervisor.url,
             supervisor.token(user),
             supervisor.record,

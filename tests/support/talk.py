@@ -10,9 +10,9 @@ from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.message import Acked, Cursor, Message, Page, ResumeRead, User
 from holdfast.session.effects import Close, Effect, Effects, Fetch, FetchResume
 from holdfast.session.heartbeat import Transmission
-from holdfast.session.limits import SessionLimits
+from holdfast.session.limits import SessionSettings
 from holdfast.session.session import Session
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.codec import ServerFrame, decode_server_frame
 from holdfast.wire.frames import (
     AnyClientFrame,
@@ -25,7 +25,7 @@ from holdfast.wire.frames import (
     SyncBody,
     SyncRequest,
 )
-from holdfast.wire.run import Run
+from holdfast.wire.run import EncodedRun
 
 AT = "2026-01-01T00:00:00.000Z"
 ANN = User("default", "ann")
@@ -37,8 +37,8 @@ def message(sequence: int, chat_id: str = "chat_1", content: str = "hello") -> M
     return Message(f"msg_{sequence}", chat_id, sequence, "text", "bob", f"c{sequence}", content, "text/plain", AT)
 
 
-def run(first: int, last: int | None = None, chat_id: str = "chat_1", content: str = "hello") -> Run:
-    return Run([message(sequence, chat_id, content) for sequence in range(first, (last or first) + 1)])
+def run(first: int, last: int | None = None, chat_id: str = "chat_1", content: str = "hello") -> EncodedRun:
+    return EncodedRun([message(sequence, chat_id, content) for sequence in range(first, (last or first) + 1)])
 
 
 def page(
@@ -83,7 +83,7 @@ class Talk:
     def __init__(
         self,
         chats: Mapping[str, Cursor] | None = None,
-        limits: SessionLimits | None = None,
+        limits: SessionSettings | None = None,
         *,
         expires_at: float | None = None,
         rng: random.Random | None = None,
@@ -93,7 +93,7 @@ class Talk:
         self.now = 0.0
         self.unsent = 0
         """What the transport has not passed on yet."""
-        self.limits = limits or SessionLimits()
+        self.limits = limits or SessionSettings()
         self.effects: list[Effect] = []
         self.session = Session(self.limits, "conn_1", principal, "phone", self.now, expires_at, rng)
         if established:
@@ -107,7 +107,7 @@ class Talk:
     def receive(self, frame: AnyClientFrame) -> list[Effect]:
         return self.do(self.session.receive(frame, self.now))
 
-    def deliver(self, run: Run) -> list[Effect]:
+    def deliver(self, run: EncodedRun) -> list[Effect]:
         return self.do(self.session.deliveries.deliver(run, self.now))
 
     def tick(self, seconds: float = 0.0) -> list[Effect]:
@@ -130,7 +130,7 @@ class Talk:
 
     def take(self, bytes_max: int = 1 << 30) -> list[ServerFrame]:
         frames = decoded(self.session.take(bytes_max))
-        self.do(self.session.taken(self.now))
+        self.do(self.session.on_written(self.now))
         return frames
 
     def read(self) -> list[object]:
@@ -147,7 +147,7 @@ class Talk:
         return sum(isinstance(effect, kind) for effect in self.effects)
 
     @property
-    def closing(self) -> Closing | None:
+    def closing(self) -> CloseReason | None:
         closes = [effect.closing for effect in self.effects if isinstance(effect, Close)]
         assert len(closes) <= 1
         return closes[0] if closes else None
@@ -155,7 +155,7 @@ class Talk:
     def pull(self, after: int, answer: Page) -> list[object]:
         """Ask for a page, have it read, take it."""
         self.receive(sync(after, chat_id=answer.chat_id, epoch=answer.epoch))
-        self.do(self.session.pulled(self.last(Fetch).token, answer, self.now))
+        self.do(self.session.on_page(self.last(Fetch).token, answer, self.now))
         return self.read()
 
     def live(self, through: int = 0, chat_id: str = "chat_1") -> Talk:
@@ -170,7 +170,7 @@ class Talk:
                 payload=ResumeBody({chat_id: CursorClaim(*cursor) for chat_id, cursor in cursors.items()}),
             )
         )
-        self.do(self.session.pulled(self.last(FetchResume).token, read, self.now))
+        self.do(self.session.on_page(self.last(FetchResume).token, read, self.now))
         return self.read()
 
 

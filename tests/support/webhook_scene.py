@@ -14,11 +14,11 @@ from aiohttp import web
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
-from holdfast.message import Entry, Message
-from holdfast.webhooks.contract import JOB_TYPE, Endpoint
-from holdfast.webhooks.delivery import Deliveries, WebhookSettings, recall_paces, with_webhooks
+from holdfast.message import LogEntry, Message
+from holdfast.webhooks.contract import JOB_TYPE, WebhookEndpoint
+from holdfast.webhooks.delivery import WebhookSender, WebhookSettings, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
-from holdfast.webhooks.reader import Reader
+from holdfast.webhooks.reader import WebhookReader
 from holdfast.webhooks.signing import new_secret
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import WorkStore
@@ -30,16 +30,16 @@ from holdfast.work.memory import MemoryWork
 SECRET = new_secret(bytes(range(32)))
 
 
-def entry(position: int, chat: str = "c1", tenant: str = "acme") -> Entry:
+def entry(position: int, chat: str = "c1", tenant: str = "acme") -> LogEntry:
     text = Message(f"msg_{position}", chat, position, "text", "alice", f"k{position}", "hi", "text/plain", "2026-01-01")
-    return Entry(position, tenant, 1, text)
+    return LogEntry(position, tenant, 1, text)
 
 
 @dataclass
 class Log:
     """A log that a test fills."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LogEntry] = field(default_factory=list)
     now: dict[tuple[str, int], Message | None] = field(default_factory=dict)
     """What became of messages since they were logged."""
     failing: int = 0
@@ -50,7 +50,7 @@ class Log:
     async def end(self) -> int:
         return self.entries[-1].position if self.entries else 0
 
-    async def read(self, after: int, limit: int) -> list[Entry]:
+    async def read(self, after: int, limit: int) -> list[LogEntry]:
         return [e for e in self.entries if e.position > after][:limit]
 
     async def wait(self, after: int) -> None:
@@ -122,10 +122,10 @@ class Scene:
     endpoints: SqliteEndpoints
     jobs: WorkStore
     log: Log
-    reader: Reader
+    reader: WebhookReader
 
-    async def add(self, url: str, tenant: str = "acme", endpoint_id: str = "ep_1") -> Endpoint:
-        endpoint = Endpoint(endpoint_id, tenant, url, SECRET, "", "2026-01-01")
+    async def add(self, url: str, tenant: str = "acme", endpoint_id: str = "ep_1") -> WebhookEndpoint:
+        endpoint = WebhookEndpoint(endpoint_id, tenant, url, SECRET, "", "2026-01-01")
         await self.endpoints.add(endpoint)
         return endpoint
 
@@ -145,9 +145,9 @@ async def scene(
     policies = with_webhooks(Policies()).with_type(JOB_TYPE, base_seconds=0.02, cap_seconds=0.05, **policy)
     handlers = Handlers()
     settings = settings or WebhookSettings(private_allowed=True, timeout_seconds=30)
-    async with Deliveries.opened(endpoints, log.find, clock, settings) as deliveries:
+    async with WebhookSender.opened(endpoints, log.find, clock, settings) as deliveries:
         deliveries.register(handlers)
-        reader = Reader(log, endpoints, jobs, clock)
+        reader = WebhookReader(log, endpoints, jobs, clock)
         quick = worker or WorkerSettings(concurrency=8, poll_max_seconds=0.02, balance_seconds=0.5)
         running = Worker(jobs, handlers, settings=quick, policies=policies)
         parking = Parking(endpoints, jobs, running.pause, running.group, clock, settings)

@@ -21,7 +21,7 @@ from holdfast.work.contract import WorkStore
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.handling import Context, Handlers
 from holdfast.work.job import Policies
-from holdfast.work.postgres import PostgresWork, SeatSettings
+from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
 from holdfast.work.sqlite import SqliteWork
 
 
@@ -38,7 +38,9 @@ async def opened(url: str, dead: float) -> WorkStore:
     if url.startswith("sqlite:"):
         return await SqliteWork.open(Path(url.removeprefix("sqlite:")))
     stuck = max(5.0, dead)
-    seat = SeatSettings(0.2, dead_after_seconds=dead, no_start_after_seconds=dead * 2 / 3, stuck_after_seconds=stuck)
+    seat = WorkerSessionSettings(
+        0.2, dead_after_seconds=dead, no_start_after_seconds=dead * 2 / 3, stuck_after_seconds=stuck
+    )
     return await PostgresWork.open(url, seat_settings=seat, connections_max=12)
 
 

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.work.contract import Claimed, Failed, Report, Rewound, Seat, Want, WorkStore
-from holdfast.work.job import PARTITIONS, Block, Draft, Failure, Job, Policies, Reason, decide
+from holdfast.work.contract import Claimed, ClaimRequest, Failed, Report, Rewound, WorkerSession, WorkStore
+from holdfast.work.job import PARTITIONS, Block, Failure, Job, JobDraft, Policies, Reason, decide
 from holdfast.work.memory import MemoryWork
 from holdfast.work.sqlite import SqliteWork
 
@@ -27,7 +27,7 @@ class Opened:
 
     store: WorkStore
     pass_time: Callable[[float], Awaitable[None]]
-    kill: Callable[[Seat], Awaitable[None]]
+    kill: Callable[[WorkerSession], Awaitable[None]]
     """End a seat as a crash would: nothing is reported, the lease runs out."""
 
 
@@ -47,11 +47,11 @@ def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
 
 @asynccontextmanager
 async def postgres_work(url: str, **seat: float):  # type: ignore[no-untyped-def]
-    from holdfast.work.postgres import PostgresWork, SeatSettings
+    from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
 
     connection = await asyncpg.connect(url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
-    store = await PostgresWork.open(url, seat_settings=SeatSettings(**{**QUICK, **seat}))
+    store = await PostgresWork.open(url, seat_settings=WorkerSessionSettings(**{**QUICK, **seat}))
 
     seats: list[Any] = []
     join = store.join
@@ -121,7 +121,7 @@ async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
 class Hand:
     """A worker by hand: it holds a seat and reports what the test says."""
 
-    seat: Seat
+    seat: WorkerSession
     policies: Policies = field(default_factory=lambda: Policies.preset("seed"))
     jobs: dict[int, Job] = field(default_factory=dict)
     rewound: Rewound = field(default_factory=Rewound)
@@ -151,7 +151,7 @@ class Hand:
     ) -> Claimed:
         rewound, self.rewound = self.rewound, Rewound()
         asked = {**dict.fromkeys(rewound.backlogs, 0), **(backlogs or {})}
-        wanted = Want(jobs=want, starting=starting, backlogs=asked)
+        wanted = ClaimRequest(jobs=want, starting=starting, backlogs=asked)
         claimed = await self.seat.process(Report(**report), wanted)
         claimed.backlog = [j for j in claimed.backlog if not any(b.holds(j.seq, j.type) for b in rewound.blocks)]
         self.jobs.update({job.seq: job for job in [*claimed.backlog, *claimed.jobs]})
@@ -167,8 +167,8 @@ class Hand:
         return Failed(seq, job.attempt, verdict, what, stages)
 
 
-def draft(stream: str | None = "s", type: str = "order", payload: bytes = b"{}", **more: Any) -> Draft:
-    return Draft(type, payload, stream, **more)
+def draft(stream: str | None = "s", type: str = "order", payload: bytes = b"{}", **more: Any) -> JobDraft:
+    return JobDraft(type, payload, stream, **more)
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:

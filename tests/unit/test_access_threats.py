@@ -15,7 +15,7 @@ from holdfast.api.deps import ApiSettings
 from holdfast.cli.app import app
 from holdfast.cli.reach import TOKEN_HOURS
 from holdfast.node.http import HEAD_SECONDS
-from holdfast.session.limits import Timeouts
+from holdfast.session.limits import TimeoutSettings
 from holdfast.store.rollbacks import RESETS_PER_MINUTE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def names_in(path: str) -> frozenset[str]:
 
 def test_the_times_that_the_page_gives_are_those_of_the_code() -> None:
     page = (ROOT / "SECURITY.md").read_text()
-    head, body, login = HEAD_SECONDS, ApiSettings().body_seconds_max, Timeouts().authentication_seconds
+    head, body, login = HEAD_SECONDS, ApiSettings().body_seconds_max, TimeoutSettings().authentication_seconds
     assert f"{head:g} s for the head of a request, {body:g} s for its body" in page and f"{login:g} s to auth" in page
     assert "last an hour unless another time is asked for" in page and NewToken("alice").ttl_seconds == 3600
     assert f"`holdfast token` {TOKEN_HOURS:g} hours" in page

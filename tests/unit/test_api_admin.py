@@ -14,7 +14,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import DiskFull, HoldfastError, InternalError, OutcomeUnknown, StateDirectory, Unavailable
 from holdfast.message import Chat, Draft, User
 from holdfast.store import decide
-from holdfast.store.changes import RETAIN_AT_ONCE, Act, Changed, Command, Retain
+from holdfast.store.changes import RETAIN_AT_ONCE, Command, CommandContext, CommandResult, Retain
 from holdfast.store.contract import Inspection
 from holdfast.store.memory import MemoryStore
 
@@ -134,7 +134,7 @@ class Slow(MemoryStore):
         self.clock.advance(self.seconds)
         return await super().chat(chat_id, reader)
 
-    async def change(self, command: Command) -> Changed:
+    async def change(self, command: Command) -> CommandResult:
         if isinstance(command, Retain):
             self.clock.advance(self.seconds)
         return await super().change(command)
@@ -282,7 +282,7 @@ class Unrecording(MemoryStore):
         super().__init__()
         self.error = error
 
-    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
         raise self.error
 
 

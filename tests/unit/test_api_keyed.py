@@ -10,7 +10,7 @@ from rest import AT, Rest, error_of, with_rest
 from holdfast.api.deps import ApiSettings, Backup
 from holdfast.api.routes import ENDPOINTS
 from holdfast.errors import OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.store.changes import Act
+from holdfast.store.changes import CommandContext
 from holdfast.store.memory import MemoryStore
 
 NEW_KEY = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
@@ -119,15 +119,15 @@ class Slow(MemoryStore):
         self.may_begin, self.begun = asyncio.Event(), asyncio.Event()
         self.may_end, self.given_back = asyncio.Event(), asyncio.Event()
 
-    async def begin(self, act: Act) -> str | None:
+    async def begin(self, act: CommandContext) -> str | None:
         self.begun.set()
         return await asyncio.shield(asyncio.ensure_future(self._begin_later(act)))
 
-    async def _begin_later(self, act: Act) -> str | None:
+    async def _begin_later(self, act: CommandContext) -> str | None:
         await self.may_begin.wait()
         return await super().begin(act)
 
-    async def keep(self, act: Act, answer: str | None) -> None:
+    async def keep(self, act: CommandContext, answer: str | None) -> None:
         if answer is None:
             await self.may_end.wait()
         await super().keep(act, answer)
@@ -188,7 +188,7 @@ def test_an_answer_that_cannot_be_kept_is_given_all_the_same_and_the_work_is_not
     backups = Backups()
 
     class Forgetful(MemoryStore):
-        async def keep(self, act: Act, answer: str | None) -> None:
+        async def keep(self, act: CommandContext, answer: str | None) -> None:
             raise Unavailable("the disk is full")
 
     async def scenario(rest: Rest) -> None:

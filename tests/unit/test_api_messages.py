@@ -14,8 +14,8 @@ from holdfast.api.deps import ApiSettings
 from holdfast.api.messages import _page
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Chat, Message, Outcome, Page, User, Watermark
-from holdfast.session.limits import Pages
-from holdfast.store.changes import Act, Retain
+from holdfast.session.limits import PageSettings
+from holdfast.store.changes import CommandContext, Retain
 from holdfast.store.history import HistorySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import SendBody
@@ -78,7 +78,7 @@ def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
         page = (await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0", rest.token("alice"))).json()
         assert 1 <= len(page["messages"]) < 4 and page["has_newer"]
 
-    with_rest(scenario, pages=Pages(max_bytes=9000))
+    with_rest(scenario, pages=PageSettings(max_bytes=9000))
 
 
 def test_the_limits_of_the_sockets_hold_over_rest() -> None:
@@ -88,13 +88,13 @@ def test_the_limits_of_the_sockets_hold_over_rest() -> None:
         assert len(page["messages"]) == 2 and page["has_newer"]
         assert error_of(await rest.send(chat, "x" * 11, "k")) == (413, "MESSAGE_TOO_LARGE")
 
-    with_rest(scenario, pages=Pages(max_messages=2), content_bytes_max=10)
+    with_rest(scenario, pages=PageSettings(max_messages=2), content_bytes_max=10)
 
 
 def test_a_page_of_a_chat_whose_beginning_was_deleted_knows_where_it_begins() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await chat_of(rest, 5)
-        act = Act(User("acme", "key_1"), "2026-01-01T00:00:00.000Z", "msg_1", operator=True)
+        act = CommandContext(User("acme", "key_1"), "2026-01-01T00:00:00.000Z", "msg_1", operator=True)
         await rest.store.change(Retain(act, chat, 3))
         page = (await rest.ask("GET", f"/v1/chats/{chat}/messages?after=2", rest.token("bob"))).json()
         assert [m["sequence"] for m in page["messages"]] == [3, 4, 5] and page["has_older"] is False

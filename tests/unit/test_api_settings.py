@@ -7,9 +7,9 @@ from rest import AT, SECRET, Rest, error_of, with_rest
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.clock import ManualClock
 from holdfast.message import Draft, User
-from holdfast.session.limits import Pages
+from holdfast.session.limits import PageSettings
 from holdfast.store.memory import MemoryStore
-from holdfast.store.plan import ChatLimits
+from holdfast.store.plan import ChatSettings
 
 YEAR = 365 * 86400
 
@@ -26,7 +26,7 @@ def test_a_token_lives_as_long_as_the_setting_allows() -> None:
 
 
 def test_a_chat_is_as_large_and_its_name_as_long_as_the_settings_allow() -> None:
-    limits = ChatLimits(members_max=2_000, members_at_creation_max=1_500, name_characters_max=300)
+    limits = ChatSettings(members_max=2_000, members_at_creation_max=1_500, name_characters_max=300)
 
     async def scenario(rest: Rest) -> None:
         alice, many = rest.token("alice"), [f"user{n}" for n in range(1_499)]
@@ -57,7 +57,7 @@ def test_a_page_has_as_many_messages_as_the_settings_allow_and_as_the_sockets_gi
         assert await page("?after=0&limit=4") == [1, 2, 3, 4]
         assert await page("?after=0&limit=5") == [1, 2, 3, 4]
 
-    with_rest(scenario, pages=Pages(default_messages=2, max_messages=4))
+    with_rest(scenario, pages=PageSettings(default_messages=2, max_messages=4))
 
 
 def test_more_than_the_usual_maximum_can_be_allowed() -> None:
@@ -68,4 +68,4 @@ def test_more_than_the_usual_maximum_can_be_allowed() -> None:
         path = f"/v1/chats/{chat}/messages?after=0&limit=600"
         assert len((await rest.ask("GET", path, rest.token("alice"))).json()["messages"]) == 600
 
-    with_rest(scenario, pages=Pages(max_messages=1_000))
+    with_rest(scenario, pages=PageSettings(max_messages=1_000))

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.cli import jobs, show
 from holdfast.cli.jobs import _in_portions, _one_by_one, _portions, _show_acts
-from holdfast.cli.reach import Reach
-from holdfast.cli.rest import Rest
+from holdfast.cli.reach import CliContext
+from holdfast.cli.rest import RestClient
 from holdfast.errors import NotFound
 
 
@@ -37,7 +37,7 @@ def test_every_named_dead_letter_is_asked_for_oldest_first_within_the_rate_thoug
                 raise NotFound("no such dead letter")
             return {"count": 1}
 
-    rest = cast(Rest, Server())
+    rest = cast(RestClient, Server())
     told = list[tuple[int, int | None]]()
     done = _one_by_one(rest, "replay", {"reason": "r"}, [4, 1, 2, 3, 3], rate, lambda *step: told.append(step))
     assert done == (3, [2])
@@ -60,7 +60,7 @@ def test_a_replay_of_many_tells_after_each_second_how_far_it_is(
             return {"count": body["limit"]}
 
     told = list[tuple[int, int | None]]()
-    rest, body = cast(Rest, Server()), {"reason": "r", **chosen}
+    rest, body = cast(RestClient, Server()), {"reason": "r", **chosen}
     assert _in_portions(rest, "replay", body, 2, lambda *step: told.append(step)) == 5
     assert told == [(2, in_all), (4, in_all), (5, in_all)]
 
@@ -73,7 +73,7 @@ def test_progress_is_for_people_at_a_terminal(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))  # which is how one tells rich whether it has a terminal
-    with show.progress(Reach(as_json=as_json)) as moved:
+    with show.progress(CliContext(as_json=as_json)) as moved:
         moved("3 enqueued again", 3, 5)
     out, err = capsys.readouterr()
     assert ("3 enqueued again" in err) is seen and out == ""
@@ -104,10 +104,10 @@ def test_a_terminal_folds_free_text_only(capsys: pytest.CaptureFixture[str], mon
 def test_acts_are_shown_with_how_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:
     act = {"number": 9, "at": "2026-11-17T10:00:00.000Z", "verb": "park", "target": "4711", "count": 1}
     found = {"acts": [{**act, "by": "ann", "why": "look at it"}], "next_before": 9}
-    _show_acts(cast(Reach, SimpleNamespace(as_json=False)), found)
+    _show_acts(cast(CliContext, SimpleNamespace(as_json=False)), found)
     told = capsys.readouterr().out
     assert "ann" in told and "look at it" in told and "--before 9" in told
-    _show_acts(cast(Reach, SimpleNamespace(as_json=True)), found)
+    _show_acts(cast(CliContext, SimpleNamespace(as_json=True)), found)
     assert msgspec.json.decode(capsys.readouterr().out) == found
-    _show_acts(cast(Reach, SimpleNamespace(as_json=False)), {"acts": [], "next_before": None})
+    _show_acts(cast(CliContext, SimpleNamespace(as_json=False)), {"acts": [], "next_before": None})
     assert capsys.readouterr().out == "No acts.\n"

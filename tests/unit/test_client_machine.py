@@ -15,21 +15,21 @@ from holdfast.client import (
     ChatGone,
     ChatJoined,
     ChatReset,
+    ClientEvent,
     ClientSettings,
     ConnectionChanged,
-    Event,
     SendRefused,
     Sent,
     Warned,
 )
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
+from holdfast.client.actions import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.chats import PASSED_OVER_SECONDS
 from holdfast.client.inbox import Inbox
 from holdfast.client.machine import Machine
-from holdfast.client.outbox import Entry, Outbox
+from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.errors import InternalError, NotAMember
 from holdfast.message import Message, Page
-from holdfast.session.effects import Delivered, Observed
+from holdfast.session.effects import Delivered, Emit
 from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
     Ack,
@@ -75,7 +75,7 @@ class Bench:
     def __init__(
         self,
         cursors: dict[str, CursorClaim] | None = None,
-        entries: Sequence[Entry] = (),
+        entries: Sequence[OutboxEntry] = (),
         settings: ClientSettings = SETTINGS,
         follow: set[str] | None = None,
         keeps: bool = True,
@@ -88,10 +88,10 @@ class Bench:
         if listens:
             self.machine.listen(self.now)
         self.keeps = keeps
-        self.actions: list[Action] = []
+        self.actions: list[MachineAction] = []
         self.kept: dict[str, CursorClaim | None] = {}
 
-    def do(self, actions: list[Action]) -> list[Action]:
+    def do(self, actions: list[MachineAction]) -> list[MachineAction]:
         self.actions += actions
         kept = [action for action in actions if isinstance(action, Keep)]
         self.kept.update((keep.chat_id, keep.cursor) for keep in kept)
@@ -110,29 +110,29 @@ class Bench:
         frames = self.open()
         return self.get(Resumed(chats, joined, gone), frames[-1].request_id)
 
-    def trickle(self, seconds: float, every: float = 1.0) -> list[Action]:
+    def trickle(self, seconds: float, every: float = 1.0) -> list[MachineAction]:
         """A frame comes in, so slowly that it is not whole at the end."""
-        actions: list[Action] = []
+        actions: list[MachineAction] = []
         for _ in range(round(seconds / every)):
             actions += self.pass_time(every)
             actions += self.do(self.machine.coming(self.now))
         return actions
 
-    def pass_time(self, seconds: float) -> list[Action]:
+    def pass_time(self, seconds: float) -> list[MachineAction]:
         self.now += seconds
         return self.do(self.machine.tick(self.now))
 
     def send(self, number: int, chat_id: str = "c") -> list[AnyClientFrame]:
         return written(self.do(self.machine.send(entry(number, chat_id), self.now)))
 
-    def take(self) -> Event | None:
+    def take(self) -> ClientEvent | None:
         taken = self.machine.inbox.take()
         if taken is None:
             return None
         self.do(self.machine.moved_past(*taken, self.now))
         return taken[0]
 
-    def take_all(self) -> list[Event]:
+    def take_all(self) -> list[ClientEvent]:
         return list(iter(self.take, None))
 
     def drop(self) -> None:
@@ -142,12 +142,12 @@ class Bench:
         return [frame for frame in written(self.actions) if isinstance(frame, kind)]
 
 
-def written(actions: list[Action]) -> list[AnyClientFrame]:
+def written(actions: list[MachineAction]) -> list[AnyClientFrame]:
     return [action.frame for action in actions if isinstance(action, Write)]
 
 
-def entry(number: int, chat_id: str = "c") -> Entry:
-    return Entry(f"k{number}", chat_id, f"text {number}", "text/plain")
+def entry(number: int, chat_id: str = "c") -> OutboxEntry:
+    return OutboxEntry(f"k{number}", chat_id, f"text {number}", "text/plain")
 
 
 def ack(number: int, chat_id: str = "c") -> MessageAck:
@@ -158,7 +158,7 @@ def at(sequence: int, epoch: int = 1) -> dict[str, CursorClaim]:
     return {"c": CursorClaim(epoch, sequence)}
 
 
-def sequences(events: Sequence[Event]) -> list[int]:
+def sequences(events: Sequence[ClientEvent]) -> list[int]:
     return [event.sequence for event in events if isinstance(event, Message)]
 
 
@@ -805,7 +805,7 @@ def test_a_session_whose_client_pulls_instead_of_acking_stays_open_and_counts_no
         talk.wait(PASSED_OVER_SECONDS)
         talk.receive(HeartbeatAck())
         talk.pull(number, talk_page(number, number))
-    assert talk.closing is None and talk.count(Delivered) == talk.count(Observed) == 0
+    assert talk.closing is None and talk.count(Delivered) == talk.count(Emit) == 0
 
 
 # Sending

@@ -6,14 +6,14 @@ import random
 
 from talk import message
 
-from holdfast.client.cursors import Copy
-from holdfast.client.outbox import Entry, Outbox
+from holdfast.client.cursors import ChatCopy
+from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.resilience import Backoff
 from holdfast.wire.frames import CursorClaim
 
 
 def test_what_found_no_room_is_not_marked_as_received() -> None:
-    copy = Copy(1, 0)
+    copy = ChatCopy(1, 0)
     assert [each.sequence for each in copy.take([message(n) for n in range(1, 6)], 7, room=2)] == [1, 2]
     assert copy.received == 2 and copy.heard == 7
     assert [each.sequence for each in copy.take([message(n) for n in range(1, 6)], 7, room=9)] == [3, 4, 5]
@@ -21,7 +21,7 @@ def test_what_found_no_room_is_not_marked_as_received() -> None:
 
 
 def test_the_cursor_on_disk_waits_for_the_application() -> None:
-    copy = Copy(1, 0)
+    copy = ChatCopy(1, 0)
     copy.take([message(1), message(2)], 3, room=9)
     assert copy.cursor == CursorClaim(1, 0)
     copy.move_past(1)
@@ -31,7 +31,7 @@ def test_the_cursor_on_disk_waits_for_the_application() -> None:
 
 
 def test_what_was_in_flight_leaves_first_on_the_next_connection() -> None:
-    entries = [Entry(f"k{n}", chat, "x", "text/plain") for n, chat in enumerate(["a", "b", "a"])]
+    entries = [OutboxEntry(f"k{n}", chat, "x", "text/plain") for n, chat in enumerate(["a", "b", "a"])]
     outbox = Outbox(entries, 1, Backoff(1, 16), random.Random(0))
     first = outbox.start(0.0, "r1")
     assert first == entries[0] and outbox.start(0.0, "r2") is None, "one at a time"

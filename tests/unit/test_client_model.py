@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.client import ChatGone, ChatReset, ClientSettings
-from holdfast.client.actions import Action, Drop, Keep, Settled, Write
+from holdfast.client.actions import Drop, Keep, MachineAction, Settled, Write
 from holdfast.client.machine import Machine
-from holdfast.client.outbox import Entry, Outbox
+from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.errors import NotAMember
 from holdfast.message import Message, Page
 from holdfast.wire.codec import (
@@ -136,7 +136,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
         self.connected = False
         self.disk_cursors: dict[str, CursorClaim] = {}
         self.disk_waits: deque[Keep] = deque()
-        self.disk_outbox: dict[str, Entry] = {}
+        self.disk_outbox: dict[str, OutboxEntry] = {}
         self.sent_order: dict[str, list[str]] = {chat_id: [] for chat_id in CHATS}
         self.shown: dict[str, list[Message]] = {chat_id: [] for chat_id in CHATS}
         self.start()
@@ -146,7 +146,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
         self.machine = Machine(SETTINGS, outbox, dict(self.disk_cursors), random.Random(1))
         self.machine.listen(self.now)
 
-    def do(self, actions: list[Action]) -> None:
+    def do(self, actions: list[MachineAction]) -> None:
         for action in actions:
             match action:
                 case Write(frame):
@@ -261,7 +261,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
     @rule(chat_id=chats)
     def client_sends(self, chat_id: str) -> None:
         self.number += 1
-        entry = Entry(f"a{self.number}", chat_id, f"text a{self.number}", "text/plain")
+        entry = OutboxEntry(f"a{self.number}", chat_id, f"text a{self.number}", "text/plain")
         self.disk_outbox[entry.client_message_id] = entry
         self.sent_order[chat_id].append(entry.client_message_id)
         self.do(self.machine.send(entry, self.now))

@@ -11,7 +11,7 @@ from holdfast.client.reconnect import Reconnect, Retry, Stop
 from holdfast.client.refusals import refusal
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, Unauthorized
 from holdfast.resilience import Backoff
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import ConnectionClosing, Error
 
 
@@ -19,12 +19,12 @@ def reconnect(can_renew: bool = True, seed: int = 1) -> Reconnect:
     return Reconnect(Backoff(1, 16), random.Random(seed), can_renew)
 
 
-def announced(closing: Closing, delay_ms: int = 0) -> ConnectionClosing:
+def announced(closing: CloseReason, delay_ms: int = 0) -> ConnectionClosing:
     return ConnectionClosing(closing.reason, closing.message, closing.reconnect_allowed, delay_ms, {})
 
 
-@pytest.mark.parametrize("closing", Closing, ids=lambda closing: closing.reason)
-def test_the_code_s_range_is_the_rule(closing: Closing) -> None:
+@pytest.mark.parametrize("closing", CloseReason, ids=lambda closing: closing.reason)
+def test_the_code_s_range_is_the_rule(closing: CloseReason) -> None:
     verdict = reconnect().closed(closing.code)
     assert isinstance(verdict, Retry if closing.code < 4500 else Stop)
 
@@ -58,7 +58,7 @@ def test_a_connection_that_lasted_makes_the_next_failure_a_first_one() -> None:
 
 def test_the_server_s_delay_is_taken_as_it_is_and_once() -> None:
     machine = reconnect()
-    machine.announced(announced(Closing.SERVER_SHUTDOWN, 12_345))
+    machine.announced(announced(CloseReason.SERVER_SHUTDOWN, 12_345))
     assert machine.closed(4000) == Retry(12.345, "server_shutdown")
     verdict = machine.closed(None)
     assert isinstance(verdict, Retry) and verdict.delay_seconds <= 2
@@ -69,10 +69,10 @@ def test_after_a_restart_that_was_announced_the_first_retry_comes_within_a_secon
     for _ in range(10):
         machine.closed(None)
     machine.lasted()
-    machine.announced(announced(Closing.SERVER_SHUTDOWN, 20))
+    machine.announced(announced(CloseReason.SERVER_SHUTDOWN, 20))
     assert machine.closed(4000) == Retry(0.02, "server_shutdown")
     assert machine.unreachable("it has not started yet").delay_seconds <= 1
-    machine.announced(announced(Closing.SERVER_SHUTDOWN, 20))
+    machine.announced(announced(CloseReason.SERVER_SHUTDOWN, 20))
     machine.closed(4000)
     assert max(machine.unreachable("and again").delay_seconds for _ in range(50)) > 1, "one that did not last counts"
 
@@ -85,7 +85,7 @@ def test_after_too_many_frames_a_client_stays_away_for_thirty_seconds_though_not
 
 def test_an_announced_end_without_reconnect_stops_whatever_the_code() -> None:
     machine = reconnect()
-    machine.announced(announced(Closing.UNAUTHORIZED))
+    machine.announced(announced(CloseReason.UNAUTHORIZED))
     verdict = machine.closed(None)
     assert isinstance(verdict, Stop) and isinstance(verdict.error, Unauthorized)
 
@@ -157,8 +157,8 @@ def test_a_refused_send_says_why_and_what_to_do(code: str) -> None:
     assert error.details == {"message": "a detail may have any name"}
 
 
-@pytest.mark.parametrize("closing", [c for c in Closing if not c.reconnect_allowed], ids=lambda c: c.reason)
-def test_a_connection_closed_for_good_says_why_and_what_to_do(closing: Closing) -> None:
+@pytest.mark.parametrize("closing", [c for c in CloseReason if not c.reconnect_allowed], ids=lambda c: c.reason)
+def test_a_connection_closed_for_good_says_why_and_what_to_do(closing: CloseReason) -> None:
     machine = reconnect()
     machine.announced(announced(closing))
     verdict = machine.closed(closing.code)

@@ -11,30 +11,30 @@ import apsw
 import pytest
 
 from holdfast.client.actions import Keep
-from holdfast.client.outbox import Entry
-from holdfast.client.state import FileState, Saved
+from holdfast.client.outbox import OutboxEntry
+from holdfast.client.state import FileState, SavedState
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory
 from holdfast.wire.frames import CursorClaim
 
 
-def entry(number: int, chat_id: str = "c") -> Entry:
-    return Entry(f"k{number}", chat_id, f"text {number}", "text/plain")
+def entry(number: int, chat_id: str = "c") -> OutboxEntry:
+    return OutboxEntry(f"k{number}", chat_id, f"text {number}", "text/plain")
 
 
 class Notes:
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[OutboxEntry] = []
         self.cursors: list[Keep] = []
         self.errors: list[HoldfastError] = []
 
-    def __call__(self, entries: Iterable[Entry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
+    def __call__(self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
         self.entries += entries
         self.cursors += cursors
         self.errors += [error] if error is not None else []
 
 
-def reopened(path: Path) -> Saved:
-    async def main() -> Saved:
+def reopened(path: Path) -> SavedState:
+    async def main() -> SavedState:
         state = FileState(path)
         saved = state.open(Notes())
         await state.close()
@@ -49,7 +49,7 @@ def test_what_was_kept_is_there_after_a_restart_in_the_order_of_the_calls(tmp_pa
     async def main() -> Notes:
         notes = Notes()
         state = FileState(path)
-        assert state.open(notes) == Saved()
+        assert state.open(notes) == SavedState()
         for number in range(20):
             state.put(entry(number))
         state.remove(entry(3))
@@ -76,7 +76,7 @@ def test_an_entry_is_on_disk_before_it_is_said_to_be(tmp_path: Path) -> None:
     async def main() -> None:
         seen: list[bool] = []
 
-        def written(entries: Iterable[Entry], *_: object) -> None:
+        def written(entries: Iterable[OutboxEntry], *_: object) -> None:
             copy = tmp_path / "copy.db"
             copy.write_bytes(path.read_bytes())
             copy.with_name("copy.db-wal").write_bytes(path.with_name("client.db-wal").read_bytes())
@@ -176,7 +176,7 @@ def test_a_failing_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
         state = FileState(tmp_path / "client.db")
         state.open(notes)
         state._db.execute("PRAGMA max_page_count = 5")
-        state.put(Entry("k", "c", "x" * 100_000, "text/plain"))
+        state.put(OutboxEntry("k", "c", "x" * 100_000, "text/plain"))
         await state.close()
         return notes
 
@@ -189,7 +189,7 @@ def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goe
         notes = Notes()
         state = FileState(tmp_path / "client.db")
         state.open(notes)
-        state.put(Entry("k", "c", "a lone \ud800", "text/plain"))
+        state.put(OutboxEntry("k", "c", "a lone \ud800", "text/plain"))
         await state.drain()
         assert [entry.client_message_id for entry in notes.entries] == ["k"]
         state.put(entry(1))
@@ -203,12 +203,12 @@ def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goe
 def test_a_file_that_was_cut_off_opens_as_new_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """SQLite takes an empty file for a new one, and so it may be: a crash can leave it so before anything was in it."""
     path = tmp_path / "client.db"
-    assert reopened(path) == reopened(path) == Saved() and caplog.messages == []
+    assert reopened(path) == reopened(path) == SavedState() and caplog.messages == []
     os.truncate(path, 0)
-    assert reopened(path) == Saved()
+    assert reopened(path) == SavedState()
     [line] = caplog.messages
     assert str(path) in line and "unsent messages" in line
-    assert reopened(path) == Saved() and len(caplog.messages) == 1
+    assert reopened(path) == SavedState() and len(caplog.messages) == 1
 
 
 def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path:
         await state.close()
 
     asyncio.run(main())
-    assert reopened(tmp_path / "client.db") == Saved(
+    assert reopened(tmp_path / "client.db") == SavedState(
         (), {"c": CursorClaim(1, 7), "d": CursorClaim(1, 2)}, {"device_id": "dev"}
     )
 

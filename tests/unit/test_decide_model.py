@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from holdfast.errors import ChatHalted, Forbidden, InvalidMessage, NotAMember, NotFound
 from holdfast.message import Chat, Member, Mute, Role, User
 from holdfast.store.changes import (
-    Act,
     AddMember,
     ChangeBan,
     ChangeMute,
     ChangeRole,
     Command,
+    CommandContext,
     CreateChat,
     HaltChat,
     RaiseEpoch,
@@ -26,9 +26,9 @@ from holdfast.store.changes import (
     RenameChat,
 )
 from holdfast.store.decide import decide
-from holdfast.store.plan import ChatLimits, Plan, Seen, joining, target_of
+from holdfast.store.plan import ChangePlan, ChatSettings, CommandInputs, joining, target_of
 
-LIMITS = ChatLimits(members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2, mutes_max=2)
+LIMITS = ChatSettings(members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2, mutes_max=2)
 USERS = st.sampled_from(["ann", "bob", "cyd", "dan", "eve"])
 ROLES = st.sampled_from(["owner", "admin", "member"])
 BY = st.tuples(USERS, st.booleans())
@@ -49,14 +49,14 @@ class ChatLife(RuleBasedStateMachine):
         self.acts = 0
         self.ask(CreateChat(self.act("ann", False), "c", "group", "Team", ["bob"]))
 
-    def act(self, user: str, operator: bool) -> Act:
+    def act(self, user: str, operator: bool) -> CommandContext:
         self.acts += 1
-        return Act(User("t", user), "now", f"m{self.acts}", operator=operator)
+        return CommandContext(User("t", user), "now", f"m{self.acts}", operator=operator)
 
-    def ask(self, command: Command) -> Plan | type[Exception]:
+    def ask(self, command: Command) -> ChangePlan | type[Exception]:
         """Decide as every store does, and apply the plan to the model."""
         actor, target = command.act.actor.user_id, target_of(command)
-        seen = Seen(
+        seen = CommandInputs(
             self.chat,
             actor=self.member(actor),
             target=self.member(target) if target else None,
@@ -111,8 +111,8 @@ class ChatLife(RuleBasedStateMachine):
         before, halted, muted = dict(self.members), self.halted, user in self.mutes
         kept = role == "owner" and self.operators_mute(by, user)
         said = self.ask(AddMember(self.act(*by), "c", user, role))
-        assert (user in self.mutes) is (muted and not (isinstance(said, Plan) and role == "owner"))
-        if isinstance(said, Plan):
+        assert (user in self.mutes) is (muted and not (isinstance(said, ChangePlan) and role == "owner"))
+        if isinstance(said, ChangePlan):
             assert by[1] or before[by[0]] in ("owner", "admin")
             if user in before:
                 assert before[user] == role and said.event is None and self.members == before
@@ -134,7 +134,7 @@ class ChatLife(RuleBasedStateMachine):
         allowed = user == by[0] or (user in before and self.outranks(by, before[user]))
         last_owner = before.get(user) == "owner" and [*before.values()].count("owner") == 1 and len(before) > 1
         said = self.ask(RemoveMember(self.act(*by), "c", user))
-        if isinstance(said, Plan):
+        if isinstance(said, ChangePlan):
             assert allowed and not last_owner and not halted
             assert self.members == {name: role for name, role in before.items() if name != user}
         else:
@@ -146,7 +146,7 @@ class ChatLife(RuleBasedStateMachine):
         before, halted = dict(self.members), self.halted
         kept = role == "owner" and self.operators_mute(by, user)
         said = self.ask(ChangeRole(self.act(*by), "c", user, role))
-        if isinstance(said, Plan):
+        if isinstance(said, ChangePlan):
             assert by[1] or before[by[0]] == "owner"
             assert self.members == {**before, user: role}
             assert (said.event is None) is (before[user] == role)
@@ -161,7 +161,7 @@ class ChatLife(RuleBasedStateMachine):
         before, halted = self.chat, self.halted
         said = self.ask(RenameChat(self.act(*by), "c", name))
         assert self.chat is not None and self.chat.name.isprintable() and 1 <= len(self.chat.name) <= 200
-        if isinstance(said, Plan):
+        if isinstance(said, ChangePlan):
             assert self.outranks(by, "member") and self.chat.name == name
             assert by[1] or by[0] not in self.mutes, "a name is heard by everybody"
             assert before is not None and (said.event is None) is (before.name == name)
@@ -175,7 +175,7 @@ class ChatLife(RuleBasedStateMachine):
         role = before.get(user, "member")
         allowed = self.outranks(by, role) and role != "owner" and (by[1] or by[0] != user)
         said = self.ask(ChangeBan(self.act(*by), "c", user, banned))
-        if isinstance(said, Plan):
+        if isinstance(said, ChangePlan):
             assert allowed and (user in self.banned) is banned and (said.event is None) is (was == banned)
             assert said.event is None or not halted
             assert self.members == {name: role for name, role in before.items() if name != user or not banned}
@@ -192,8 +192,8 @@ class ChatLife(RuleBasedStateMachine):
         kept = not muted and self.operators_mute(by, user)
         takes_over = muted and was and by[1] and not self.mutes[user].by_operator
         said = self.ask(ChangeMute(self.act(*by), "c", user, muted))
-        assert (user in self.mutes) is (muted if isinstance(said, Plan) else was)
-        if isinstance(said, Plan):
+        assert (user in self.mutes) is (muted if isinstance(said, ChangePlan) else was)
+        if isinstance(said, ChangePlan):
             assert allowed and not kept and (said.event is None) is (was == muted)
             assert not halted or (said.event is None and not takes_over)
         else:
@@ -204,7 +204,7 @@ class ChatLife(RuleBasedStateMachine):
     def halt(self, by: tuple[str, bool]) -> None:
         before = self.halted
         said = self.ask(HaltChat(self.act(*by), "c"))
-        assert isinstance(said, Plan) is by[1] and self.halted is (before or by[1])
+        assert isinstance(said, ChangePlan) is by[1] and self.halted is (before or by[1])
 
     @rule(by=BY, lost=st.booleans())
     def recover(self, by: tuple[str, bool], lost: bool) -> None:
@@ -213,7 +213,7 @@ class ChatLife(RuleBasedStateMachine):
         before, epoch, kept = self.highest, self.chat.epoch, self.counter
         self.counter = None if lost else kept
         said = self.ask(RecoverChat(self.act(*by), "c"))
-        if not isinstance(said, Plan):
+        if not isinstance(said, ChangePlan):
             assert not by[1]
             self.counter = kept
             return
@@ -226,7 +226,7 @@ class ChatLife(RuleBasedStateMachine):
         assert self.chat is not None
         epoch = self.chat.epoch
         said = self.ask(RaiseEpoch(self.act("ann", True), "c", epoch - behind))
-        assert isinstance(said, Plan) and self.chat.epoch == epoch + (behind == 0)
+        assert isinstance(said, ChangePlan) and self.chat.epoch == epoch + (behind == 0)
 
     @property
     def halted(self) -> bool:
@@ -249,6 +249,6 @@ TestChatLife.settings = settings(max_examples=40, deadline=None)
 def test_a_chat_whose_messages_were_all_retained_away_recovers_above_them() -> None:
     """With its counter lost and nothing stored, only the first sequence still tells which numbers were given."""
     chat = Chat("c", "t", "group", "Team", 1, 7, 8, "lost", "ann", "now")
-    act = Act(User("t", "ann"), "now", "m", operator=True)
-    plan = decide(RecoverChat(act, "c"), Seen(chat, counter=None, highest=0), LIMITS)
+    act = CommandContext(User("t", "ann"), "now", "m", operator=True)
+    plan = decide(RecoverChat(act, "c"), CommandInputs(chat, counter=None, highest=0), LIMITS)
     assert plan.counter == 7 and plan.chat.head == 7 and plan.chat.epoch == 2

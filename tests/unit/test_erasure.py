@@ -10,10 +10,10 @@ from rest import Rest, error_of, with_rest
 from holdfast.api.deps import ApiSettings
 from holdfast.errors import Unavailable
 from holdfast.message import User, Watermark
-from holdfast.store.changes import Changed, Command, Erase, HaltChat
+from holdfast.store.changes import Command, CommandResult, Erase, HaltChat
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.checkers.stored import acked_is_stored
-from holdfast.verify.history import Client, Ok, Recorder, Sighting, digest
+from holdfast.verify.history import ClientSeen, Ok, Recorder, Sighting, digest
 from holdfast.verify.snapshot import note_store
 
 BODY = {"tenant": "acme", "user_id": "alice", "reason": "ticket 4711"}
@@ -108,7 +108,7 @@ class Interrupted(MemoryStore):
         super().__init__()
         self._fail_at, self._steps = set(fail_at), 0
 
-    async def change(self, command: Command) -> Changed:
+    async def change(self, command: Command) -> CommandResult:
         if not isinstance(command, HaltChat) and command.act.operator:
             self._steps += 1
             if self._steps in self._fail_at:
@@ -138,7 +138,7 @@ class Slow(MemoryStore):
         super().__init__()
         self.clock: Any = None
 
-    async def change(self, command: Command) -> Changed:
+    async def change(self, command: Command) -> CommandResult:
         if isinstance(command, Erase):
             self.clock.advance(1)
         return await super().change(command)
@@ -171,7 +171,7 @@ def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
             await rest.send(chat, f"secret {n}", f"k{n}")
         await erase(rest)
         recorder = Recorder()
-        recorder.note(Client(client="a", user_id="alice", tenant="acme", device_id="d"))
+        recorder.note(ClientSeen(client="a", user_id="alice", tenant="acme", device_id="d"))
         for n in range(3):
             stored = (await rest.store.read_after(chat, n, 1, 1 << 20)).messages[0]
             op = recorder.invoke(0, "a", "send", chat, key=f"k{n}", digest=digest(f"secret {n}", "text/plain"))

@@ -16,11 +16,11 @@ from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
-from holdfast.fanout.fanout import Fanout, Surroundings
+from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.message import Cursor, Draft, Entry, Member, User
+from holdfast.message import Cursor, Draft, LogEntry, Member, User
 from holdfast.store.changes import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
@@ -65,7 +65,7 @@ class Log(MemoryEventLog):
     error: Exception | None = None
     bad: int | None = None
 
-    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
         if self.error is not None:
             raise self.error
         if self.bad is not None and after < self.bad:
@@ -90,7 +90,7 @@ class Bench:
         self.got: dict[str, list[tuple[str, int]]] = {"east": [], "west": []}
         for gateway in self.got:
             self.link.connect(gateway, lambda envelope, to=gateway: self.note(to, envelope))
-        around = Surroundings(
+        around = FanoutDeps(
             self.log, self.members, self.registry, self.link, self.letters, CursorProofs(b"test"), "east"
         )
         self.fanout = Fanout(around, LoopClock(), random.Random(1), max_poll_records=max_poll_records)

@@ -15,15 +15,15 @@ from chats import act
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
 
 from holdfast.clock import TURN_SECONDS
-from holdfast.fanout.attendance import Attendance
+from holdfast.fanout.attendance import PresenceReporter
 from holdfast.fanout.ephemeral import GATHER_SECONDS, Ephemeral, EphemeralSettings
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.message import Entry, Message, User, Watermark
+from holdfast.message import LogEntry, Message, User, Watermark
 from holdfast.store.changes import AddMember
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 from holdfast.verify.virtual import LoopClock, run
 
 
@@ -43,7 +43,7 @@ class Bench:
         self.clock = Working()
         self.seconds_of_a_push = 0.0
         self.store = MemoryStore()
-        self.plan = Plan(random.Random(1))
+        self.plan = FaultPlan(random.Random(1))
         store = faulty(self.store, self.plan)
         self.members = Members(store.members)
         self.ephemeral = Ephemeral(self.members, store.memberships, self.clock, settings)
@@ -86,9 +86,9 @@ def typing(user: User, active: bool, chat_id: str = CHAT) -> tuple[object, dict[
     return (chat_id, {"type": "typing", "chat_id": chat_id, "user_id": user.user_id, "active": active})
 
 
-def message(position: int, sender: User, chat_id: str = CHAT) -> Entry:
+def message(position: int, sender: User, chat_id: str = CHAT) -> LogEntry:
     text = Message(f"msg_{position}", chat_id, position, "text", sender.user_id, None, "hi", "text/plain", "now")
-    return Entry(position, sender.tenant, 1, text)
+    return LogEntry(position, sender.tenant, 1, text)
 
 
 def mark(user: User, delivered: int, read: int = 0, device: str = "phone", epoch: int = 1) -> Watermark:
@@ -418,11 +418,11 @@ def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> N
 HEARTBEAT_SECONDS = 20.0
 
 
-def attending(test: Callable[[Attendance, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds) -> None:
+def attending(test: Callable[[PresenceReporter, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds) -> None:
     async def main() -> None:
         bench, registry = Bench(), MemoryRegistry()
         bench.plan.odds = odds
-        attendance = Attendance("east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS)
+        attendance = PresenceReporter("east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS)
         task = asyncio.create_task(attendance.run())
         await asyncio.sleep(0)
         await test(attendance, registry, bench)
@@ -434,13 +434,13 @@ def attending(test: Callable[[Attendance, MemoryRegistry, Bench], Awaitable[None
 
 
 def test_the_registry_follows_who_comes_and_goes() -> None:
-    async def test(attendance: Attendance, registry: MemoryRegistry, _bench: Bench) -> None:
-        attendance.came(ANNA)
-        attendance.came(BELA)
-        attendance.left(ANNA)
+    async def test(attendance: PresenceReporter, registry: MemoryRegistry, _bench: Bench) -> None:
+        attendance.on_user_connected(ANNA)
+        attendance.on_user_connected(BELA)
+        attendance.on_user_disconnected(ANNA)
         await asyncio.sleep(0.01)
         assert await registry.gateways_of([ANNA, BELA]) == {"east": {BELA}}
-        attendance.came(ANNA)
+        attendance.on_user_connected(ANNA)
         await asyncio.sleep(0.01)
         assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA, BELA}}
 
@@ -448,11 +448,11 @@ def test_the_registry_follows_who_comes_and_goes() -> None:
 
 
 def test_a_registry_that_failed_is_told_again() -> None:
-    async def test(attendance: Attendance, registry: MemoryRegistry, bench: Bench) -> None:
-        attendance.came(ANNA)
-        attendance.came(BELA)
+    async def test(attendance: PresenceReporter, registry: MemoryRegistry, bench: Bench) -> None:
+        attendance.on_user_connected(ANNA)
+        attendance.on_user_connected(BELA)
         await asyncio.sleep(0.5)
-        attendance.left(BELA)
+        attendance.on_user_disconnected(BELA)
         await asyncio.sleep(0.5)
         assert await registry.gateways_of([ANNA, BELA]) == {}
         bench.plan.heal()
@@ -463,8 +463,8 @@ def test_a_registry_that_failed_is_told_again() -> None:
 
 
 def test_everybody_is_announced_again_each_heartbeat() -> None:
-    async def test(attendance: Attendance, registry: MemoryRegistry, _bench: Bench) -> None:
-        attendance.came(ANNA)
+    async def test(attendance: PresenceReporter, registry: MemoryRegistry, _bench: Bench) -> None:
+        attendance.on_user_connected(ANNA)
         await asyncio.sleep(1)
         await registry.withdraw("east", [ANNA])
         await asyncio.sleep(HEARTBEAT_SECONDS)

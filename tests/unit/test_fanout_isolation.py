@@ -22,18 +22,18 @@ from holdfast.clock import Ids
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import RecentDeadLetters
-from holdfast.fanout.fanout import Fanout, Surroundings
+from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.message import Acked, Cursor, Message, User
 from holdfast.resilience import BreakerState
-from holdfast.store.history import History
+from holdfast.store.history import ChatHistory
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 from holdfast.verify.virtual import LoopClock, run
 
 
@@ -50,12 +50,12 @@ class Planes:
         self.store.on_commit(self.log.committed)
         self.registry, self.link = MemoryRegistry(), LocalLink()
         rng = random.Random(1)
-        self.store_faults, self.log_faults = Plan(rng), Plan(rng)
-        self.registry_faults, self.link_faults = Plan(rng), Plan(rng)
-        self.durability = GuardedStore(faulty(self.store, self.store_faults), self.clock)
+        self.store_faults, self.log_faults = FaultPlan(rng), FaultPlan(rng)
+        self.registry_faults, self.link_faults = FaultPlan(rng), FaultPlan(rng)
+        self.durability = StoreDurability(faulty(self.store, self.store_faults), self.clock)
         self.intake = Intake(self.durability, self.clock, Ids(self.clock, rng))
-        self.history = History(self.store, self.never, CursorProofs(b"test"), self.clock)
-        around = Surroundings(
+        self.history = ChatHistory(self.store, self.never, CursorProofs(b"test"), self.clock)
+        around = FanoutDeps(
             log=faulty(self.log, self.log_faults),
             members=Members(faulty(self.store, self.store_faults).members),
             registry=faulty(self.registry, self.registry_faults),
@@ -359,7 +359,7 @@ def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> No
         assert counted() == [before[0] + 1, before[1] + 1, before[2]]
         proofs, ahead = CursorProofs(b"test"), Cursor(1, 99)
         raiser = EpochRaiser(planes.durability, planes.clock, Ids(planes.clock, random.Random(2)))
-        history = History(planes.store, raiser, proofs, planes.clock)
+        history = ChatHistory(planes.store, raiser, proofs, planes.clock)
         await history.sync(ANNA, "fine", ahead, 10, proof=proofs.of(ANNA.tenant, "fine", ahead))
         assert counted() == [number + 1 for number in before]
 

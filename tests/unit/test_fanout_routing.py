@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from scripted import ANNA, BELA, CHAT, CLEO
 
 from holdfast.fanout.gaps import Gaps
-from holdfast.fanout.routing import envelopes, legs, recipients, unheard
-from holdfast.message import Entry, Message, User
+from holdfast.fanout.routing import envelopes, legs, recipients, undeliverable
+from holdfast.message import LogEntry, Message, User
 from holdfast.store.changes import MembershipEvent
 
 
-def entry(position: int, sequence: int, chat_id: str = CHAT, content: str = "hello", kind: str = "text") -> Entry:
+def entry(position: int, sequence: int, chat_id: str = CHAT, content: str = "hello", kind: str = "text") -> LogEntry:
     message = Message(f"msg_{position}", chat_id, sequence, kind, "anna", None, content, "text/plain", "now")  # type: ignore[arg-type]
-    return Entry(position, "default", 1, message)
+    return LogEntry(position, "default", 1, message)
 
 
-def event(position: int, sequence: int, name: str, user: User | None, chat_id: str = CHAT) -> Entry:
+def event(position: int, sequence: int, name: str, user: User | None, chat_id: str = CHAT) -> LogEntry:
     content = msgspec.json.encode(MembershipEvent(name, user.user_id if user else None)).decode()
     return entry(position, sequence, chat_id, content, "event")
 
 
-def heard(entries: list[Entry], members: dict[str, frozenset[User]], user: User) -> list[int]:
+def heard(entries: list[LogEntry], members: dict[str, frozenset[User]], user: User) -> list[int]:
     """The sequences that reach a gateway which holds only this user."""
     made = envelopes(legs(entries, dict(members)).legs, {"gateway": frozenset({user})})
     return [m.sequence for e in made.values() for s in e.stretches for m in s.messages]
@@ -102,8 +102,8 @@ def test_an_unreadable_event_is_delivered_and_its_chat_is_to_be_loaded_anew() ->
 
 def test_messages_that_nobody_online_gets_are_counted() -> None:
     cut = legs([entry(1, 1, "a"), entry(2, 1, "b")], {"a": frozenset({ANNA}), "b": frozenset({BELA})})
-    assert unheard(cut.legs, {"g": {ANNA}}) == 1
-    assert unheard(cut.legs, {}) == 2
+    assert undeliverable(cut.legs, {"g": {ANNA}}) == 1
+    assert undeliverable(cut.legs, {}) == 2
 
 
 USERS = (ANNA, BELA, CLEO)

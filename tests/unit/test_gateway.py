@@ -17,15 +17,15 @@ from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.gateway.gateway import LINES_AT_ONCE, LINES_SECONDS
-from holdfast.gateway.limits import GatewayLimits
+from holdfast.gateway.limits import GatewaySettings
 from holdfast.message import Cursor, User
 from holdfast.session.effects import Effects
-from holdfast.session.limits import Backpressure, Outbound
+from holdfast.session.limits import BackpressureSettings, OutboundSettings
 from holdfast.session.session import Session
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry.metrics import REGISTRY
 from holdfast.verify.virtual import LoopClock, run
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Typing
 
@@ -198,7 +198,7 @@ def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_again() 
 
 def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_told_from_where_to_sync() -> None:
     async def story() -> None:
-        limits = GatewayLimits(backpressure=Backpressure(outbound=Outbound(max_buffer_messages=20)))
+        limits = GatewaySettings(backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20)))
         async with bench(limits) as parts:
             chat_id = await parts.chat("alice", "bob")
             socket = await live(parts, "alice")
@@ -513,7 +513,7 @@ def test_nobody_is_shed_for_what_a_closing_connection_still_holds() -> None:
 
 def test_a_drain_answers_open_requests_before_it_closes() -> None:
     async def story() -> None:
-        limits = replace(GatewayLimits(), reconnect_spread_seconds=10)
+        limits = replace(GatewaySettings(), reconnect_spread_seconds=10)
         async with bench(limits) as parts:
             chat_id = await parts.chat("alice")
             socket = await live(parts, "alice")
@@ -536,7 +536,7 @@ def test_after_a_restart_clients_return_at_five_hundred_a_second_within_the_spre
     connections: int, seconds: float
 ) -> None:
     async def story() -> None:
-        async with bench(GatewayLimits(reconnect_spread_seconds=2)) as parts:
+        async with bench(GatewaySettings(reconnect_spread_seconds=2)) as parts:
             sockets = [parts.connect(None) for _ in range(connections)]
             draining = asyncio.create_task(parts.gateway.drain())
             await settle()
@@ -603,7 +603,7 @@ def test_what_was_asked_before_the_hello_is_answered_before_the_close(drained: b
             socket.say("sync_request", "q1", chat_id="c", epoch=1, after_sequence=0)
             socket.say("heartbeat_ack")
             if drained:
-                socket.connection.close(Closing.SERVER_SHUTDOWN)
+                socket.connection.close(CloseReason.SERVER_SHUTDOWN)
             await asyncio.sleep(2)
             frames = socket.take()
             assert frames[-1]["type"] == "connection_closing"
@@ -741,7 +741,7 @@ def test_what_the_store_says_of_many_is_told_in_turns(ask: str, monkeypatch: pyt
 
 def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    head = Session.head
+    head = Session.on_head
 
     def counted(session: Session, chat_id: str, at: Cursor, now: float) -> Effects:
         told.append(chat_id)
@@ -833,7 +833,7 @@ def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
 
 def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_closed() -> None:
     async def story() -> None:
-        limits = GatewayLimits(backpressure=Backpressure(outbound=Outbound(max_buffer_messages=20)))
+        limits = GatewaySettings(backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20)))
         async with bench(limits) as parts:
             chat_id = await parts.chat("alice", "bob")
             socket = await live(parts, "alice")
@@ -860,11 +860,11 @@ def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() 
                 parts.connect(f"user_{n}")
             await settle()
             for socket in parts.sockets:
-                socket.connection.close(Closing.SERVER_SHUTDOWN)
+                socket.connection.close(CloseReason.SERVER_SHUTDOWN)
             await asyncio.sleep(LINES_SECONDS + 1)
             late = parts.connect("late")
             await settle()
-            late.connection.close(Closing.ROTATION)
+            late.connection.close(CloseReason.ROTATION)
 
     with capture_logs() as logs:
         run(story())

@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.message import Draft, Outcome, User
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import run
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 
 ALICE = User("default", "alice")
 UNAUTHORIZED = (4502, "unauthorized")
@@ -171,9 +171,9 @@ def test_a_socket_that_closes_already_is_read_to_its_end() -> None:
         cut = List()
         async with bench(refusal=cut.refusal) as parts:
             socket = await live(parts, "alice")
-            socket.connection.close(Closing.ROTATION)
+            socket.connection.close(CloseReason.ROTATION)
             await cut.add(parts, entry("ban"))
-            assert socket.closed == (Closing.ROTATION.code, "rotation") and socket.reading
+            assert socket.closed == (CloseReason.ROTATION.code, "rotation") and socket.reading
 
     run(story())
 

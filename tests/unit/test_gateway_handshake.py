@@ -16,13 +16,13 @@ from holdfast.access.door import ConnectionCounts, ConnectionLimits
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import RateLimited, Unauthorized, Unavailable
-from holdfast.gateway.entrance import Entrance
-from holdfast.gateway.handshake import Admitted, Handshake, Refusal, UpgradeRequest
+from holdfast.gateway.entrance import WebSocketUpgrade
+from holdfast.gateway.handshake import AcceptedHandshake, Handshake, Refusal, UpgradeRequest
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import Entrances
+from holdfast.limits.entrances import EntryPoints
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
-from holdfast.session.limits import Inbound
+from holdfast.session.limits import InboundSettings
 from holdfast.wire.frames import ErrorBody
 
 ALICE = Principal("default", "alice", USER_SCOPES, "user", None)
@@ -38,7 +38,7 @@ def handshake(
     *,
     draining: Callable[[], bool] = lambda: False,
     limits: ConnectionLimits | None = None,
-    rules: Entrances | None = None,
+    rules: EntryPoints | None = None,
     legacy: bool = False,
 ) -> Handshake:
     return Handshake(
@@ -52,7 +52,7 @@ def handshake(
     )
 
 
-def decide(door: Handshake, path: str = "/v1/ws", **headers: str) -> Admitted | Refusal:
+def decide(door: Handshake, path: str = "/v1/ws", **headers: str) -> AcceptedHandshake | Refusal:
     upgrade = {"Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
     headers = {**upgrade, **headers}
     return door.decide(request(path, **headers), "192.0.2.1")
@@ -64,7 +64,7 @@ def request(path: str, **headers: str) -> UpgradeRequest:
     return UpgradeRequest("GET", "1.1", path, query, sent)
 
 
-def error_of(answer: Admitted | Refusal) -> dict[str, Any]:
+def error_of(answer: AcceptedHandshake | Refusal) -> dict[str, Any]:
     assert isinstance(answer, Refusal)
     body: dict[str, Any] = msgspec.json.decode(answer.body)["error"]
     return body
@@ -72,20 +72,20 @@ def error_of(answer: Admitted | Refusal) -> dict[str, Any]:
 
 def test_a_token_in_the_header_lets_in() -> None:
     answer = decide(handshake(), Authorization="Bearer good", X_Device_ID="phone")
-    assert isinstance(answer, Admitted)
+    assert isinstance(answer, AcceptedHandshake)
     assert (answer.principal, answer.device_id, answer.subprotocol) == (ALICE, "phone", False)
 
 
 def test_a_browser_carries_its_token_in_a_subprotocol() -> None:
     answer = decide(handshake(), Sec_WebSocket_Protocol="holdfast.v1, bearer.good", Origin="http://127.0.0.1:8080")
-    assert isinstance(answer, Admitted)
+    assert isinstance(answer, AcceptedHandshake)
     assert answer.principal == ALICE
     assert answer.subprotocol
 
 
 def test_without_a_credential_the_first_frame_must_bring_it() -> None:
     answer = decide(handshake())
-    assert isinstance(answer, Admitted)
+    assert isinstance(answer, AcceptedHandshake)
     assert answer.principal is None
 
 
@@ -123,15 +123,15 @@ def test_a_bad_device_id_is_400() -> None:
     assert "X-Device-ID" in error_of(answer)["message"]
 
 
-def entrances(*rules: Rule) -> Entrances:
-    return Entrances(Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=RuleSet.of(rules)))
+def entrances(*rules: Rule) -> EntryPoints:
+    return EntryPoints(Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=RuleSet.of(rules)))
 
 
 def test_handshakes_of_an_address_are_counted_before_the_credential_is_read() -> None:
     door = handshake(rules=entrances(Rule("*", "connect:address", "fixed_window", 3, 60.0)))
     for credential in ("Bearer bad", "Bearer good"):
         decide(door, Authorization=credential)
-    assert isinstance(decide(door), Admitted), "who says it in the first frame"
+    assert isinstance(decide(door), AcceptedHandshake), "who says it in the first frame"
     for headers in ({}, {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}):
         answer = decide(door, **headers)
         assert isinstance(answer, Refusal)
@@ -161,9 +161,9 @@ def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants()
     for own, admitted in ((ours, 2), (Rule("other", "connect:address", "fixed_window", 1, 60.0), 5)):
         door = handshake(rules=entrances(Rule("*", "connect:address", "fixed_window", 5, 60.0), own))
         answers = [decide(door, Authorization="Bearer good") for _ in range(4)] + [decide(door)]
-        assert sum(isinstance(answer, Admitted) for answer in answers) == min(admitted + 1, 5)
+        assert sum(isinstance(answer, AcceptedHandshake) for answer in answers) == min(admitted + 1, 5)
         by_frame = answers[-1]
-        assert isinstance(by_frame, Admitted), "of an unknown tenant"
+        assert isinstance(by_frame, AcceptedHandshake), "of an unknown tenant"
         if own is ours:
             with pytest.raises(RateLimited, match="default/connect:"):
                 by_frame.seat.identify(ALICE)
@@ -175,9 +175,9 @@ def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants()
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_rule_that_refuses_is_told_in_headers_and_in_a_problem_document(legacy: bool) -> None:
     rule = Rule("*", "connect:user", "fixed_window", 1, 3600.0)
-    rules = Entrances(Limiter(MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule])))
+    rules = EntryPoints(Limiter(MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule])))
     door = handshake(rules=rules, legacy=legacy)
-    assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
+    assert isinstance(decide(door, Authorization="Bearer good"), AcceptedHandshake)
     answer = decide(door, Authorization="Bearer good")
     assert isinstance(answer, Refusal)
     assert answer.status is HTTPStatus.TOO_MANY_REQUESTS
@@ -201,7 +201,7 @@ def test_a_draining_node_is_503_with_retry_after() -> None:
 
 def test_a_full_node_is_503() -> None:
     door = handshake(limits=ConnectionLimits(connections_max=1))
-    assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
+    assert isinstance(decide(door, Authorization="Bearer good"), AcceptedHandshake)
     answer = decide(door, Authorization="Bearer good")
     assert isinstance(answer, Refusal)
     assert answer.status is HTTPStatus.SERVICE_UNAVAILABLE
@@ -230,7 +230,7 @@ def test_a_bad_websocket_key_is_400() -> None:
 def test_who_says_only_in_the_first_frame_who_it_is_counts_for_its_tenant_from_then_on() -> None:
     door = handshake(limits=ConnectionLimits(per_tenant_max=1))
     by_header, by_frame = decide(door, Authorization="Bearer good"), decide(door)
-    assert isinstance(by_header, Admitted) and isinstance(by_frame, Admitted) and by_header.principal
+    assert isinstance(by_header, AcceptedHandshake) and isinstance(by_frame, AcceptedHandshake) and by_header.principal
     with pytest.raises(Unavailable, match="this tenant holds its 1 connections"):
         by_frame.seat.identify(by_header.principal)
     by_header.seat.leave()
@@ -238,7 +238,7 @@ def test_who_says_only_in_the_first_frame_who_it_is_counts_for_its_tenant_from_t
     assert isinstance(decide(door, Authorization="Bearer good"), Refusal)
     by_frame.seat.leave()
     assert door.counts.total == 0
-    assert isinstance(decide(door, Authorization="Bearer good"), Admitted)
+    assert isinstance(decide(door, Authorization="Bearer good"), AcceptedHandshake)
 
 
 def test_a_defect_in_a_handshake_is_500_and_keeps_its_words_to_itself() -> None:
@@ -250,7 +250,7 @@ def test_a_defect_in_a_handshake_is_500_and_keeps_its_words_to_itself() -> None:
     asked = request("/v1/ws", Authorization="Bearer good", **upgrade)
     transport: Any = SimpleNamespace(get_extra_info=lambda name: ("192.0.2.1", 4711))
     gateway: Any = SimpleNamespace(now=lambda: 0.0)
-    answer = Entrance(door, gateway, Inbound())(asked, transport)
+    answer = WebSocketUpgrade(door, gateway, InboundSettings())(asked, transport)
     assert isinstance(answer, Refusal) and answer.status is HTTPStatus.INTERNAL_SERVER_ERROR
     error = msgspec.json.decode(answer.body, type=ErrorBody).error
     assert error.code == "INTERNAL_ERROR" and b"library" not in answer.body

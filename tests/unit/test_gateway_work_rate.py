@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from plane import FakeSocket, bench, settle
 
-from holdfast.gateway.limits import GatewayLimits
-from holdfast.session.limits import Inbound, Timeouts
+from holdfast.gateway.limits import GatewaySettings
+from holdfast.session.limits import InboundSettings, TimeoutSettings
 from holdfast.telemetry.metrics import REGISTRY
 from holdfast.verify.virtual import run
 
-BURST = Inbound().work_rate_limit_burst
+BURST = InboundSettings().work_rate_limit_burst
 PONG = b"\x8a"
 
 
@@ -64,7 +64,7 @@ def test_a_client_that_floods_for_ten_seconds_is_closed_and_asked_to_stay_away_f
 
 def test_a_flood_before_authentication_is_closed_for_good() -> None:
     async def story() -> None:
-        limits = GatewayLimits(timeouts=Timeouts(authentication_seconds=60))
+        limits = GatewaySettings(timeouts=TimeoutSettings(authentication_seconds=60))
         async with bench(limits) as parts:
             socket = parts.connect(None)
             await flood(socket, 14)

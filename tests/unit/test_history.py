@@ -18,11 +18,11 @@ from holdfast.errors import InternalError, NotAMember, RateLimited, ServerBusy, 
 from holdfast.message import Cursor, Draft, User
 from holdfast.resilience import BreakerState
 from holdfast.store.changes import CreateChat, RaiseEpoch, RecoverChat, RemoveMember
-from holdfast.store.gate import Gate
-from holdfast.store.history import History, HistorySettings
+from holdfast.store.gate import FairSemaphore
+from holdfast.store.history import ChatHistory, HistorySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry import REGISTRY
-from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 from holdfast.verify.virtual import LoopClock, run
 
 OTHER = User("other", "olaf")
@@ -38,9 +38,9 @@ class Bench:
 
     def __init__(self, settings: HistorySettings | None = None, **odds: Odds) -> None:
         self.store = MemoryStore()
-        self.plan = Plan(random.Random(1), odds)
+        self.plan = FaultPlan(random.Random(1), odds)
         self.raised: list[tuple[str, int]] = []
-        self.history = History(faulty(self.store, self.plan), self.raise_epoch, PROOFS, LoopClock(), settings)  # type: ignore[arg-type]
+        self.history = ChatHistory(faulty(self.store, self.plan), self.raise_epoch, PROOFS, LoopClock(), settings)  # type: ignore[arg-type]
 
     async def raise_epoch(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
         self.raised.append((chat_id, epoch))
@@ -209,7 +209,7 @@ def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_ar
             await may_end.wait()
             await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history, beyond = History(bench.store, slowly, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        history, beyond = ChatHistory(bench.store, slowly, PROOFS, LoopClock()), Cursor(head.epoch, 9)
         first = asyncio.create_task(history.resume(ANNA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)}))
         await begun.wait()
         others = [
@@ -239,7 +239,7 @@ def test_a_raise_that_did_not_last_is_done_again() -> None:
             else:
                 await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history, beyond = History(bench.store, raise_epoch, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        history, beyond = ChatHistory(bench.store, raise_epoch, PROOFS, LoopClock()), Cursor(head.epoch, 9)
         with pytest.raises(Unavailable):
             await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
         assert (await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))).epoch == head.epoch + 1
@@ -254,7 +254,7 @@ def test_who_joins_a_raise_waits_no_longer_than_its_own_time() -> None:
         async def hanging(user: User, chat_id: str, epoch: int, deadline: float) -> None:
             await asyncio.sleep(60)
 
-        history, beyond = History(bench.store, hanging, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        history, beyond = ChatHistory(bench.store, hanging, PROOFS, LoopClock()), Cursor(head.epoch, 9)
         asking = [
             asyncio.create_task(history.sync(ANNA, CHAT, beyond, 100, asked_at, proof_of(beyond)))
             for asked_at in (0.0, -3.0)
@@ -294,7 +294,11 @@ def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(
             await asyncio.sleep(min(1.9, deadline - clock.monotonic()))
             await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history, beyond, asked_at = History(bench.history._store, slowly, PROOFS, clock), Cursor(head.epoch, 9), -2.0
+        history, beyond, asked_at = (
+            ChatHistory(bench.history._store, slowly, PROOFS, clock),
+            Cursor(head.epoch, 9),
+            -2.0,
+        )
         with pytest.raises(Unavailable):
             if verb == "sync":
                 await history.sync(BELA, CHAT, beyond, 100, asked_at, proof_of(beyond))
@@ -324,7 +328,7 @@ def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> N
         async def cannot(user: User, chat_id: str, epoch: int, deadline: float) -> None:
             raise Unavailable("the writer is away")
 
-        history, beyond = History(bench.store, cannot, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        history, beyond = ChatHistory(bench.store, cannot, PROOFS, LoopClock()), Cursor(head.epoch, 9)
         for _ in range(2):
             with pytest.raises(Unavailable, match="the writer is away"):
                 await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
@@ -461,7 +465,7 @@ def test_a_tenant_that_wants_everything_keeps_another_waiting_for_one_read_not_f
 
 def test_who_gives_up_waiting_takes_no_place_along() -> None:
     async def test(bench: Bench) -> None:
-        gate = Gate("reads", 1, 60)
+        gate = FairSemaphore("reads", 1, 60)
 
         async def pass_through() -> None:
             async with gate.one("a", 60):

@@ -21,7 +21,7 @@ from holdfast.errors import (
     StateCorrupted,
     Unavailable,
 )
-from holdfast.ingest.durability import ChangeSettings, GuardedStore
+from holdfast.ingest.durability import ChangeSettings, StoreDurability
 from holdfast.message import Acked, Draft, Outcome, Watermark
 from holdfast.resilience import BreakerState
 from holdfast.store.changes import AddMember, RemoveMember
@@ -45,7 +45,7 @@ class Bench:
     def __init__(self, changes: ChangeSettings | None = None) -> None:
         self.clock = LoopClock()
         self.store = ScriptedStore()
-        self.plane = GuardedStore(self.store, self.clock, changes=changes)  # type: ignore[arg-type]
+        self.plane = StoreDurability(self.store, self.clock, changes=changes)  # type: ignore[arg-type]
 
     async def persist(self, count: int = 1, seconds: float = 5.0) -> list[Outcome]:
         return await self.plane.persist(drafts(count), self.clock.monotonic() + seconds)
@@ -338,7 +338,7 @@ def test_a_change_reaches_the_store_and_a_refusal_comes_back() -> None:
     async def main() -> None:
         store = MemoryStore()
         await create_chat(store, ANNA)
-        plane = GuardedStore(store, LoopClock())
+        plane = StoreDurability(store, LoopClock())
         changed = await plane.change(AddMember(act(ANNA), CHAT, "bela"), 5.0)
         assert changed.event is not None and changed.event.sequence == 1
         with pytest.raises(NotAMember):

@@ -11,12 +11,12 @@ from scripted import ANNA, BELA, CHAT, Answers, ScriptedStore, acks, body, creat
 
 from holdfast.clock import Ids
 from holdfast.errors import ChatHalted, NotAMember, OutcomeUnknown, Unavailable
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.waiting import IntakeSettings
 from holdfast.message import Acked, Draft, Outcome, User, Watermark
 from holdfast.resilience import BreakerState
-from holdfast.store.changes import Changed, Command
+from holdfast.store.changes import Command, CommandResult
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.frames import SendBody
@@ -30,7 +30,7 @@ class Bench:
         self.clock = clock
         self.store = ScriptedStore()
         self.answers = Answers()
-        self.durability = GuardedStore(self.store, clock)  # type: ignore[arg-type]
+        self.durability = StoreDurability(self.store, clock)  # type: ignore[arg-type]
         self.intake = Intake(self.durability, clock, Ids(clock, random.Random(1)), settings)
 
     def send(self, key: str, chat: str = CHAT, source: str = "conn_1", seconds: float = 5.0) -> None:
@@ -326,7 +326,7 @@ def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> Non
         clock, rng, answers = LoopClock(), random.Random(seed), Answers()
         store = MemoryStore()
         await create_chat(store, ANNA, BELA)
-        intake = Intake(GuardedStore(store, clock), clock, Ids(clock, rng))
+        intake = Intake(StoreDurability(store, clock), clock, Ids(clock, rng))
         task = asyncio.create_task(intake.run())
 
         async def sender(user: object, source: str) -> None:
@@ -389,7 +389,7 @@ def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
             await self.go[number].wait()
             return [OutcomeUnknown(f"group {number}")] * len(drafts)
 
-        async def change(self, command: Command, deadline: float) -> Changed:
+        async def change(self, command: Command, deadline: float) -> CommandResult:
             raise AssertionError
 
         async def mark(self, watermarks: Sequence[Watermark]) -> bool:

@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.message import Cursor
-from holdfast.store.history import History
+from holdfast.store.history import ChatHistory
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
 
@@ -22,9 +22,9 @@ def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:
         store, clock = MemoryStore(), LoopClock()
         await create_chat(store, ANNA, BELA)
         epoch = (await store.heads([CHAT]))[CHAT].epoch
-        raiser = EpochRaiser(GuardedStore(store, clock), clock, Ids(clock, random.Random(1)))
+        raiser = EpochRaiser(StoreDurability(store, clock), clock, Ids(clock, random.Random(1)))
         proofs, beyond = CursorProofs(b"test"), Cursor(epoch, 3)
-        history = History(store, raiser, proofs, clock)
+        history = ChatHistory(store, raiser, proofs, clock)
         with capture_logs() as logs:
             page = await history.sync(BELA, CHAT, beyond, 10, proof=proofs.of(BELA.tenant, CHAT, beyond))
         assert [(entry["log_level"], entry["user_id"], entry["cursor"]) for entry in logs] == [("critical", "bela", 3)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scripted import ANNA, body
 
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.ingest.waiting import IntakeSettings, Send, Waiting
+from holdfast.ingest.waiting import IntakeSettings, Send, SendQueue
 
 
 def send(key: str, chat: str = "c", source: str = "conn", since: float = 0.0, deadline: float = 5.0) -> Send:
@@ -30,7 +30,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 def test_the_ten_thousand_and_first_send_is_busy() -> None:
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     for n in range(10_000):
         assert waiting.admit(send(str(n), chat=str(n // 500))) is None
     refusal = waiting.admit(send("late", chat="another"))
@@ -40,7 +40,7 @@ def test_the_ten_thousand_and_first_send_is_busy() -> None:
 
 
 def test_a_chat_holds_five_hundred_and_others_are_not_touched() -> None:
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     for n in range(500):
         assert waiting.admit(send(str(n))) is None
     refusal = waiting.admit(send("late"))
@@ -49,7 +49,7 @@ def test_a_chat_holds_five_hundred_and_others_are_not_touched() -> None:
 
 
 def test_bytes_are_bounded_too() -> None:
-    waiting = Waiting(IntakeSettings(max_waiting_bytes=9))
+    waiting = SendQueue(IntakeSettings(max_waiting_bytes=9))
     assert waiting.admit(send("a")) is None
     refusal = waiting.admit(send("b"))
     assert refusal is not None and refusal[0] == "bytes"
@@ -60,18 +60,18 @@ def test_bytes_are_counted_as_utf8() -> None:
 
 
 def test_a_group_ends_at_its_sends_or_its_bytes_and_is_never_empty_for_size() -> None:
-    waiting = Waiting(IntakeSettings(max_group_sends=2, max_group_bytes=4))
+    waiting = SendQueue(IntakeSettings(max_group_sends=2, max_group_bytes=4))
     for key in "abc":
         waiting.admit(send(key))
     assert keys(waiting.take(0)[0]) == ["a"]
-    waiting = Waiting(IntakeSettings(max_group_sends=2))
+    waiting = SendQueue(IntakeSettings(max_group_sends=2))
     for key in "abc":
         waiting.admit(send(key))
     assert keys(waiting.take(0)[0]) == ["a", "b"]
 
 
 def test_two_seconds_of_waiting_are_too_many() -> None:
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     waiting.admit(send("old", source="1", since=0))
     waiting.admit(send("new", source="2", since=0.1))
     group, refusals = waiting.take(2.0)
@@ -80,7 +80,7 @@ def test_two_seconds_of_waiting_are_too_many() -> None:
 
 
 def test_past_its_deadline_nothing_is_tried() -> None:
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     waiting.admit(send("late", deadline=1.0))
     group, refusals = waiting.take(1.0)
     assert group == []
@@ -88,7 +88,7 @@ def test_past_its_deadline_nothing_is_tried() -> None:
 
 
 def test_followers_of_an_expired_send_share_its_answer() -> None:
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     waiting.admit(send("first", since=0))
     waiting.admit(send("stranger", source="other", since=1.5))
     waiting.admit(send("follower", since=1.5))
@@ -99,7 +99,7 @@ def test_followers_of_an_expired_send_share_its_answer() -> None:
 
 
 def test_followers_beyond_the_group_share_the_answer_too() -> None:
-    waiting = Waiting(IntakeSettings(max_group_sends=1))
+    waiting = SendQueue(IntakeSettings(max_group_sends=1))
     waiting.admit(send("old", since=0))
     waiting.admit(send("stranger", source="other", since=1.5))
     waiting.admit(send("follower", since=1.5))
@@ -110,7 +110,7 @@ def test_followers_beyond_the_group_share_the_answer_too() -> None:
 
 
 def test_expire_takes_only_the_old_and_their_followers() -> None:
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     waiting.admit(send("old", since=0))
     waiting.admit(send("stranger", source="other", since=1))
     waiting.admit(send("follower", since=1))
@@ -122,7 +122,7 @@ def test_expire_takes_only_the_old_and_their_followers() -> None:
 
 def test_what_is_due_is_taken_at_the_moment_named_whatever_the_rounding() -> None:
     """2.211 - 0.211 is a little less than 2: a watch that asks again at once would never end on a clock that stands."""
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     waiting.admit(send("old", since=0.211))
     due = waiting.next_expiry()
     assert due is not None and due - 0.211 < 2
@@ -130,7 +130,7 @@ def test_what_is_due_is_taken_at_the_moment_named_whatever_the_rounding() -> Non
 
 
 def test_followers_of_a_failed_send_leave_with_its_answer() -> None:
-    waiting = Waiting(IntakeSettings())
+    waiting = SendQueue(IntakeSettings())
     error = OutcomeUnknown("who knows")
     for key, source, chat in [("a", "1", "c"), ("b", "1", "d"), ("c", "2", "c"), ("d", "1", "c")]:
         waiting.admit(send(key, chat, source))
@@ -150,7 +150,7 @@ step = st.one_of(
 @given(st.lists(step, max_size=60))
 def test_every_send_leaves_once_in_order_and_the_counts_agree(steps: list[tuple]) -> None:
     settings = IntakeSettings(max_waiting=12, max_waiting_per_chat=8, max_group_sends=4)
-    waiting = Waiting(settings)
+    waiting = SendQueue(settings)
     now, inside, number = 0.0, {}, 0
     for action, *args in steps:
         left: list[Send] = []
@@ -184,7 +184,7 @@ def test_every_send_leaves_once_in_order_and_the_counts_agree(steps: list[tuple]
 
 
 def test_a_group_stays_within_its_bytes_and_one_send_above_them_goes_alone() -> None:
-    waiting = Waiting(IntakeSettings(max_group_bytes=100))
+    waiting = SendQueue(IntakeSettings(max_group_bytes=100))
     for key, size in (("a", 60), ("b", 40), ("c", 1), ("d", 100), ("e", 500), ("f", 1)):
         waiting.admit(Send(body(key, content="x" * size), ANNA, "conn", 0.0, 5.0, lambda _: None))
     groups = [keys(waiting.take(0.0)[0]) for _ in range(5)]

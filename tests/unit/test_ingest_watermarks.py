@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ANNA, BELA, CHAT, create_chat
 
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.watermarks import Watermarks, WatermarkSettings, merged
 from holdfast.message import Draft, Watermark
 from holdfast.store.memory import MemoryStore
@@ -137,7 +137,7 @@ def test_they_end_in_the_store() -> None:
         await create_chat(store, ANNA, BELA)
         await store.append([Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")])
         epoch = (await store.heads([CHAT]))[CHAT].epoch
-        marks = Watermarks(GuardedStore(store, LoopClock()), lambda _: None)
+        marks = Watermarks(StoreDurability(store, LoopClock()), lambda _: None)
         marks.delivered(BELA, "phone", CHAT, epoch, 1)
         await marks.flush()
         assert list(await store.watermarks(CHAT)) == [Watermark(BELA, "phone", CHAT, epoch, 1, 0)]

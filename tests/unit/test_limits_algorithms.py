@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, Terms, hold, peek, take
-from holdfast.limits.rules import Algorithm, Stamp
+from holdfast.limits.algorithms import COUNTERS, Concurrency, Counter, LimitParams, hold, peek, take
+from holdfast.limits.rules import Algorithm, RuleVersion
 
 AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
 T0 = 1_700_000_040_000.0  # the beginning of a minute
 
 
-def terms(algorithm: Algorithm, limit: int = 100, version: int = 1, window_ms: float = 60_000) -> Terms:
-    return Terms(algorithm, Stamp(1, version), limit, window_ms, limit)
+def terms(algorithm: Algorithm, limit: int = 100, version: int = 1, window_ms: float = 60_000) -> LimitParams:
+    return LimitParams(algorithm, RuleVersion(1, version), limit, window_ms, limit)
 
 
 def fresh(algorithm: Algorithm, limit: int = 100, window_ms: float = 60_000) -> Counter:
@@ -56,7 +56,7 @@ def test_who_asks_with_an_older_rule_is_judged_by_the_newer(algorithm: Algorithm
         readings = [hold(counter, terms(algorithm, 100, version=7), T0, f"h{n}") for n in range(6)]
         reading = readings[-1]
     assert reading.admitted == 0
-    assert (reading.limit, reading.stamp) == (5, Stamp(1, 8))
+    assert (reading.limit, reading.stamp) == (5, RuleVersion(1, 8))
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)

@@ -25,16 +25,16 @@ from holdfast.cli.operate import alarms
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidMessage, Unauthorized, Unavailable
 from holdfast.limits.answers import rate_limit_headers, retry_after
-from holdfast.limits.asgi import RateLimited
-from holdfast.limits.control import Control
+from holdfast.limits.asgi import RateLimitMiddleware
+from holdfast.limits.control import RuleAdmin
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.entrances import Entrances
-from holdfast.limits.feed import Feed
+from holdfast.limits.entrances import EntryPoints
+from holdfast.limits.feed import RuleFeed
 from holdfast.limits.form import NAMES
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN
-from holdfast.limits.plane import LimitsPlane
+from holdfast.limits.plane import LimitsParts
 from holdfast.limits.rules import Algorithm, Check, Decision, Precision, Rule, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import User
@@ -48,7 +48,7 @@ ONE = "/admin/rules?tenantID=acme&resource=/api/search"
 
 def limited(
     folder: Path,
-    scenario: Callable[[Rest, LimitsPlane, SqliteRuleStore], Awaitable[None]],
+    scenario: Callable[[Rest, LimitsParts, SqliteRuleStore], Awaitable[None]],
     shared: bool = False,
     **api: Any,
 ) -> None:
@@ -63,17 +63,17 @@ def limited(
             def apply(rules: RuleSet) -> None:
                 limiter.use(rules)
 
-            feed = Feed(store, [store], apply, clock)
-            control = Control(store, clock, "postgres")
+            feed = RuleFeed(store, [store], apply, clock)
+            control = RuleAdmin(store, clock, "postgres")
             async with feed:
-                plane = LimitsPlane(limiter, control, feed, Entrances(limiter))
+                plane = LimitsParts(limiter, control, feed, EntryPoints(limiter))
                 async with serving(limits=plane, settings=ApiSettings(**api)) as rest:
                     await scenario(rest, plane, store)
 
     asyncio.run(main())
 
 
-async def applied(plane: LimitsPlane, store: SqliteRuleStore) -> None:
+async def applied(plane: LimitsParts, store: SqliteRuleStore) -> None:
     """Until the node has what the store has: the doorbell takes a turn or two of the loop."""
     head = await store.head()
     for _ in range(1_000):
@@ -92,7 +92,7 @@ async def at_version_seven(rest: Rest, key: str) -> None:
 
 @pytest.mark.parametrize("act_as", [{}, {"X-Act-As": "ann"}])
 def test_a_service_may_check_as_often_as_its_tenant_may_ask(tmp_path: Path, act_as: dict[str, str]) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         tenant, check = rest.tenant_key(), {"resource": "/api/search", "subject": "ann"}
         for _ in range(1_000):
             answer = await rest.ask("POST", "/v1/limits/check", tenant, check, **act_as)
@@ -110,7 +110,7 @@ def test_a_service_may_check_as_often_as_its_tenant_may_ask(tmp_path: Path, act_
     ],
 )
 def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         few = next(rule for rule in DEFAULT_RULES if rule.resource == "check:tenant")
         await plane.control.ensure([structs.replace(few, limit=3, burst_size=0)])
         await applied(plane, store)
@@ -129,7 +129,7 @@ def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, b
 
 
 def test_a_call_of_many_checks_counts_as_many(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
         await applied(plane, store)
         service = rest.tenant_key()
@@ -149,7 +149,7 @@ def test_a_call_of_many_checks_counts_as_many(tmp_path: Path) -> None:
 
 
 def test_a_call_of_more_checks_than_may_ever_be_asked_at_once_says_so(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
         await applied(plane, store)
         checks = [{"resource": "/q", "subject": f"{n}"} for n in range(50)]
@@ -166,7 +166,7 @@ def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(
 ) -> None:
     """Also where the counters are a round trip away: who asks about limits can wait for an answer before."""
 
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         own = Rule("acme", "check:tenant", algorithm, 5, 86_400.0, precision=precision)
         await plane.control.ensure([own])
         await applied(plane, store)
@@ -181,7 +181,7 @@ def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(
 
 @pytest.mark.parametrize("tenant", ["holdfast", "acme"])
 def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         few = next(rule for rule in DEFAULT_RULES if rule.name == ADMIN)
         await plane.control.ensure([structs.replace(few, limit=10, burst_size=0)])
         await applied(plane, store)
@@ -200,7 +200,7 @@ def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: 
 def test_no_credential_speaks_for_every_tenant(tmp_path: Path) -> None:
     """``*`` counts what belongs to no tenant: operators, and addresses that have not said who they are."""
 
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         with pytest.raises(InvalidMessage, match="every tenant"):
             rest.tenant_key("*")
         with pytest.raises(Unauthorized, match="every tenant"):
@@ -210,7 +210,7 @@ def test_no_credential_speaks_for_every_tenant(tmp_path: Path) -> None:
 
 
 def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         await at_version_seven(rest, key)
         updated = await rest.ask("PUT", "/admin/rules", key, SEEDS_PUT)
@@ -235,7 +235,7 @@ def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
 
 
 def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         first = await rest.ask("POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1")
         again = await rest.ask("POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1")
@@ -259,7 +259,7 @@ def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
 
 
 def test_who_creates_what_exists_is_told_so(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, RULE)
         again = await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 7})
@@ -271,7 +271,7 @@ def test_who_creates_what_exists_is_told_so(tmp_path: Path) -> None:
 
 
 def test_pages(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         for n in range(5):
             await rest.ask("POST", "/admin/rules", key, {**RULE, "resource": f"/r/{n}"})
@@ -286,7 +286,7 @@ def test_pages(tmp_path: Path) -> None:
 def test_the_largest_page_goes_on_too(tmp_path: Path) -> None:
     """It once said that nothing follows, and ``rules export`` of 528 rules printed 500."""
 
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         rule = Rule("acme", "/", "token_bucket", limit=1, window_seconds=60)
         await plane.control.ensure(
@@ -302,7 +302,7 @@ def test_the_largest_page_goes_on_too(tmp_path: Path) -> None:
 def test_pages_go_on_after_any_name(tmp_path: Path) -> None:
     """A place in the list can be put into a URL as it is, and no two names have the same."""
 
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         names = [("*", "*"), ("a", "b/c"), ("a/b", "c"), ("a/b", "d"), ("a/b/c", "/"), ("t" * 64, "&?#%+=" + "r" * 250)]
         for tenant, resource in names:
@@ -320,7 +320,7 @@ def test_pages_go_on_after_any_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", ["nonsense", "a/b", "*", "YQ", "AAAg", "_w", "YSBiIGM", "%00", "%C3%A9", "x" * 500])
 def test_what_is_no_place_in_the_list_is_refused(tmp_path: Path, after: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         answer = await rest.ask("GET", f"/admin/rules?after={after}", rest.admin_key())
         assert error_of(answer) == (422, "INVALID_RULE")
         assert list(answer.json()["error"]["details"]["fields"]) == ["after"]
@@ -343,7 +343,7 @@ def test_what_is_no_place_in_the_list_is_refused(tmp_path: Path, after: str) -> 
     ],
 )
 def test_bad_rules_are_refused_by_field_and_change_nothing(tmp_path: Path, body: dict[str, Any], field: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         answer = await rest.ask("POST", "/admin/rules", rest.admin_key(), body)
         assert error_of(answer) == (422, "INVALID_RULE")
         assert field in answer.json()["error"]["details"]["fields"]
@@ -354,7 +354,7 @@ def test_bad_rules_are_refused_by_field_and_change_nothing(tmp_path: Path, body:
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_everything_wrong_with_a_request_is_said_at_once(tmp_path: Path, method: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         wrong = {
             "tenantID": "a b", "resource": "/a*/b", "algorithm": "leaky", "limit": -5, "window": "soon",
             "colour": "red", "reason": 7, "idempotencyKey": "a b", "expectedVersion": 0,
@@ -372,7 +372,7 @@ def test_everything_wrong_with_a_request_is_said_at_once(tmp_path: Path, method:
 def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 2})
         await applied(plane, store)
@@ -402,7 +402,7 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
 
 
 def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key, tenant = rest.admin_key(), rest.tenant_key()
         await rest.ask("POST", "/admin/rules", key, {**RULE, "algorithm": "fixed_window", "limit": 2})
         slots = {**RULE, "resource": "slots", "algorithm": "concurrency", "limit": 1}
@@ -460,7 +460,7 @@ def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
 def test_a_check_of_the_wrong_shape_is_refused_by_field(
     tmp_path: Path, path: str, body: dict[str, Any], field: str, reason: str
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         answer = await rest.ask("POST", f"/v1/limits/{path}", rest.tenant_key(), body)
         assert error_of(answer) == (422, "INVALID_CHECK")
         assert answer.json()["error"]["details"]["field"].endswith(field)
@@ -485,7 +485,7 @@ def test_a_check_of_the_wrong_shape_is_refused_by_field(
 def test_a_question_about_rules_of_the_wrong_shape_is_refused_by_field(
     tmp_path: Path, method: str, query: str, field: str
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         answer = await rest.ask(method, f"/admin/rules{query}", rest.admin_key())
         assert error_of(answer) == (422, "INVALID_RULE")
         assert field in answer.json()["error"]["details"]["fields"]
@@ -494,7 +494,7 @@ def test_a_question_about_rules_of_the_wrong_shape_is_refused_by_field(
 
 
 def test_what_is_no_json_is_no_question(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         headers = {"Authorization": f"Bearer {rest.tenant_key()}", "Content-Type": "application/json"}
         for body in (b"", b"{", b"[]"):
             answer = await rest.client.post("/v1/limits/check", content=body, headers=headers)
@@ -504,7 +504,7 @@ def test_what_is_no_json_is_no_question(tmp_path: Path) -> None:
 
 
 def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         rule = {**RULE, "tenantID": "*", "resource": "rest:user", "algorithm": "fixed_window", "limit": 2}
         await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
         await applied(plane, store)
@@ -538,7 +538,7 @@ def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: 
     """A refusal names its policy and when to come back; a raised rule is in force with the next request."""
     method, path, who, body = ASKED[resource]
 
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         keys = {"user": rest.token("alice"), "tenant": rest.tenant_key(), "operator": rest.admin_key()}
 
         async def ask() -> httpx.Response:
@@ -573,7 +573,7 @@ def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: 
     ],
 )
 def test_refusals_of_what_a_caller_may_not_ask_are_counted(tmp_path: Path, who: str, path: str, resource: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         keys = {"user": rest.token("alice"), "tenant": rest.tenant_key(), "operator": rest.admin_key()}
         await plane.control.create({**RULE, "tenantID": "*", "resource": resource, "limit": 12}, "olga")
         await applied(plane, store)
@@ -592,7 +592,7 @@ def test_the_default_rules_are_as_tight_as_what_they_replaced() -> None:
 
 
 def test_a_refusal_names_every_rule_that_refuses_and_no_other(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         few = {**RULE, "tenantID": "*", "algorithm": "fixed_window", "limit": 1}
         for resource in ("rest:user", "rest:tenant"):
             await rest.ask("POST", "/admin/rules", rest.admin_key(), {**few, "resource": resource})
@@ -608,7 +608,7 @@ def test_a_refusal_names_every_rule_that_refuses_and_no_other(tmp_path: Path) ->
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_the_old_headers_come_only_where_they_are_asked_for(tmp_path: Path, legacy: bool) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         rule = {**RULE, "tenantID": "*", "resource": "rest:user", "algorithm": "fixed_window", "limit": 1}
         await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
         await applied(plane, store)
@@ -667,7 +667,7 @@ def test_any_asgi_application_can_be_limited() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"ok"})
 
-        guarded = RateLimited(app, limiter, lambda scope: [Check("acme", scope["path"], "ann")], legacy=True)
+        guarded = RateLimitMiddleware(app, limiter, lambda scope: [Check("acme", scope["path"], "ann")], legacy=True)
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
@@ -724,7 +724,7 @@ def test_a_database_that_never_answers_costs_an_operator_the_promised_time_and_n
     body: dict[str, Any] | None,
     outcome: str | None,
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         async def hang(*_: object) -> None:
             await asyncio.Event().wait()
 
@@ -744,7 +744,7 @@ def test_a_database_that_never_answers_costs_an_operator_the_promised_time_and_n
 def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         asked, health = 0, plane.control.health
         begun, may_answer = asyncio.Event(), asyncio.Event()
 
@@ -772,7 +772,7 @@ def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primar
 
 
 def test_an_import_is_compared_then_made_and_refused_if_the_rules_moved(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key, path = rest.admin_key(), "/admin/rules/import"
         rules = [{**RULE, "resource": f"/{n}"} for n in range(1_500)]
         dry = (await rest.ask("POST", path, key, {"rules": rules, "dryRun": True})).json()
@@ -806,7 +806,7 @@ def test_an_import_is_compared_then_made_and_refused_if_the_rules_moved(tmp_path
     ],
 )
 def test_an_import_with_anything_wrong_in_it_changes_nothing(tmp_path: Path, rules: Any, said: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         await plane.control.create({**RULE, "tenantID": "*", "resource": "admin:key"}, "olga")
         before = await store.head()
         for dry_run in (True, False):
@@ -820,7 +820,7 @@ def test_an_import_with_anything_wrong_in_it_changes_nothing(tmp_path: Path, rul
 
 
 def test_an_import_beyond_its_bytes_is_refused_unread(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         body = {"rules": [{**RULE, "resource": "/" * 200}] * 40_000}
         answer = await rest.ask("POST", "/admin/rules/import", rest.admin_key(), body)
         assert error_of(answer) == (413, "MESSAGE_TOO_LARGE")
@@ -839,7 +839,7 @@ def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
     assert {*NAMES, "reason", "idempotencyKey"} == set(schema("create_rule")["properties"])
     assert {*NAMES, "reason", "idempotencyKey", "expectedVersion"} == set(schema("update_rule")["properties"])
 
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         whole = {**RULE, "resource": "/one", "burstSize": None, "precision": "strict", "mode": "off", "reason": ""}
         texts = ("", "*", "a*", "*a", "{a}", "a b", "é", "60s", "enforce", "x" * 65, "/" * 257)
@@ -858,7 +858,7 @@ def test_a_rule_that_cannot_be_read_is_told_as_it_was_written_and_set_anew(tmp_p
     described = describe(ENDPOINTS)["paths"]["/admin/rules"]["post"]["responses"]["201"]["content"]
     validator = jsonschema_rs.Draft202012Validator(described["application/json"]["schema"])
 
-    async def scenario(rest: Rest, plane: LimitsPlane, store: SqliteRuleStore) -> None:
+    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, RULE)
         readable = (await rest.ask("GET", ONE, key)).json()

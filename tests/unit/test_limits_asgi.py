@@ -10,8 +10,8 @@ import pytest
 from limitworld import Shared
 
 from holdfast.limits.answers import rate_limit_headers
-from holdfast.limits.asgi import Message, RateLimited, Receive, Scope, Send
-from holdfast.limits.entrances import Entrances
+from holdfast.limits.asgi import RateLimitMiddleware, _Message, _Receive, _Scope, _Send
+from holdfast.limits.entrances import EntryPoints
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.message import User
@@ -26,12 +26,12 @@ class Served:
     def __init__(self, *rules: Rule, subject: str = "ann") -> None:
         self.limiter = Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules))
         self.checks = [Check(rule.tenant, rule.resource, subject) for rule in rules]
-        self.app = RateLimited(self._app, self.limiter, lambda _: self.checks)
+        self.app = RateLimitMiddleware(self._app, self.limiter, lambda _: self.checks)
         self.going_on = asyncio.Event()
         self.going_on.set()
         self.broken = False
 
-    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _app(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         await self.going_on.wait()
         if self.broken:
             raise ZeroDivisionError
@@ -44,12 +44,12 @@ class Served:
         await send({"type": "http.response.body", "body": b"{}"})
 
     async def get(self) -> tuple[int, dict[str, str], Any]:
-        sent: list[Message] = []
+        sent: list[_Message] = []
 
-        async def send(message: Message) -> None:
+        async def send(message: _Message) -> None:
             sent.append(message)
 
-        async def receive() -> Message:
+        async def receive() -> _Message:
             raise AssertionError("nobody reads the body")
 
         await self.app({"type": "http"}, receive, send)
@@ -61,16 +61,16 @@ class Handshake:
     """A WebSocket to a guarded application, until its client hangs up."""
 
     def __init__(self, served: Served, *extensions: str) -> None:
-        self.sent: list[Message] = []
-        self._events: asyncio.Queue[Message] = asyncio.Queue()
+        self.sent: list[_Message] = []
+        self._events: asyncio.Queue[_Message] = asyncio.Queue()
         self._events.put_nowait({"type": "websocket.connect"})
         scope = {"type": "websocket", "extensions": {name: {} for name in extensions}}
         self._running = asyncio.create_task(served.app(scope, self._events.get, self._send))
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: _Message) -> None:
         self.sent.append(message)
 
-    async def answered(self) -> Message:
+    async def answered(self) -> _Message:
         await asyncio.sleep(0.1)
         return self.sent[0]
 
@@ -191,7 +191,7 @@ def test_the_doors_do_not_tell_of_a_rule_in_shadow_either() -> None:
             Rule("*", "rest:user", "fixed_window", 9, 3600.0, mode="shadow"),
             Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),
         ]
-        doors = Entrances(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules)))
+        doors = EntryPoints(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules)))
         told = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
         assert "rest:user" not in str(told) and ("X-RateLimit-Limit", "5") in told
 

@@ -14,10 +14,10 @@ from limitworld import Shared
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
 from holdfast.limits.changes import Change, decide
-from holdfast.limits.control import Control
+from holdfast.limits.control import RuleAdmin
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.entrances import Entrance, Entrances, LimitedSends, questions, refusal
+from holdfast.limits.entrances import AdmissionControl, EntryPoint, EntryPoints, questions, refusal
 from holdfast.limits.form import ENTRANCE_RESOURCES
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleName, RuleSet
@@ -33,16 +33,16 @@ RULE: dict[str, Any] = {
 NAME = RuleName("acme", "/api/search")
 
 
-def with_control(folder: Path, scenario: Callable[[Control], Awaitable[None]]) -> None:
+def with_control(folder: Path, scenario: Callable[[RuleAdmin], Awaitable[None]]) -> None:
     async def main() -> None:
         async with SqliteRuleStore(folder / "limits.db", SystemClock()) as store:
-            await scenario(Control(store, SystemClock(), "embedded"))
+            await scenario(RuleAdmin(store, SystemClock(), "embedded"))
 
     asyncio.run(main())
 
 
 def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         await control.create({**RULE, "reason": "launch", "idempotencyKey": "k1"}, "olga")
         again = await control.create({**RULE, "reason": "launch"}, "olga", key="k1")
         assert again.repeated
@@ -91,7 +91,7 @@ def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
 def test_a_call_that_makes_no_sense_names_its_field(
     tmp_path: Path, verb: str, body: dict[str, Any], field: str
 ) -> None:
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         with pytest.raises(InvalidRule) as raised:
             await getattr(control, verb)({"tenantID": "acme", "resource": "/api/search", **body}, "olga")
         assert list(raised.value.details["fields"]) == [field]
@@ -109,7 +109,7 @@ def test_a_call_that_makes_no_sense_names_its_field(
     ],
 )
 def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         await control.ensure(DEFAULT_RULES)
         await control.delete({"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga")
         before = await control.page(None, None, 100)
@@ -122,7 +122,7 @@ def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, An
 
 
 def test_a_key_said_twice_is_said_alike(tmp_path: Path) -> None:
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         with pytest.raises(InvalidRule) as raised:
             await control.create({**RULE, "idempotencyKey": "k1"}, "olga", key="k2")
         assert list(raised.value.details["fields"]) == ["idempotencyKey"]
@@ -133,7 +133,7 @@ def test_a_key_said_twice_is_said_alike(tmp_path: Path) -> None:
 
 
 def test_a_page_of_a_tenant_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         for tenant in ("\0", "a b", "a*", ""):
             with pytest.raises(InvalidRule) as raised:
                 await control.page(tenant, None, 10)
@@ -144,7 +144,7 @@ def test_a_page_of_a_tenant_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_operators_cannot_unveil_a_rule_that_locks_them_out(tmp_path: Path) -> None:
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         await control.create({**RULE, "tenantID": "*", "resource": "admin:*", "limit": 1}, "olga")
         await control.ensure(DEFAULT_RULES)
         with pytest.raises(InvalidRule, match=re.escape("*/admin:* must allow at least")):
@@ -154,7 +154,7 @@ def test_operators_cannot_unveil_a_rule_that_locks_them_out(tmp_path: Path) -> N
 
 
 def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> None:
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         await control.ensure(DEFAULT_RULES)
         await control.ensure(DEFAULT_RULES)
         rules = await control.page("*", None, 100)
@@ -171,7 +171,7 @@ def test_a_rule_outlives_its_history(tmp_path: Path) -> None:
     async def main() -> None:
         kept = RetentionSettings(changes_kept=100)
         async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=kept) as store:
-            control = Control(store, SystemClock(), "embedded")
+            control = RuleAdmin(store, SystemClock(), "embedded")
             await control.create(RULE, "olga")
             busy = {**RULE, "resource": "/busy"}
             await control.create(busy, "robot")
@@ -192,7 +192,7 @@ def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None
         labels = {"operation": "update_rule", "error": "not_found"}
         return REGISTRY.get_sample_value("holdfast_admin_errors_total", labels) or 0.0
 
-    async def scenario(control: Control) -> None:
+    async def scenario(control: RuleAdmin) -> None:
         before = count()
         with pytest.raises(NotFound):
             await control.update({**RULE, "expectedVersion": 1}, "olga")
@@ -204,9 +204,9 @@ def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None
     with_control(tmp_path, scenario)
 
 
-def entrances(*rules: Rule) -> Entrances:
+def entrances(*rules: Rule) -> EntryPoints:
     clock = ManualClock()
-    return Entrances(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
+    return EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
 
 
 def test_an_entrance_asks_for_user_tenant_and_address() -> None:
@@ -235,7 +235,7 @@ class Doors:
     def __init__(self, *rules: Rule) -> None:
         self.admitted: list[str] = []
         self.refused: list[str] = []
-        self.sends = LimitedSends(self, entrances(*rules))
+        self.sends = AdmissionControl(self, entrances(*rules))
 
     def submit(self, body: Any, sender: User, source: str, deadline: float, answer: Any) -> None:
         self.admitted.append(source)
@@ -292,7 +292,7 @@ def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
 
 
 def test_what_every_door_asks_is_known_as_an_entrance() -> None:
-    entrances: tuple[Entrance, ...] = ("connect", "send", "rest", "check", "admin")
+    entrances: tuple[EntryPoint, ...] = ("connect", "send", "rest", "check", "admin")
     asked = [questions(entrance, User("acme", "ann"), "192.0.2.1") for entrance in entrances]
     assert {check.resource for checks in asked for check in checks} == ENTRANCE_RESOURCES, "no rule that nobody asks"
 
@@ -330,7 +330,7 @@ def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_
     async def main() -> None:
         counters, ann = Shared(), User("acme", "ann")
         rules = [Rule("*", "send:user", "fixed_window", 50, 3600.0), Rule("*", "send:tenant", "fixed_window", 1, 60.0)]
-        doors = Entrances(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of(rules)))
+        doors = EntryPoints(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of(rules)))
         for _ in range(3):
             doors.admit_at_once("send", ann, 1)
             await asyncio.sleep(0.1)

@@ -6,9 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.limits.counter_health import CounterHealth
-from holdfast.limits.counters.contract import Trouble
+from holdfast.limits.counters.contract import CountersTrouble
 
-FULL = Trouble("full", "OOM command not allowed")
+FULL = CountersTrouble("full", "OOM command not allowed")
 
 
 def beat(health: CounterHealth, *, counted: int = 0, local: int = 0, alive: bool = True) -> None:
@@ -44,7 +44,7 @@ def test_nothing_was_ever_answered_means_down_at_once() -> None:
 def test_a_change_of_state_is_logged_once_by_reason_and_once_when_it_is_over() -> None:
     health = CounterHealth(1.0)
     with capture_logs() as lines:
-        for trouble in (FULL, FULL, None, Trouble("timeout", "silent"), FULL, None):
+        for trouble in (FULL, FULL, None, CountersTrouble("timeout", "silent"), FULL, None):
             health.observe({"local_share": [5, 5, 0]}, False, trouble)
         assert (health.trouble, health.status()["counters_reason"]) == (FULL, "full")
         for _ in range(30):

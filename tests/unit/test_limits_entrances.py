@@ -8,11 +8,11 @@ import pytest
 from limitworld import Shared
 
 from holdfast.clock import ManualClock
-from holdfast.limits.algorithms import Terms
+from holdfast.limits.algorithms import LimitParams
 from holdfast.limits.answers import refusal
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import Entrances, LimitedSends
+from holdfast.limits.entrances import AdmissionControl, EntryPoints
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.lockout import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
 from holdfast.limits.rules import Algorithm, Check, Mode, Rule, RuleSet
@@ -30,7 +30,7 @@ def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
 
     async def main() -> None:
         rule = Rule("*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0)
-        doors = Entrances(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of([rule])))
+        doors = EntryPoints(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of([rule])))
         loop, sent = asyncio.get_running_loop(), 0
         while loop.time() < 179:
             for size in sizes:
@@ -47,7 +47,7 @@ def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share
         counters, sent = Shared(), []
         counters.mood = "away"
         rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
-        doors = Entrances(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])))
+        doors = EntryPoints(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])))
         for _ in range(100):
             sent.append(doors.admit_at_once("send", User("acme", "ann"), 30)[0])
             await asyncio.sleep(0.1)
@@ -65,12 +65,12 @@ def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
         async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limits:
             counters.mood = "silent"
             for name in ("bob", "cid"):
-                Entrances(limits).admit_at_once("send", User("acme", name), 1)
+                EntryPoints(limits).admit_at_once("send", User("acme", name), 1)
                 await asyncio.sleep(0.1)
             counters.mood = "well"
             assert limits.counters_state == "down", "nothing that was asked is answered"
             for _ in range(600):
-                sent += Entrances(limits).admit_at_once("send", User("acme", "ann"), 10)[0]
+                sent += EntryPoints(limits).admit_at_once("send", User("acme", "ann"), 10)[0]
                 await asyncio.sleep(0.1)
         assert 60 <= sent <= 10 + 60 + 10
 
@@ -80,7 +80,7 @@ def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
 def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
     clock = ManualClock()
     rules = RuleSet.of([Rule("*", "connect:address", "fixed_window", 60, 60.0)])
-    doors = Entrances(Limiter(MemoryCounters(clock), clock, rules=rules))
+    doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=rules))
 
     def admitted(addresses: list[str]) -> int:
         return sum(doors.ask_at_once("connect", User("", ""), address) is None for address in addresses)
@@ -104,7 +104,7 @@ def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> 
         counters, loop, taken = Shared(), asyncio.get_running_loop(), Taken()
         counters.mood = mood
         rule = Rule("*", "send:user", "token_bucket", 1000, 60.0)
-        sends = LimitedSends(taken, Entrances(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule]))))
+        sends = AdmissionControl(taken, EntryPoints(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule]))))
         asked = []
         for _ in range(100):
             asked.append(loop.time())
@@ -126,14 +126,14 @@ def test_a_shadow_counts_what_its_rule_would_have_and_each_check_once(algorithm:
     clock = ManualClock()
     rule = Rule("*", "send:user", algorithm, 15, 3600.0, mode=mode)
     limits = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of([rule]))
-    passed = [Entrances(limits).admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(3)]
+    passed = [EntryPoints(limits).admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(3)]
     hold = "h" if algorithm == "concurrency" else ""
     assert passed == ([10, 5, 0] if mode == "enforce" else [10, 10, 10])
     assert limits._counters.take_now((key_prefix("acme", rule), "ann"), _terms(limits), 1, hold).remaining == 0
     assert tally(limits, "counters") == ([15, 15, 0] if mode == "enforce" else [0, 15, 15])
 
 
-def _terms(limits: Limiter) -> Terms:
+def _terms(limits: Limiter) -> LimitParams:
     plan = limits._plans.find("acme", "send:user")
     assert plan is not None
     return plan.terms
@@ -147,7 +147,7 @@ def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> No
         rules = [Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()]
         near = MemoryCounters(clock)
         limits = Limiter(near if counters == "near" else shared, clock, rules=RuleSet.of(rules))
-        doors, asked, passed = Entrances(limits), 0, 0
+        doors, asked, passed = EntryPoints(limits), 0, 0
         for size in (10, 7, 1, 20, 3, 1, 12):
             asked += size
             passed += doors.admit_at_once("send", User("acme", "ann"), size)[0]
@@ -187,7 +187,7 @@ def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_u
         rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
         async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limiter:
             counters.mood = "away"
-            doors, operator = Entrances(limiter), User("", _without_a_share(limiter))
+            doors, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
 
             async def passed(calls: int) -> int:
                 return [refusal(await doors.decide("admin", operator)) for _ in range(calls)].count(None)

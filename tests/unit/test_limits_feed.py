@@ -17,20 +17,20 @@ from holdfast import telemetry
 from holdfast.errors import Unavailable
 from holdfast.limits.changes import RuleChange
 from holdfast.limits.disk import RulesFile
-from holdfast.limits.feed import Feed, FeedSettings
-from holdfast.limits.rules import RuleSet, Snapshot
-from holdfast.limits.rulestore.contract import Head, Ring
+from holdfast.limits.feed import FeedSettings, RuleFeed
+from holdfast.limits.rules import RuleSet, RuleSnapshot
+from holdfast.limits.rulestore.contract import ChangeNotification, RuleLogHead
 from holdfast.limits.rulestore.reading import heard_ring, ring_of
-from holdfast.limits.rulestore.redis import RedisBell
+from holdfast.limits.rulestore.redis import RedisNotifications
 from holdfast.verify import virtual
 
 
-def feed_of(log: Log, file: Path | None = None) -> tuple[Feed, list[RuleSet]]:
+def feed_of(log: Log, file: Path | None = None) -> tuple[RuleFeed, list[RuleSet]]:
     applied: list[RuleSet] = []
-    return Feed(log, [log], applied.append, virtual.LoopClock(), file), applied
+    return RuleFeed(log, [log], applied.append, virtual.LoopClock(), file), applied
 
 
-def limit_of(feed: Feed, resource: str = "a") -> int | None:
+def limit_of(feed: RuleFeed, resource: str = "a") -> int | None:
     rule = feed.rules.lookup("acme", resource)
     return rule.limit if rule is not None else None
 
@@ -55,8 +55,8 @@ def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
 class Clinging(Log):
     """Its doorbell does not end when it is asked to for the first time."""
 
-    async def rings(self) -> AsyncIterator[Ring]:  # type: ignore[override]
-        async for ring in self.bell.rings():
+    async def rings(self) -> AsyncIterator[ChangeNotification]:  # type: ignore[override]
+        async for ring in self.bell.notifications():
             yield ring
             try:
                 await asyncio.Event().wait()
@@ -108,7 +108,7 @@ def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
             first = log.put("a", 5)
             log.put("a", 5, deleted=True)
             await asyncio.sleep(0.2)
-            feed.rung(Ring(1, 1, first, log.store))
+            feed.on_notification(ChangeNotification(1, 1, first, log.store))
             assert limit_of(feed) is None
             await asyncio.sleep(30)
             assert limit_of(feed) is None
@@ -295,7 +295,7 @@ def test_a_doorbell_that_was_away_is_heard_again() -> None:
 
 
 class SlowLog(Log):
-    async def head(self) -> Head:
+    async def head(self) -> RuleLogHead:
         await asyncio.sleep(0.005)
         return await super().head()
 
@@ -318,7 +318,7 @@ class FalteringLog(Log):
 
     looks = 0
 
-    async def head(self) -> Head:
+    async def head(self) -> RuleLogHead:
         self.looks += 1
         await asyncio.sleep(0.3)
         if self.looks % 2 == 0:
@@ -352,12 +352,12 @@ class BrokenLog(Log):
 
     broken = False
 
-    async def head(self) -> Head:
+    async def head(self) -> RuleLogHead:
         if self.broken:
             raise ValueError("a foreign error")
         return await super().head()
 
-    def rings(self) -> AsyncIterator[Ring]:
+    def rings(self) -> AsyncIterator[ChangeNotification]:
         if self.broken:
             raise ValueError("a foreign error")
         return super().rings()
@@ -412,7 +412,7 @@ def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -
             applied.append(rules)
 
         log.put("a", 5)
-        async with Feed(log, [log], apply, virtual.LoopClock()) as feed:
+        async with RuleFeed(log, [log], apply, virtual.LoopClock()) as feed:
             await asyncio.sleep(1.5)
             assert applied[-1] is feed.rules
             assert limit_of(feed) == 5
@@ -428,7 +428,7 @@ class NewerLog(Log):
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
         return [each for each in await super().changes_after(seq, limit) if each.rule.resource != self.unreadable]
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> RuleSnapshot:
         all_of_them = await super().snapshot()
         rules = tuple(rule for rule in all_of_them.rules if rule.resource != self.unreadable)
         return structs.replace(all_of_them, rules=rules, whole=len(rules) == len(all_of_them.rules))
@@ -455,15 +455,17 @@ def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on() -> 
 
 def test_a_ring_that_cannot_be_understood_still_rings() -> None:
     newer = '{"seq":9,"rule":{"epoch":3,"algorithm":"of_next_year"}}'
-    assert ring_of(newer, "ours") == Ring(3, 9, store="ours"), "the follower goes past it, and other nodes may read it"
+    assert ring_of(newer, "ours") == ChangeNotification(3, 9, store="ours"), (
+        "the follower goes past it, and other nodes may read it"
+    )
     assert heard_ring(newer).rule is None
     assert heard_ring(b"\xff").rule is None
 
 
-def foreign(log: Log, resource: str, limit: int, epoch: int = 1, version: int = 9, seq: int = 7) -> Ring:
+def foreign(log: Log, resource: str, limit: int, epoch: int = 1, version: int = 9, seq: int = 7) -> ChangeNotification:
     """What another deployment rings on the doorbell it shares with ours."""
     rule = structs.replace(log.changes[0].rule, resource=resource, limit=limit, epoch=epoch, version=version)
-    return Ring(epoch, seq, rule, "theirs")
+    return ChangeNotification(epoch, seq, rule, "theirs")
 
 
 def test_the_rings_of_another_store_change_nothing_whatever_their_epoch() -> None:
@@ -473,8 +475,8 @@ def test_the_rings_of_another_store_change_nothing_whatever_their_epoch() -> Non
         feed, applied = feed_of(log)
         async with feed:
             for epoch in (1, 99):
-                log.bell.ring(foreign(log, "a", 999, epoch))
-                log.bell.ring(foreign(log, "b", 1, epoch))
+                log.bell.notify(foreign(log, "a", 999, epoch))
+                log.bell.notify(foreign(log, "b", 1, epoch))
             await asyncio.sleep(30)
             assert (limit_of(feed, "a"), limit_of(feed, "b"), len(applied)) == (5, None, 1)
             assert feed.rules.digest == (await log.head()).digest
@@ -488,7 +490,7 @@ def test_a_ring_that_does_not_say_whose_it_is_only_makes_us_read() -> None:
         log.put("a", 5)
         feed, _ = feed_of(log)
         async with feed:
-            feed.rung(structs.replace(foreign(log, "a", 999), store=""))
+            feed.on_notification(structs.replace(foreign(log, "a", 999), store=""))
             assert limit_of(feed) == 5
             log.put("b", 6, ring=False)
             await asyncio.sleep(0.2)
@@ -505,7 +507,7 @@ def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then() -> N
         feed, _ = feed_of(log)
         starting = asyncio.create_task(feed.__aenter__())
         await asyncio.sleep(0.001)
-        log.bell.ring(foreign(log, "a", 999))
+        log.bell.notify(foreign(log, "a", 999))
         log.put("a", 50)
         log.lag = 2
         await starting
@@ -525,7 +527,9 @@ def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_a
         feed, _ = feed_of(log)
         async with feed:
             for second in range(70):  # goes on ringing, which proves nothing either
-                feed.rung(structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store))
+                feed.on_notification(
+                    structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store)
+                )
                 await asyncio.sleep(1)
             assert limit_of(feed) == 5
             assert feed.rules.digest == (await log.head()).digest
@@ -582,7 +586,7 @@ def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> N
         log.put("a", 5)
         feed, _ = feed_of(log, file)
         async with feed:
-            feed.rung(structs.replace(foreign(log, "a", 999, epoch=99), store=log.store))
+            feed.on_notification(structs.replace(foreign(log, "a", 999, epoch=99), store=log.store))
             await asyncio.sleep(8.1)
         log.away = log.deaf = True
         again, _ = feed_of(log, file)
@@ -709,7 +713,7 @@ def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: p
         log = Log()
         async with (
             asyncio.timeout(600),
-            Feed(log, [RedisBell("redis://127.0.0.1:1")], lambda _: None, virtual.LoopClock()),
+            RuleFeed(log, [RedisNotifications("redis://127.0.0.1:1")], lambda _: None, virtual.LoopClock()),
         ):
             pass
 

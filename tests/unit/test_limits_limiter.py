@@ -19,12 +19,18 @@ from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidCheck
 from holdfast.limits import limiter as limiting
 from holdfast.limits import plans as planning
-from holdfast.limits.asgi import RateLimited as RateLimitedApp
+from holdfast.limits.asgi import RateLimitMiddleware as RateLimitedApp
 from holdfast.limits.batch import BatchSettings
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Announced, Ask, Key, Taken
+from holdfast.limits.counters.contract import (
+    KEYS_PER_CALL_MAX,
+    CounterKey,
+    CounterRequest,
+    CounterResponse,
+    NodesAnnounced,
+)
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
 from holdfast.verify import virtual
 
@@ -330,11 +336,11 @@ class Telling(Shared):
         self.resets: list[bytes] = []
         self.told: dict[str, int] = {}
 
-    async def reset(self, key: Key) -> bool:
+    async def reset(self, key: CounterKey) -> bool:
         self.resets.append(self.name(key))
         return await super().reset(key)
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         announced = await super().announce(node, ttl_seconds)
         since, self.told[node] = self.told.get(node, 0), len(self.resets)
         return announced._replace(resets=frozenset(self.resets[since:]))
@@ -345,7 +351,9 @@ def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
 
     async def main() -> None:
         counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
-        nodes = [Limiter(counters, virtual.LoopClock(), rules=rules, place=Place(name)) for name in ("here", "there")]
+        nodes = [
+            Limiter(counters, virtual.LoopClock(), rules=rules, place=NodeIdentity(name)) for name in ("here", "there")
+        ]
         here, there = nodes
         async with here, there:
             for node in nodes:
@@ -417,7 +425,7 @@ def test_who_was_asked_about_lately_is_remembered_longest() -> None:
 class Wild(Shared):
     """Raises what no contract names when a node says that it lives."""
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         if self.mood == "wild":
             raise ValueError("a foreign error")
         return await super().announce(node, ttl_seconds)
@@ -640,14 +648,14 @@ def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
     async def main() -> None:
         counters = Shared()
         limits = limiter(counters, rule(10))
-        first = [limits.check_soon("acme", "send", "ann") for _ in range(15)]
+        first = [limits.check_optimistic("acme", "send", "ann") for _ in range(15)]
         assert all(d.allowed and d.decided_by == "counted_later" for d in first), "one round trip's worth slips through"
         await asyncio.sleep(0.01)
         assert len(counters.calls) == 1
-        later = limits.check_soon("acme", "send", "ann")
+        later = limits.check_optimistic("acme", "send", "ann")
         assert (later.allowed, later.decided_by) == (False, "denial_cache")
         exact = limiter(MemoryCounters(virtual.LoopClock()), rule(10))
-        assert [exact.check_soon("acme", "send", "ann").allowed for _ in range(12)] == [True] * 10 + [False] * 2
+        assert [exact.check_optimistic("acme", "send", "ann").allowed for _ in range(12)] == [True] * 10 + [False] * 2
 
     virtual.run(main())
 
@@ -658,15 +666,15 @@ def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_
         counters.mood = "away"
         limits = limiter(counters, rule(100))
         for _ in range(10):
-            limits.check_soon("acme", "send", "warm")
+            limits.check_optimistic("acme", "send", "warm")
             await asyncio.sleep(0.01)
         assert limits.counters_state == "down"
-        decisions = [limits.check_soon("acme", "send", "ann") for _ in range(500)]
+        decisions = [limits.check_optimistic("acme", "send", "ann") for _ in range(500)]
         assert allowed(decisions) == 100
         counters.mood = "well"
         for _ in range(30):
             await asyncio.sleep(0.1)
-            limits.check_soon("acme", "send", "warm")
+            limits.check_optimistic("acme", "send", "warm")
         assert limits.counters_state == "up"
 
     virtual.run(main())
@@ -680,8 +688,8 @@ def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_wi
         begun = []
         for _ in range(4):
             begun.append(limits.begin_check("acme", "send", "ann"))
-            limits.check_soon("acme", "send", "ann")
-            limits.check_soon("acme", "send", "ann")
+            limits.check_optimistic("acme", "send", "ann")
+            limits.check_optimistic("acme", "send", "ann")
         assert len(asyncio.all_tasks()) == tasks
         decisions = await asyncio.gather(*[each for each in begun if isinstance(each, asyncio.Future)])
         assert [d.allowed for d in decisions] == [True] * 2 + [False] * 2, "the eight were allowed already"
@@ -696,7 +704,7 @@ def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobod
         counters.mood = "away"
         limits = limiter(counters, rule(10))
         for _ in range(8):
-            limits.check_soon("acme", "send", "ann")
+            limits.check_optimistic("acme", "send", "ann")
         assert allowed(await ask(limits, 4)) == 2
 
     virtual.run(main())
@@ -708,7 +716,7 @@ def test_checks_whose_askers_do_not_wait_are_bounded(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         limits = limiter(Shared(), rule(100))
         for _ in range(2):  # what was counted makes room
-            decided = [limits.check_soon("acme", "send", "ann").decided_by for _ in range(7)]
+            decided = [limits.check_optimistic("acme", "send", "ann").decided_by for _ in range(7)]
             assert decided == ["counted_later"] * 5 + ["local_share"] * 2
             await asyncio.sleep(1)
 
@@ -751,7 +759,7 @@ def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.Mon
         limits = limiter(Shared(), rule(10))
         learn = limits._learn
 
-        def learn_but_of_bob(plan: Any, ask: Ask, *rest: Any) -> Any:
+        def learn_but_of_bob(plan: Any, ask: CounterRequest, *rest: Any) -> Any:
             if ask.key[1] == "bob":
                 raise ZeroDivisionError
             return learn(plan, ask, *rest)
@@ -762,7 +770,7 @@ def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.Mon
             ann, bob, cid = await asyncio.gather(*checks, return_exceptions=True)
         assert isinstance(ann, Decision) and isinstance(bob, ZeroDivisionError) and isinstance(cid, Decision)
         assert len(logs) == 1
-        limits.check_soon("acme", "send", "bob")
+        limits.check_optimistic("acme", "send", "bob")
         await asyncio.sleep(0.01)
         assert limits._counted_later == 0, "what nobody waits for makes room, however it ended"
 
@@ -771,7 +779,7 @@ def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.Mon
 
 def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:
     class Broken(Shared):
-        def take(self, entries: Sequence[Sequence[Ask]]) -> Awaitable[Taken]:  # type: ignore[override]
+        def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:  # type: ignore[override]
             raise ZeroDivisionError
 
     async def main() -> None:
@@ -814,7 +822,7 @@ def test_with_counters_in_this_process_nothing_ever_waits() -> None:
         rules=RuleSet.of([rule(2), rule(1, "hold", algorithm="concurrency", window_seconds=60.0)]),
     )
     assert [d.allowed for _ in range(3) if (d := limits.try_check("acme", "send", "ann"))] == [True, True, False]
-    held, refused = limits.try_check("acme", "hold", "ann"), limits.check_soon("acme", "hold", "ann")
+    held, refused = limits.try_check("acme", "hold", "ann"), limits.check_optimistic("acme", "hold", "ann")
     assert held is not None and held.allowed and held.hold
     assert (refused.allowed, refused.hold) == (False, "")
 
@@ -845,7 +853,7 @@ def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
 
     async def main() -> None:
         class Quick(Shared):
-            async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+            async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
                 taken = await MemoryCounters.take(self, entries)
                 answered = asyncio.get_running_loop().create_future()
                 thread = threading.Thread(target=loop.call_soon_threadsafe, args=(answered.set_result, taken))

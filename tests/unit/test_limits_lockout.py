@@ -9,7 +9,7 @@ from msgspec import structs
 
 from holdfast.errors import InvalidRule
 from holdfast.limits.entrances import questions
-from holdfast.limits.lockout import ADMIN, DOOR, keep_open, locks_out
+from holdfast.limits.lockout import ADMIN, ADMIN_RESOURCES, keep_open, locks_out
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 
@@ -55,7 +55,7 @@ def test_ten_calls_in_every_minute_are_enough(rule: Rule) -> None:
 def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
     """Any rules and one more: it is refused just when it locks out, or lets a rule answer that does."""
     chance = random.Random(7)
-    resources = [*DOOR, "admin:keys", "admin:key/x", "send:user", "b*", "*", "adm*", "admin*"]
+    resources = [*ADMIN_RESOURCES, "admin:keys", "admin:key/x", "send:user", "b*", "*", "adm*", "admin*"]
     refused = 0
     for _ in range(2_000):
         rules = {
@@ -66,12 +66,12 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
         before, after = RuleSet.of(rules.values()), RuleSet.of({**rules, made.resource: made}.values())
         rule = after.lookup(*ADMIN)
         has_door = after.get(ADMIN) is not None
-        judged = [made] if made.resource in DOOR and not made.deleted else []
+        judged = [made] if made.resource in ADMIN_RESOURCES and not made.deleted else []
         if rule is not None and rule != before.lookup(*ADMIN):
             judged.append(rule)
         shuts = has_door and any(map(locks_out, judged))
         try:
-            keep_open([made], [rule for name, rule in rules.items() if name in DOOR])
+            keep_open([made], [rule for name, rule in rules.items() if name in ADMIN_RESOURCES])
             assert not shuts
         except InvalidRule:
             assert shuts
@@ -85,7 +85,7 @@ def test_what_was_shut_before_stops_no_other_change() -> None:
     keep_open([structs.replace(TOO_FEW, deleted=True)], [structs.replace(ENOUGH, limit=1), TOO_FEW])
 
 
-@pytest.mark.parametrize("resource", [name for name in DOOR if name != ADMIN.resource])
+@pytest.mark.parametrize("resource", [name for name in ADMIN_RESOURCES if name != ADMIN.resource])
 def test_a_wildcard_that_would_lock_operators_out_is_refused_also_while_another_rule_answers(resource: str) -> None:
     with pytest.raises(InvalidRule, match="lock operators out"):
         keep_open([structs.replace(TOO_FEW, resource=resource)], [ENOUGH])

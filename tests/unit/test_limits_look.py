@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from holdfast.clock import ManualClock
 from holdfast.errors import InternalError, RateLimited
-from holdfast.limits.algorithms import CODES, Terms
-from holdfast.limits.counters.contract import Adjustment, Ask
+from holdfast.limits.algorithms import CODES, LimitParams
+from holdfast.limits.counters.contract import Adjustment, CounterRequest
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.counters.table import CounterTable
-from holdfast.limits.entrances import Entrances, LimitedSends
+from holdfast.limits.entrances import AdmissionControl, EntryPoints
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.rules import Algorithm, Rule, RuleSet, Stamp
+from holdfast.limits.rules import Algorithm, Rule, RuleSet, RuleVersion
 from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody
 
@@ -40,7 +40,7 @@ class Life:
         self.version += 1
         limit, window = self.rng.choice([1, 2, 5, 10, 50]), self.rng.choice([100.0, 1000.0, 60_000.0, 3_600_000.0])
         burst = self.rng.choice([0, 0, 3, 50]) if self.algorithm == "token_bucket" else 0
-        self.terms = Terms(self.algorithm, Stamp(1, self.version), limit, window, burst or limit)
+        self.terms = LimitParams(self.algorithm, RuleVersion(1, self.version), limit, window, burst or limit)
 
     def step(self) -> None:
         rng = self.rng
@@ -52,18 +52,18 @@ class Life:
             if rng.random() < 0.3:
                 self.table.adjust(Adjustment(KEY, self.terms, released=hold), self.now)
             else:
-                self.table.take(Ask(KEY, self.terms, hold=hold, spent=rng.choice([0, 1])), self.now)
+                self.table.take(CounterRequest(KEY, self.terms, hold=hold, spent=rng.choice([0, 1])), self.now)
             return
         cost, times = rng.randint(1, self.terms.capacity), rng.randint(0, 4)
         spent = rng.choice([0, 0, times])
-        self.table.take(Ask(KEY, self.terms, cost, times, rng.choice([0, 0, 5]), spent=spent), self.now)
+        self.table.take(CounterRequest(KEY, self.terms, cost, times, rng.choice([0, 0, 5]), spent=spent), self.now)
         given = Adjustment(KEY, self.terms, given=rng.randint(1, 5), taken_at=self.now - rng.randint(0, 2000))
         charged = Adjustment(KEY, self.terms, charged=rng.randint(1, 50))
         self.table.adjust(rng.choice([given, charged]), self.now)
 
     def admits_one(self, hold: str) -> bool:
         named = hold if self.algorithm == "concurrency" else ""
-        return self.table.take(Ask(KEY, self.terms, hold=named), self.now).admitted == 1
+        return self.table.take(CounterRequest(KEY, self.terms, hold=named), self.now).admitted == 1
 
 
 @pytest.mark.parametrize("algorithm", CODES)
@@ -96,10 +96,10 @@ class Taken:
         self.senders.append(sender.user_id)
 
 
-async def send_all(doors: Entrances, senders: list[str]) -> tuple[list[str], list[Outcome]]:
+async def send_all(doors: EntryPoints, senders: list[str]) -> tuple[list[str], list[Outcome]]:
     """Sends of one turn: who was let in, and what the others were told."""
     taken, told = Taken(), list[Outcome]()
-    sends = LimitedSends(taken, doors)
+    sends = AdmissionControl(taken, doors)
     for name in senders:
         sends.submit(SendBody("m", "chat", "hello"), User("acme", name), "socket", 1.0, told.append)
     await asyncio.sleep(0)
@@ -115,7 +115,7 @@ def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grant
 ) -> None:
     clock = ManualClock()
     rules = [Rule("*", "send:user", "token_bucket", 3000, 60.0), Rule("*", "send:tenant", algorithm, 5, 60.0)]
-    doors = Entrances(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
+    doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
     admitted, told = asyncio.run(send_all(doors, ["ann"] * 12))
     assert len(admitted) == 5
     assert len(told) == 7 and all(isinstance(each, RateLimited) for each in told)
@@ -123,7 +123,7 @@ def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grant
 
 
 def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_else_his_answer() -> None:
-    class Broken(Entrances):
+    class Broken(EntryPoints):
         def admit_at_once(
             self, entrance: object, who: User, count: int, address: str = ""
         ) -> tuple[int, RateLimited | None]:

@@ -13,7 +13,7 @@ from holdfast.clock import ManualClock
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.limiter_settings import LimiterSettings
-from holdfast.limits.rules import Algorithm, Rule, RuleSet, Snapshot
+from holdfast.limits.rules import Algorithm, Rule, RuleSet, RuleSnapshot
 from holdfast.verify import virtual
 
 ALGORITHMS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window", "concurrency"]
@@ -25,8 +25,8 @@ def rule(limit: int, version: int, algorithm: Algorithm = "fixed_window", epoch:
 
 def lost_and_survived(lost: Rule, survivor: Rule) -> tuple[RuleSet, RuleSet]:
     """What a node has before and after a failover that lost ``lost``."""
-    before = RuleSet().merge_snapshot(Snapshot(1, 9, (lost,), store="ours"))
-    return before, before.merge_snapshot(Snapshot(2, 8, (survivor,), store="ours"))
+    before = RuleSet().merge_snapshot(RuleSnapshot(1, 9, (lost,), store="ours"))
+    return before, before.merge_snapshot(RuleSnapshot(2, 8, (survivor,), store="ours"))
 
 
 async def admitted(limits: Limiter, times: int) -> int:

@@ -10,8 +10,8 @@ import pytest
 from limitworld import Members
 
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
-from holdfast.limits.membership import Membership
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.membership import NodeMembership
 from holdfast.limits.rules import Algorithm, Rule, RuleSet
 from holdfast.verify import virtual
 
@@ -25,7 +25,7 @@ def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(ou
 
     async def main() -> None:
         counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
-        crowd = [Limiter(counters, virtual.LoopClock(), rules=rules, place=Place(f"n{n}")) for n in range(NODES)]
+        crowd = [Limiter(counters, virtual.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(NODES)]
         for limits in crowd:
             await limits.__aenter__()
             await asyncio.sleep(0.1)
@@ -51,7 +51,13 @@ def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_the
 
         def crowd(count: int) -> list[Limiter]:
             return [
-                Limiter(counters, virtual.LoopClock(), rules=rules, place=Place(f"n{n}"), file=tmp_path / f"n{n}.json")
+                Limiter(
+                    counters,
+                    virtual.LoopClock(),
+                    rules=rules,
+                    place=NodeIdentity(f"n{n}"),
+                    file=tmp_path / f"n{n}.json",
+                )
                 for n in range(count)
             ]
 
@@ -88,7 +94,7 @@ def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorithm: Alg
     async def main() -> None:
         counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
         async with AsyncExitStack() as stack:
-            crowd = [Limiter(counters, virtual.LoopClock(), rules=rules, place=Place(f"n{n}")) for n in range(6)]
+            crowd = [Limiter(counters, virtual.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(6)]
             for limits in crowd:
                 await stack.enter_async_context(limits)
             await asyncio.sleep(1.5)
@@ -151,8 +157,8 @@ def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(tmp_path
 def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
     async def main() -> None:
         counters, settings = Members(), LimiterSettings(heartbeat_seconds=1.0, node_ttl_seconds=5.0)
-        async with Limiter(counters, virtual.LoopClock(), settings, place=Place("a")) as alive:
-            async with Limiter(counters, virtual.LoopClock(), settings, place=Place("b")):
+        async with Limiter(counters, virtual.LoopClock(), settings, place=NodeIdentity("a")) as alive:
+            async with Limiter(counters, virtual.LoopClock(), settings, place=NodeIdentity("b")):
                 await asyncio.sleep(1.5)
             assert alive.nodes == 2
             await asyncio.sleep(8)
@@ -164,7 +170,7 @@ def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
 
 
 def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> None:
-    members, named = Membership(5.0, "n0"), True
+    members, named = NodeMembership(5.0, "n0"), True
 
     def seen(count: int, now: float) -> None:
         members.seen(count, [f"n{n}" for n in range(count)] if named else (), now)
@@ -186,7 +192,7 @@ def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> Non
 
 
 def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_for_a_ttl() -> None:
-    members = Membership(5.0, "a")
+    members = NodeMembership(5.0, "a")
     members.seen(2, ["a", "b"], 0.0)
     for now in (1.0, 5.9):
         members.seen(2, ["a", "c"], now)
@@ -197,7 +203,7 @@ def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_fo
 
 def test_who_was_missed_before_an_outage_is_not_missed_during_it() -> None:
     """Fewer are believed after a whole TTL of answers; the time without any proves nothing."""
-    members = Membership(5.0, "n0", count=10)
+    members = NodeMembership(5.0, "n0", count=10)
     members.seen(3, (), 0.0)
     members.unseen()
     members.seen(3, (), 10.0)

@@ -15,16 +15,18 @@ from msgspec import structs
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits import share as sharing
 from holdfast.limits.algorithms import terms_of
-from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Taken
+from holdfast.limits.counters.contract import Adjustment, CounterRequest, CounterResponse, NodesAnnounced
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Algorithm, Check, Rule, RuleSet
 from holdfast.verify import virtual
 
 
 def node(counters: Shared, rule: Rule, name: str = "a", **settings: Any) -> Limiter:
-    return Limiter(counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), place=Place(name))
+    return Limiter(
+        counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), place=NodeIdentity(name)
+    )
 
 
 async def admitted(limits: Limiter, times: int, subject: str = "ann") -> int:
@@ -256,12 +258,12 @@ def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
 
 def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "TERMS_MAX", 3)
-    share = sharing.LocalShare(100)
+    share = sharing.FallbackLimiter(100)
     share.share_among(5)
     rules = [Rule("acme", f"r{n}", "fixed_window", 10 * (n + 1), 3600.0) for n in range(8)]
     for turn in range(2):
         for n, each in enumerate(rules):
-            ask = Ask((f"r{n}", "ann"), terms_of(each, each.stamp))
+            ask = CounterRequest((f"r{n}", "ann"), terms_of(each, each.stamp))
             assert share.decide_one(each, ask, None, 0.0).limit == 2 * (n + 1), turn
             assert len(share._terms) <= 3
 
@@ -401,7 +403,7 @@ class Hanging(Shared):
         except TimeoutError:
             raise OutcomeUnknown("the counters did not answer") from None
 
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+    async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         self.calls.append(entries)
         await self._answer()
         if self.mood == "away":
@@ -413,7 +415,7 @@ class Hanging(Shared):
         await self._answer()
         return await super().adjust(adjustments)
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         await self._answer()
         return await super().announce(node, ttl_seconds)
 

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.rules import RESERVED, Rule, RuleName, RuleSet, Snapshot, Stamp, is_reached, reserved_beside
+from holdfast.limits.rules import (
+    RESERVED,
+    Rule,
+    RuleName,
+    RuleSet,
+    RuleSnapshot,
+    RuleVersion,
+    is_reached,
+    reserved_beside,
+)
 
 
 def rule(tenant: str, resource: str, limit: int = 100, epoch: int = 1, version: int = 1, deleted: bool = False) -> Rule:
@@ -87,7 +96,7 @@ def test_a_change_leaves_the_old_set_as_it_was() -> None:
 
 def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:
     node = RuleSet(epoch=1).merge(rule("acme", "a", 8, version=8)).merge(rule("acme", "a", 9, version=9))
-    survivor = Snapshot(2, 8, (rule("acme", "a", 8, version=8),))
+    survivor = RuleSnapshot(2, 8, (rule("acme", "a", 8, version=8),))
     node = node.merge_snapshot(survivor)
     assert node.get(RuleName("acme", "a")) == survivor.rules[0]
     again = node.merge(rule("acme", "a", 9, version=9))
@@ -97,16 +106,16 @@ def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:
 
 
 def test_a_lagging_snapshot_neither_takes_back_nor_removes() -> None:
-    lagging = Snapshot(1, 1, (rule("acme", "a", version=1),))
+    lagging = RuleSnapshot(1, 1, (rule("acme", "a", version=1),))
     node = RuleSet(epoch=1).merge(rule("acme", "a", 5, version=2)).merge(rule("acme", "b", version=1))
     assert node.merge_snapshot(lagging) is node
 
 
 def test_a_newer_epochs_lagging_snapshot_keeps_what_is_newer_still() -> None:
     node = RuleSet(epoch=1).merge(rule("acme", "a", 7, epoch=2, version=3))
-    node = node.merge_snapshot(Snapshot(2, 1, (rule("acme", "a", 6, epoch=2, version=2),)))
+    node = node.merge_snapshot(RuleSnapshot(2, 1, (rule("acme", "a", 6, epoch=2, version=2),)))
     found = node.lookup("acme", "a")
-    assert found is not None and found.stamp == Stamp(2, 3)
+    assert found is not None and found.stamp == RuleVersion(2, 3)
 
 
 def test_the_digest_tells_any_difference_and_ignores_order() -> None:
@@ -146,7 +155,7 @@ class Primary:
         self.rules: dict[RuleName, Rule] = {}
         self.log: list[Rule] = []
         self.events: list[Rule] = []
-        self.snapshots: list[Snapshot] = []
+        self.snapshots: list[RuleSnapshot] = []
         self.copy()
 
     def change(self, resource: str, limit: int, deleted: bool) -> None:
@@ -166,7 +175,7 @@ class Primary:
         self.copy()
 
     def copy(self) -> None:
-        self.snapshots.append(Snapshot(self.epoch, len(self.log), tuple(self.rules.values())))
+        self.snapshots.append(RuleSnapshot(self.epoch, len(self.log), tuple(self.rules.values())))
 
 
 steps = st.lists(
@@ -188,18 +197,18 @@ def test_any_order_repetition_and_loss_of_events_and_syncs_ends_in_the_same_rule
         else:
             primary.fail_over(min(step[1], len(primary.log)))
     truth = RuleSet(primary.rules, primary.epoch)
-    seen: list[Rule | Snapshot] = [*primary.events, *primary.snapshots] * 2
+    seen: list[Rule | RuleSnapshot] = [*primary.events, *primary.snapshots] * 2
     for _ in range(3):
         node = RuleSet()
         for item in random.sample(seen, random.randint(0, len(seen))):
             before = node
-            node = node.merge_snapshot(item) if isinstance(item, Snapshot) else node.merge(item)
+            node = node.merge_snapshot(item) if isinstance(item, RuleSnapshot) else node.merge(item)
             never_goes_back(before, node)
             yields_to(node, truth)
         node = node.merge_snapshot(primary.snapshots[-1])
         assert node.digest == truth.digest
         for item in random.sample(seen, random.randint(0, len(seen))):
-            node = node.merge_snapshot(item) if isinstance(item, Snapshot) else node.merge(item)
+            node = node.merge_snapshot(item) if isinstance(item, RuleSnapshot) else node.merge(item)
         assert node.digest == truth.digest
         assert {r.name: r for r in node.all()} == primary.rules
 

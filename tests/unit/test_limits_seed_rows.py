@@ -10,12 +10,12 @@ from limitworld import Log, Shared
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
-from holdfast.limits.changes import Change, Changed
-from holdfast.limits.control import Control
-from holdfast.limits.feed import Feed
+from holdfast.limits.changes import Change, RuleChangeResult
+from holdfast.limits.control import RuleAdmin
+from holdfast.limits.feed import RuleFeed
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import Place
-from holdfast.limits.rules import Rule, RuleSet, Snapshot
+from holdfast.limits.limiter_settings import NodeIdentity
+from holdfast.limits.rules import Rule, RuleSet, RuleSnapshot
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import REGISTRY
 from holdfast.verify import virtual
@@ -36,7 +36,7 @@ def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(redises
     async def main() -> None:
         counters = [Shared() for _ in range(redises)]
         for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
-            place = Place(f"n{index}", region)
+            place = NodeIdentity(f"n{index}", region)
             shared = counters[0 if region == "us-east" else -1]
             nodes.append(Limiter(shared, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=place))
         assert sum([await admitted(node, 80) for node in nodes]) == granted
@@ -55,7 +55,7 @@ def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
             counters = Shared()
             counters.nodes = 5
             async with Limiter(
-                counters, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=Place(f"n{n}", "here")
+                counters, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=NodeIdentity(f"n{n}", "here")
             ) as node:
                 counters.mood = "away"
                 total += await admitted(node, 300)
@@ -67,7 +67,7 @@ def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
 class Busy(Log):
     """While it is being read, somebody changes a rule and rings."""
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> RuleSnapshot:
         found = await super().snapshot()
         await asyncio.sleep(0.1)
         if len(self.changes) == 1:
@@ -82,7 +82,7 @@ def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
     async def main() -> None:
         log = Busy()
         log.put("a", 5)
-        feed = Feed(log, [log], lambda rules: None, virtual.LoopClock(), None)
+        feed = RuleFeed(log, [log], lambda rules: None, virtual.LoopClock(), None)
         async with feed:
             await asyncio.sleep(1)
             found = feed.rules.lookup("acme", "a")
@@ -93,7 +93,7 @@ def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
 
 
 class Away(SqliteRuleStore):
-    async def change(self, change: Change) -> Changed:
+    async def change(self, change: Change) -> RuleChangeResult:
         raise Unavailable("the database of the rules cannot be reached now")
 
 
@@ -106,7 +106,7 @@ def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Pa
     async def main() -> None:
         before, clock = count(), SystemClock()
         async with Away(tmp_path / "limits.db", clock) as away:
-            control = Control(away, clock, "embedded")
+            control = RuleAdmin(away, clock, "embedded")
             with pytest.raises(Unavailable):
                 await control.update({"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga")
         assert count() == before + 1

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.limits.algorithms import terms_of
-from holdfast.limits.counters.contract import Ask, Key
+from holdfast.limits.counters.contract import CounterKey, CounterRequest
 from holdfast.limits.rules import Algorithm, OnStoreFailure, Rule
-from holdfast.limits.share import OPEN_FACTOR, LocalShare
-from holdfast.limits.shortcuts import Bounded
+from holdfast.limits.share import OPEN_FACTOR, FallbackLimiter
+from holdfast.limits.shortcuts import LruDict
 
 SIZE_MAX = 3
 KEYS = st.sampled_from([("r", name) for name in "abcde"])
@@ -23,11 +23,11 @@ class Memory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bounded: Bounded[int] = Bounded(SIZE_MAX)
-        self.pairs: list[tuple[Key, int]] = []
+        self.bounded: LruDict[int] = LruDict(SIZE_MAX)
+        self.pairs: list[tuple[CounterKey, int]] = []
 
     @rule(key=KEYS, value=st.integers(), last=st.booleans())
-    def put(self, key: Key, value: int, last: bool) -> None:
+    def put(self, key: CounterKey, value: int, last: bool) -> None:
         known = [name for name, _ in self.pairs]
         if key in known and not last:
             self.pairs[known.index(key)] = (key, value)
@@ -36,7 +36,7 @@ class Memory(RuleBasedStateMachine):
         (self.bounded.put_last if last else self.bounded.put)(key, value)
 
     @rule(key=KEYS)
-    def drop(self, key: Key) -> None:
+    def drop(self, key: CounterKey) -> None:
         self.pairs = [pair for pair in self.pairs if pair[0] != key]
         self.bounded.drop(key)
 
@@ -62,7 +62,7 @@ class Shares(RuleBasedStateMachine):
         burst = burst if algorithm == "token_bucket" else 0
         self.rule = Rule("*", "r", algorithm, limit, 10.0, burst_size=burst, on_store_failure=failing)
         names = [f"n{n}" for n in range(nodes)]
-        self.nodes = [LocalShare(100, name) for name in names]
+        self.nodes = [FallbackLimiter(100, name) for name in names]
         for node in self.nodes:
             node.share_among(nodes, names)
         self.now = 0.0
@@ -79,7 +79,7 @@ class Shares(RuleBasedStateMachine):
         at %= len(self.nodes)
         for _ in range(times):
             reading = self.nodes[at].decide_one(
-                self.rule, Ask(("r", "ann"), terms_of(self.rule, self.rule.stamp)), None, self.now
+                self.rule, CounterRequest(("r", "ann"), terms_of(self.rule, self.rule.stamp)), None, self.now
             )
             if reading.admitted:
                 self.admitted.append((at, self.now))
@@ -91,7 +91,7 @@ class Shares(RuleBasedStateMachine):
     def settle(self, at: int) -> None:
         """The counters are back: a node owes at most what it admitted since it last told."""
         at %= len(self.nodes)
-        charged = sum(debt.charged for debt in self.nodes[at].debts(self.now, 100))
+        charged = sum(debt.charged for debt in self.nodes[at].pending(self.now, 100))
         assert charged <= self.owed[at] and not self.nodes[at].owes
         self.owed[at] = 0
 
@@ -122,12 +122,12 @@ TestMemory.settings = TestShares.settings = settings(max_examples=40, deadline=N
 def test_shares_of_a_bucket_drain_together_as_fast_as_the_rule_says() -> None:
     """Of 2 a minute each of six nodes would have at least 1; of the burst of 12 each has 2."""
     names, limited = [f"n{n}" for n in range(6)], Rule("acme", "x", "token_bucket", 2, 60.0, burst_size=12)
-    crowd = [LocalShare(10, name) for name in names]
+    crowd = [FallbackLimiter(10, name) for name in names]
     admitted, minutes = 0, 10
     for second in range(minutes * 60):
         for share in crowd:
             share.share_among(6, names)
-            ask = Ask(("r", "a"), terms_of(limited, limited.stamp))
+            ask = CounterRequest(("r", "a"), terms_of(limited, limited.stamp))
             admitted += share.decide_one(limited, ask, None, second * 1000.0).admitted
     bound = limited.capacity + limited.limit * minutes
     assert bound - len(crowd) <= admitted <= bound

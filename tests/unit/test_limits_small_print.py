@@ -11,9 +11,9 @@ from limitworld import Shared
 from msgspec import structs
 
 from holdfast.errors import InvalidCheck
-from holdfast.limits.counters.contract import Ask, Taken
+from holdfast.limits.counters.contract import CounterRequest, CounterResponse
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, Place
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.verify import virtual
 
@@ -23,7 +23,9 @@ QUIET: dict[str, Any] = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0
 
 
 def node(counters: Shared, rule: Rule = RULE, **settings: Any) -> Limiter:
-    return Limiter(counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), Place("a", "eu"))
+    return Limiter(
+        counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), NodeIdentity("a", "eu")
+    )
 
 
 async def admitted(limits: Limiter, times: int) -> int:
@@ -52,7 +54,7 @@ def test_a_peek_shows_what_a_bucket_owes() -> None:
         counters, ann = Shared(), Check("acme", "x", "ann")
         limits = node(counters, Rule("acme", "x", "token_bucket", 5, 60.0))
         for _ in range(19):
-            assert limits.check_soon(*ann).allowed
+            assert limits.check_optimistic(*ann).allowed
         await asyncio.sleep(0.01)
         standing = await limits.peek(ann)
         assert standing is not None
@@ -172,7 +174,7 @@ class Withdrawn(Shared):
 
     withdraw = False
 
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+    async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         if self.withdraw:
             raise asyncio.CancelledError
         return await super().take(entries)

@@ -13,8 +13,8 @@ from limitworld import Log
 from holdfast import telemetry
 from holdfast.cli.operate import alarms
 from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.feed import Feed
-from holdfast.limits.opening import RULES_NAME, LimitsSettings, opened
+from holdfast.limits.feed import RuleFeed
+from holdfast.limits.opening import RULES_NAME, LimitsSettings, open_limits
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.verify import virtual
 
@@ -28,7 +28,7 @@ def test_a_first_start_without_the_database_limits_by_the_rules_to_start_with(
     async def main() -> None:
         if on_disk is not None:
             (tmp_path / RULES_NAME).write_bytes(on_disk)
-        async with opened(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
+        async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
             decisions = [await plane.limiter.check("acme", "send:user", "ann") for _ in range(5_000)]
             assert 0 < sum(decision.allowed for decision in decisions) < 5_000
             assert decisions[0].rule_version == 0, "older than any that an operator made"
@@ -39,7 +39,7 @@ def test_a_first_start_without_the_database_limits_by_the_rules_to_start_with(
 
 def test_who_never_knew_the_rules_says_that_they_are_stale(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
+        async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
             assert plane.dependencies()["rules"] == "stale"
             assert (await plane.health())["rules"] == "stale"
             status = plane.status()
@@ -57,7 +57,7 @@ def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None
         log.put("b", 7)
         log.away = True
         start = [Rule("acme", "a", "token_bucket", 1, 60.0), Rule("acme", "c", "token_bucket", 1, 60.0)]
-        async with Feed(log, [log], applied.append, virtual.LoopClock(), starts_with=start) as feed:
+        async with RuleFeed(log, [log], applied.append, virtual.LoopClock(), starts_with=start) as feed:
             assert {(rule.resource, rule.epoch, rule.version) for rule in applied[0].live()} == {
                 ("a", 0, 0),
                 ("c", 0, 0),
@@ -77,12 +77,12 @@ def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_pat
         log, file = Log(), tmp_path / RULES_NAME
         log.put("a", 5)
         log.put("a", 50)
-        async with Feed(log, [log], lambda rules: None, virtual.LoopClock(), file):
+        async with RuleFeed(log, [log], lambda rules: None, virtual.LoopClock(), file):
             pass
         before = file.read_bytes()
         log.lag, log.lag_seconds = 1, 600.0
         applied: list[RuleSet] = []
-        async with Feed(log, [log], applied.append, virtual.LoopClock(), file) as feed:
+        async with RuleFeed(log, [log], applied.append, virtual.LoopClock(), file) as feed:
             await asyncio.sleep(20)
             assert {rule.limit for rules in applied for rule in rules.all()} == {50}
             assert (feed.from_disk, feed.stale, file.read_bytes()) == (True, True, before)
@@ -94,14 +94,14 @@ def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_pat
     virtual.run(main())
 
 
-def limit_of(feed: Feed) -> int | None:
+def limit_of(feed: RuleFeed) -> int | None:
     rule = feed.rules.lookup("acme", "a")
     return rule.limit if rule is not None else None
 
 
 def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
+        async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
             pass
         assert not (tmp_path / RULES_NAME).exists()
 
@@ -110,10 +110,10 @@ def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
 
 def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(), tmp_path / "whole") as plane:
+        async with open_limits(LimitsSettings(), tmp_path / "whole") as plane:
             assert (await plane.health())["rate_limiting"] == "healthy"
         away = LimitsSettings("redis://127.0.0.1:1/0")
-        async with opened(away, tmp_path / "away", starts_with=DEFAULT_RULES) as plane:
+        async with open_limits(away, tmp_path / "away", starts_with=DEFAULT_RULES) as plane:
             for subject in range(50):
                 assert (await plane.limiter.check("acme", "send:user", str(subject))).degraded
             health = await plane.health()
@@ -124,7 +124,7 @@ def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(tmp_pat
 
 def test_a_decision_names_its_region_also_where_there_is_no_rule(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(region="eu"), tmp_path) as plane:
+        async with open_limits(LimitsSettings(region="eu"), tmp_path) as plane:
             decision = await plane.limiter.check("acme", "unruled", "ann")
             assert (decision.decided_by, decision.region) == ("no_rule", "eu")
 
@@ -133,7 +133,7 @@ def test_a_decision_names_its_region_also_where_there_is_no_rule(tmp_path: Path)
 
 def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) -> None:
     async def name(folder: str, node_id: str = "") -> str:
-        async with opened(LimitsSettings(), tmp_path / folder, node_id) as plane:
+        async with open_limits(LimitsSettings(), tmp_path / folder, node_id) as plane:
             return plane.limiter.place.node
 
     async def main() -> None:
@@ -149,11 +149,11 @@ def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) -> Non
 
 def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
+        async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
             pass
         with closing(apsw.Connection(str(tmp_path / "limits.db"))) as db:
             db.execute("UPDATE rules SET body = replace(body, 'token_bucket', 'gcra') WHERE resource = 'send:user'")
-        async with opened(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as plane:
+        async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as plane:
             assert {rule.resource for rule in plane.limiter.rules.live()} == {
                 rule.resource for rule in DEFAULT_RULES
             } - {"send:user"}

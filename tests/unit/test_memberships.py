@@ -11,7 +11,7 @@ import pytest
 from holdfast.access.proofs import CursorProofs
 from holdfast.errors import InternalError, ServerBusy, Unavailable
 from holdfast.message import Cursor, User
-from holdfast.store.history import History, HistorySettings
+from holdfast.store.history import ChatHistory, HistorySettings
 from holdfast.store.memberships import CHATS_PER_TURN, GATHER_SECONDS, USERS_PER_READ
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
@@ -45,11 +45,11 @@ async def never(user: User, chat_id: str, epoch: int, deadline: float) -> None:
 
 
 def with_history(
-    test: Callable[[Store, History], Coroutine[Any, Any, None]], settings: HistorySettings | None = None
+    test: Callable[[Store, ChatHistory], Coroutine[Any, Any, None]], settings: HistorySettings | None = None
 ) -> None:
     async def main() -> None:
         store = Store()
-        await test(store, History(store, never, CursorProofs(b"test"), LoopClock(), settings))
+        await test(store, ChatHistory(store, never, CursorProofs(b"test"), LoopClock(), settings))
 
     run(main())
 
@@ -59,7 +59,7 @@ def chats_of(user: User, epoch: int = 1) -> Mapping[str, Cursor]:
 
 
 def test_who_asks_in_one_turn_of_the_loop_is_read_together_and_a_read_is_bounded() -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         found = await asyncio.gather(*(history.memberships(user) for user in USERS))
         assert found == [chats_of(user) for user in USERS]
         assert [len(users) for users in store.asked] == [USERS_PER_READ, USERS_PER_READ, 20]
@@ -79,7 +79,7 @@ class Crowded(Store):
 def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
     async def main() -> None:
         store = Crowded()
-        history = History(store, never, CursorProofs(b"test"), LoopClock())
+        history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
         store.seconds = 0.1
         found = await asyncio.gather(*(history.memberships(user) for user in USERS[:8]))
         assert [len(chats) for chats in found] == [CHATS_PER_TURN] * 8
@@ -92,7 +92,7 @@ def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
 def test_who_waits_for_the_reads_of_a_crowd_is_answered_in_time() -> None:
     async def main() -> None:
         store = Crowded()
-        history = History(store, never, CursorProofs(b"test"), LoopClock())
+        history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
         found = await asyncio.gather(*(history.memberships(user) for user in USERS[:20]), return_exceptions=True)
         assert LoopClock().monotonic() == pytest.approx(5.0)
         assert [type(each) for each in found] == [dict] * 12 + [Unavailable] * 8
@@ -106,7 +106,7 @@ def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
     async def main() -> None:
         store = Crowded()
         store.seconds = 0
-        history = History(store, never, CursorProofs(b"test"), LoopClock())
+        history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
         turn = 0
         let_in: list[int] = []
 
@@ -125,7 +125,7 @@ def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
 
 
 def test_resumes_are_read_together_with_those_who_come() -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         resumed, came = await asyncio.gather(history.resume(USERS[0], {}), history.memberships(USERS[1]))
         assert (resumed.joined, came) == ([f"chat of {USERS[0].user_id}"], chats_of(USERS[1]))
         assert sorted(store.asked[0]) == USERS[:2]
@@ -134,7 +134,7 @@ def test_resumes_are_read_together_with_those_who_come() -> None:
 
 
 def test_two_devices_of_one_user_are_one_question() -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         assert await asyncio.gather(*(history.memberships(USERS[0]) for _ in range(2))) == [chats_of(USERS[0])] * 2
         assert store.asked == [[USERS[0]]]
 
@@ -144,7 +144,7 @@ def test_two_devices_of_one_user_are_one_question() -> None:
 def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
     """It may have been read before the event that made them ask."""
 
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         first = asyncio.create_task(history.memberships(USERS[0]))
         await asyncio.sleep(0.5)
         store.epoch = 2
@@ -155,7 +155,7 @@ def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
 
 
 def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_for_that_read() -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         asked = [asyncio.create_task(history.memberships(USERS[0]))]
         for user in USERS[1:3]:
             await asyncio.sleep(GATHER_SECONDS / 10)
@@ -169,7 +169,7 @@ def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_fo
 
 @pytest.mark.parametrize("when", [0.0, 0.5])
 def test_who_gives_up_takes_nobody_along(when: float) -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         waiting = [asyncio.create_task(history.memberships(user)) for user in [*USERS[:3], USERS[0]]]
         await asyncio.sleep(when)
         waiting[0].cancel()
@@ -182,7 +182,7 @@ def test_who_gives_up_takes_nobody_along(when: float) -> None:
 
 @pytest.mark.parametrize("failure", [InternalError, Unavailable, KeyError])
 def test_one_whose_chats_cannot_be_read_keeps_nobody_else_out(failure: type[Exception]) -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         store.broken, store.failure = {USERS[1]}, lambda: failure("damaged")
         found = await asyncio.gather(*(history.memberships(user) for user in USERS[:4]), return_exceptions=True)
         assert isinstance(found[1], InternalError | Unavailable)
@@ -192,7 +192,7 @@ def test_one_whose_chats_cannot_be_read_keeps_nobody_else_out(failure: type[Exce
 
 
 def test_who_is_alone_is_not_read_for_twice() -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         store.broken = {USERS[0]}
         with pytest.raises(InternalError):
             await history.memberships(USERS[0])
@@ -202,7 +202,7 @@ def test_who_is_alone_is_not_read_for_twice() -> None:
 
 
 def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         async def hang(users: Sequence[User]) -> Found:
             await asyncio.sleep(60)
             return {}
@@ -216,7 +216,7 @@ def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
 
 
 def test_who_has_little_time_left_does_not_wait_as_long_as_the_others_may() -> None:
-    async def test(store: Store, history: History) -> None:
+    async def test(store: Store, history: ChatHistory) -> None:
         async def slow(users: Sequence[User]) -> Found:
             await asyncio.sleep(2.4)
             return {user: chats_of(user) for user in users}

@@ -13,9 +13,9 @@ from holdfast.errors import ChatHalted, KeyReused, NotAMember, NotFound
 from holdfast.fanout.gaps import Gaps
 from holdfast.fanout.receipts import Receipts
 from holdfast.ingest.hot import HotChats
-from holdfast.message import SEQUENCE_MAX, Acked, Draft, Entry, Message, User, Watermark
+from holdfast.message import SEQUENCE_MAX, Acked, Draft, LogEntry, Message, User, Watermark
 from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket
-from holdfast.store.numbering import ChatState, Known, number
+from holdfast.store.numbering import ChatState, KnownKey, number
 
 ANN, BOB = User("t", "ann"), User("t", "bob")
 
@@ -140,7 +140,7 @@ SENDS = st.lists(
 def test_numbers_are_dense_and_a_key_is_answered_once_however_sends_are_grouped(groups: list[list[tuple]]) -> None:  # type: ignore[type-arg]
     counters: dict[str, int | None] = {"a": 0, "b": 7, "halted": 3, "lost": None}
     members = {(chat, user) for chat in counters for user in ("ann", "bob")}
-    known = Known({}, members, set(), {})
+    known = KnownKey({}, members, set(), {})
     model: dict[tuple[User, str, str], tuple[str, int]] = {}
     for index, sends in enumerate(groups):
         known.chats = {c: ChatState("t", "by hand" if c == "halted" else None, n, 1) for c, n in counters.items()}
@@ -181,9 +181,9 @@ def _expected(
     return counter + 1
 
 
-def entry(position: int, chat_id: str, sequence: int, sender: str = "ann") -> Entry:
+def entry(position: int, chat_id: str, sequence: int, sender: str = "ann") -> LogEntry:
     message = Message(f"m{position}", chat_id, sequence, "text", sender, f"k{position}", "x", "text/plain", "now")
-    return Entry(position, "t", 1, message)
+    return LogEntry(position, "t", 1, message)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30)), max_size=60), st.integers(1, 5))
@@ -233,7 +233,7 @@ def test_a_sender_hears_of_each_step_once_and_never_of_going_back(marks: list[tu
 
 def test_the_last_number_is_given_and_none_beyond_it() -> None:
     """Beyond it a client in JavaScript could not tell two sequences apart."""
-    known = Known({"a": ChatState("t", None, SEQUENCE_MAX - 1, 1)}, {("a", "ann")}, set(), {})
+    known = KnownKey({"a": ChatState("t", None, SEQUENCE_MAX - 1, 1)}, {("a", "ann")}, set(), {})
     group = [Draft(ANN, "a", f"k{n}", "x", "text/plain", f"m{n}", "now") for n in (1, 2)]
     last, beyond = number(group, known).outcomes
     assert isinstance(last, Acked) and last.message.sequence == SEQUENCE_MAX

@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StateCorrupted
 from holdfast.message import User
 from holdfast.node.revocations_file import open_revocations
-from holdfast.store.changes import Act
+from holdfast.store.changes import CommandContext
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import held
 
@@ -29,7 +29,7 @@ def opened(state: Path, *recorded: str) -> int:
     async def start() -> int:
         async with SqliteStore(state / "chats.db") as store:
             for action in recorded:
-                await store.record(Act(User("", "key_1"), AT, "", operator=True), action, "default/mallory")
+                await store.record(CommandContext(User("", "key_1"), AT, "", operator=True), action, "default/mallory")
             revocations = await open_revocations(state, SystemClock(), store)
             if "user.ban" in recorded:
                 await revocations.add(Revocation("ban", "default", "mallory", "", 0, AT, None))

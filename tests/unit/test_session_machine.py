@@ -16,10 +16,16 @@ from talk import AS_ANN, AT, decoded
 
 from holdfast.errors import HoldfastError, NotAMember, Unavailable
 from holdfast.message import Cursor, Message, MessageKind, Page, ResumeRead
-from holdfast.session.effects import Close, Delivered, Effects, Fetch, FetchResume, ReadOn, StopReading
-from holdfast.session.limits import Backpressure, Inbound, Outbound, Pages, SessionLimits
+from holdfast.session.effects import Close, Delivered, Effects, Fetch, FetchResume, PauseReading, ResumeReading
+from holdfast.session.limits import (
+    BackpressureSettings,
+    InboundSettings,
+    OutboundSettings,
+    PageSettings,
+    SessionSettings,
+)
 from holdfast.session.session import Session
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
     Ack,
@@ -39,14 +45,14 @@ from holdfast.wire.frames import (
     SyncBody,
     SyncRequest,
 )
-from holdfast.wire.run import Run
+from holdfast.wire.run import EncodedRun
 
-LIMITS = SessionLimits(
-    backpressure=Backpressure(
-        inbound=Inbound(max_queue_depth=6),
-        outbound=Outbound(max_buffer_messages=20, max_control_frames=8),
+LIMITS = SessionSettings(
+    backpressure=BackpressureSettings(
+        inbound=InboundSettings(max_queue_depth=6),
+        outbound=OutboundSettings(max_buffer_messages=20, max_control_frames=8),
     ),
-    pages=Pages(default_messages=3, max_messages=3, resume_chats_per_frame=2),
+    pages=PageSettings(default_messages=3, max_messages=3, resume_chats_per_frame=2),
 )
 CHATS = ["chat_a", "chat_b", "chat_c"]
 
@@ -64,15 +70,15 @@ class Store:
         kind: MessageKind = "event" if (chat_id, sequence) in self.events else "text"
         return Message(f"msg_{chat_id}_{sequence}", chat_id, sequence, kind, "bob", None, "x", "text/plain", AT)
 
-    def leave(self, chat_id: str) -> Run:
+    def leave(self, chat_id: str) -> EncodedRun:
         """The user leaves: the chat's next message is the event that says so."""
         self.head[chat_id] += 1
         self.events.add((chat_id, self.head[chat_id]))
         self.members.discard(chat_id)
         return self.run(chat_id, self.head[chat_id], self.head[chat_id])
 
-    def run(self, chat_id: str, first: int, last: int) -> Run:
-        return Run([self.message(chat_id, sequence) for sequence in range(first, last + 1)])
+    def run(self, chat_id: str, first: int, last: int) -> EncodedRun:
+        return EncodedRun([self.message(chat_id, sequence) for sequence in range(first, last + 1)])
 
     def cursor(self, chat_id: str) -> Cursor:
         return Cursor(self.epoch[chat_id], self.head[chat_id])
@@ -268,9 +274,9 @@ class Protocol(RuleBasedStateMachine):
                 case Fetch() | FetchResume():
                     self.fetches.append(effect)
                     assert len(self.fetches) + len(self.read) == 1, "one pull at a time"
-                case StopReading():
+                case PauseReading():
                     self.reading = False
-                case ReadOn():
+                case ResumeReading():
                     self.reading = True
                 case Close(closing=closing):
                     self.closed(closing)
@@ -280,13 +286,13 @@ class Protocol(RuleBasedStateMachine):
                 case _:
                     pass
 
-    def closed(self, closing: Closing) -> None:
+    def closed(self, closing: CloseReason) -> None:
         """The connection is gone: whatever it did not write is lost. The client comes back."""
         last = decoded(self.session.take(1 << 30))
         assert isinstance(last[-1].payload, ConnectionClosing)
         self.note_warnings(last)
         assert closing.reconnect_allowed, "this client breaks no rule"
-        if closing is Closing.SLOW_CONSUMER:
+        if closing is CloseReason.SLOW_CONSUMER:
             assert self.warned_at is not None
             assert self.now - self.warned_at >= 5
         self.connect()
@@ -314,7 +320,7 @@ class Protocol(RuleBasedStateMachine):
             first, last = self.undelivered[chat_id].pop(0)
             if chat_id in self.store.members:
                 run = self.store.run(chat_id, first, last)
-                if self.rng.random() < 0.5 and self.session.deliveries.pass_through(run):
+                if self.rng.random() < 0.5 and self.session.deliveries.deliver_at_once(run):
                     self.client.inbox += decoded([run.data])
                 else:
                     self.carry_out(self.session.deliveries.deliver(run, self.now))
@@ -338,12 +344,12 @@ class Protocol(RuleBasedStateMachine):
         frames = decoded(self.session.take(bytes_max))
         self.note_warnings(frames)
         self.client.inbox += frames
-        self.carry_out(self.session.taken(self.now))
+        self.carry_out(self.session.on_written(self.now))
         self.say([])
 
     @rule()
     def take_run(self) -> None:
-        if (data := self.session.take_run()) is not None:
+        if (data := self.session.take_single()) is not None:
             self.client.inbox += decoded([data])
 
     @rule(count=st.integers(1, 10))
@@ -373,10 +379,10 @@ class Protocol(RuleBasedStateMachine):
         effect, result = self.read.pop(0)
         if isinstance(effect, Fetch):
             assert not isinstance(result, ResumeRead)
-            self.carry_out(self.session.pulled(effect.token, result, self.now))
+            self.carry_out(self.session.on_page(effect.token, result, self.now))
         else:
             assert not isinstance(result, Page)
-            self.carry_out(self.session.pulled(effect.token, result, self.now))
+            self.carry_out(self.session.on_page(effect.token, result, self.now))
 
     @rule()
     def everything_flows(self) -> None:
@@ -405,7 +411,7 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def heads_are_asked(self) -> None:
         for chat_id in list(self.session.chats):
-            self.session.head(chat_id, self.store.cursor(chat_id), self.now)
+            self.session.on_head(chat_id, self.store.cursor(chat_id), self.now)
 
     @rule(chat_id=st.sampled_from(CHATS), heard=st.booleans())
     def member_comes_or_goes(self, chat_id: str, heard: bool) -> None:
@@ -414,11 +420,11 @@ class Protocol(RuleBasedStateMachine):
             event = self.store.leave(chat_id)
             if heard:
                 self.carry_out(self.session.deliveries.deliver(event, self.now))
-            self.carry_out(self.session.membership(chat_id, None, heard=heard))
+            self.carry_out(self.session.on_membership(chat_id, None, heard=heard))
         else:
             self.store.members.add(chat_id)
             epoch = self.rng.choice([0, self.store.epoch[chat_id]])
-            self.carry_out(self.session.membership(chat_id, Cursor(epoch, self.store.head[chat_id])))
+            self.carry_out(self.session.on_membership(chat_id, Cursor(epoch, self.store.head[chat_id])))
 
     @rule(chat_id=st.sampled_from(CHATS))
     def epoch_is_raised(self, chat_id: str) -> None:

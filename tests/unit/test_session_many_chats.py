@@ -27,7 +27,7 @@ def take_resumed(talk: Talk, read: ResumeRead, cursors: Mapping[str, tuple[int, 
             {name: CursorClaim(*cursors[name]) for name in names[at : at + 500]}, more=at + 500 < len(names)
         )
         talk.receive(Resume(request_id="r", payload=body))
-    talk.do(talk.session.pulled(talk.last(FetchResume).token, read, talk.now))
+    talk.do(talk.session.on_page(talk.last(FetchResume).token, read, talk.now))
     answer, *resyncs = bounded(talk.session.take(1 << 30))
     assert isinstance(answer, Resumed)
     return answer, [chat.chat_id for frame in resyncs if isinstance(frame, Resync) for chat in frame.chats]
@@ -86,7 +86,7 @@ def test_heartbeats_name_every_chat_that_is_behind_in_turn() -> None:
     """Each names so many; who is behind in more is asked again soon, about the next ones."""
     talk = Talk({chat_id: Cursor(1, 1) for chat_id in LONG})
     for chat_id in LONG:
-        talk.session.head(chat_id, Cursor(1, 1), talk.now)
+        talk.session.on_head(chat_id, Cursor(1, 1), talk.now)
     named: dict[str, tuple[int, int]] = {}
     for _ in range(60):
         talk.wait(1)

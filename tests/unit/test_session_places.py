@@ -7,8 +7,8 @@ from talk import Talk, message, page, run, sync
 
 from holdfast.errors import NotAMember, Unavailable
 from holdfast.message import Cursor, Message, Page, ResumeRead
-from holdfast.session.effects import Delivered, Fetch, FetchResume, Observed, Sign, Wake, WasRead
-from holdfast.session.places import Place
+from holdfast.session.effects import Delivered, Emit, Fetch, FetchResume, SessionEvent, Wake, WasRead
+from holdfast.session.places import ChatProgress
 from holdfast.wire.frames import (
     Ack,
     AckBody,
@@ -52,7 +52,7 @@ def test_a_cursor_s_proof_is_handed_on() -> None:
     talk = Talk({"chat_1": Cursor(1, 4)})
     talk.receive(SyncRequest(payload=SyncBody("chat_1", 1, 9, proof="ab")))
     assert talk.last(Fetch).proofs == {"chat_1": "ab"}
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 4), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 4), talk.now))
     talk.read()
     cursors = {"chat_1": CursorClaim(1, 9, "cd"), "chat_2": CursorClaim(1, 9)}
     talk.receive(Resume(payload=ResumeBody(cursors)))
@@ -84,7 +84,7 @@ def test_of_a_run_that_overlaps_only_the_rest_is_sent() -> None:
 
 def test_a_gap_makes_the_chat_behind_with_one_resync_and_nothing_more_pushed() -> None:
     talk = Talk().live(4)
-    assert Observed(Sign.FELL_BEHIND) in talk.deliver(run(6))
+    assert Emit(SessionEvent.FELL_BEHIND) in talk.deliver(run(6))
     talk.deliver(run(7))
     talk.deliver(run(9))
     payloads = talk.read()
@@ -127,7 +127,7 @@ def test_a_push_while_the_page_is_read_is_not_lost() -> None:
     talk = Talk({"chat_1": Cursor(1, 4)})
     talk.receive(sync(0))
     talk.deliver(run(5))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 4), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 4), talk.now))
     (sent,) = talk.read()
     assert isinstance(sent, Page)
     assert (sent.through, sent.has_more, sent.head) == (4, True, 5)
@@ -139,7 +139,7 @@ def test_a_push_while_the_page_is_read_is_not_lost() -> None:
 def test_a_push_right_behind_the_page_follows_it_on_the_wire() -> None:
     talk = Talk({"chat_1": Cursor(1, 4)})
     talk.receive(sync(0))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 4), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 4), talk.now))
     talk.deliver(run(5))
     first, second = talk.read()
     assert isinstance(first, Page)
@@ -149,7 +149,7 @@ def test_a_push_right_behind_the_page_follows_it_on_the_wire() -> None:
 def test_a_page_that_could_not_be_read_leaves_the_chat_behind() -> None:
     talk = Talk({"chat_1": Cursor(1, 4)})
     talk.receive(sync(0))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, Unavailable("away"), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, Unavailable("away"), talk.now))
     assert talk.errors() == ["SERVICE_UNAVAILABLE"]
     assert talk.deliver(run(5)) == []
 
@@ -162,7 +162,7 @@ def test_deliveries_of_a_chat_that_is_not_ours_are_ignored() -> None:
 
 def test_who_joins_is_behind_at_the_head_and_told_to_sync() -> None:
     talk = Talk({})
-    assert talk.do(talk.session.membership("chat_1", Cursor(1, 7))) == [Wake()]
+    assert talk.do(talk.session.on_membership("chat_1", Cursor(1, 7))) == [Wake()]
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 7)])]
     assert list(talk.session.chats) == ["chat_1"]
     talk.pull(0, page(0, 7))
@@ -172,16 +172,16 @@ def test_who_joins_is_behind_at_the_head_and_told_to_sync() -> None:
 
 def test_who_joined_by_an_event_keeps_what_was_heard_when_the_epoch_is_met() -> None:
     talk = Talk({})
-    talk.do(talk.session.membership("chat_1", Cursor(0, 7)))
+    talk.do(talk.session.on_membership("chat_1", Cursor(0, 7)))
     talk.receive(sync(0, epoch=0))
     talk.deliver(run(8))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 7, reset=True), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 7, reset=True), talk.now))
     assert [p.has_more for p in talk.read() if isinstance(p, Page)] == [True]
 
 
 def test_who_left_gets_nothing_more() -> None:
     talk = Talk().live(0)
-    talk.do(talk.session.membership("chat_1", None))
+    talk.do(talk.session.on_membership("chat_1", None))
     assert talk.deliver(run(1)) == []
     assert talk.read() == []
     assert list(talk.session.chats) == []
@@ -190,22 +190,22 @@ def test_who_left_gets_nothing_more() -> None:
 def test_a_page_read_before_the_user_left_is_not_shown() -> None:
     talk = Talk()
     talk.receive(sync(0))
-    talk.do(talk.session.membership("chat_1", None))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 4), talk.now))
+    talk.do(talk.session.on_membership("chat_1", None))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 4), talk.now))
     assert talk.errors() == ["NOT_A_MEMBER"]
 
 
 def test_who_left_while_behind_is_told_to_sync_and_learns_it_from_the_refusal() -> None:
     talk = Talk().live(0)
     talk.deliver(run(2))
-    talk.do(talk.session.membership("chat_1", None))
+    talk.do(talk.session.on_membership("chat_1", None))
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 2)])]
 
 
 def test_who_left_while_another_chat_is_pulled_is_told_to_sync() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
     talk.receive(sync(0, chat_id="chat_2"))
-    talk.do(talk.session.membership("chat_1", None))
+    talk.do(talk.session.on_membership("chat_1", None))
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 4)])]
 
 
@@ -213,16 +213,16 @@ def test_who_left_while_behind_is_not_told_twice_when_the_answer_to_a_pull_says_
     for frame in (sync(0), Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)}))):
         talk = Talk({"chat_1": Cursor(1, 4)})
         talk.receive(frame)
-        talk.do(talk.session.membership("chat_1", None))
+        talk.do(talk.session.on_membership("chat_1", None))
         assert resyncs(talk.read()) == []
 
 
 def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
     talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2), "chat_2": CursorClaim(1, 2)})))
-    talk.do(talk.session.membership("chat_1", None))
+    talk.do(talk.session.on_membership("chat_1", None))
     pages = [page(2, 4), page(2, 4, chat_id="chat_2")]
-    talk.do(talk.session.pulled(talk.last(FetchResume).token, ResumeRead(pages, [], [], {}), talk.now))
+    talk.do(talk.session.on_page(talk.last(FetchResume).token, ResumeRead(pages, [], [], {}), talk.now))
     (answer,) = talk.read()
     assert isinstance(answer, Resumed)
     assert [chat.chat_id for chat in answer.chats] == ["chat_2"]
@@ -232,10 +232,10 @@ def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
 def test_who_joins_again_while_a_resume_is_read_is_not_told_that_the_chat_is_gone() -> None:
     talk = Talk({})
     talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)})))
-    talk.do(talk.session.membership("chat_1", Cursor(1, 4)))
+    talk.do(talk.session.on_membership("chat_1", Cursor(1, 4)))
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 4)])]
     read = ResumeRead([], [], ["chat_1", "chat_2"], {})
-    talk.do(talk.session.pulled(talk.last(FetchResume).token, read, talk.now))
+    talk.do(talk.session.on_page(talk.last(FetchResume).token, read, talk.now))
     (answer,) = talk.read()
     assert isinstance(answer, Resumed)
     assert answer.gone == ["chat_2"]
@@ -244,8 +244,8 @@ def test_who_joins_again_while_a_resume_is_read_is_not_told_that_the_chat_is_gon
 def test_deliveries_and_memberships_before_the_chats_are_known_are_remembered() -> None:
     talk = Talk(established=False)
     assert talk.deliver(run(5)) == []
-    talk.do(talk.session.membership("chat_2", Cursor(1, 3)))
-    talk.do(talk.session.membership("chat_3", None))
+    talk.do(talk.session.on_membership("chat_2", Cursor(1, 3)))
+    talk.do(talk.session.on_membership("chat_3", None))
     chats = {"chat_1": Cursor(1, 4), "chat_3": Cursor(1, 1)}
     talk.do(talk.session.established(chats, "now"))
     talk.read()
@@ -285,7 +285,7 @@ def test_a_push_while_a_resume_is_read_lists_the_chat_that_seemed_not_to_have_mo
     talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 4)})))
     talk.deliver(run(5))
     read = ResumeRead([], [], [], {"chat_1": Cursor(1, 4)})
-    talk.do(talk.session.pulled(talk.last(FetchResume).token, read, talk.now))
+    talk.do(talk.session.on_page(talk.last(FetchResume).token, read, talk.now))
     (answer,) = talk.read()
     assert isinstance(answer, Resumed)
     assert [(chat.through, chat.has_more, chat.head) for chat in answer.chats] == [(4, True, 5)]
@@ -307,13 +307,13 @@ def test_cursors_over_several_frames_are_answered_once_with_the_last_request() -
     assert talk.count(FetchResume) == 1
     fetch = talk.last(FetchResume)
     assert fetch.cursors == {f"chat_{n}": Cursor(1, 0) for n in range(3)}
-    talk.do(talk.session.pulled(fetch.token, ResumeRead([], [], [], {}), talk.now))
+    talk.do(talk.session.on_page(fetch.token, ResumeRead([], [], [], {}), talk.now))
     assert [frame.request_id for frame in talk.take()] == ["r2"]
 
 
 def test_a_newer_epoch_from_the_store_restarts_the_chat_and_a_heartbeat_names_it() -> None:
     talk = Talk().live(4)
-    talk.session.head("chat_1", Cursor(2, 4), talk.now)
+    talk.session.on_head("chat_1", Cursor(2, 4), talk.now)
     assert talk.deliver(run(5)) == []
     talk.wait(6)
     assert Heartbeat({"chat_1": (2, 5)}) in talk.read()
@@ -328,7 +328,7 @@ def test_after_a_reset_only_what_its_page_holds_was_sent() -> None:
     talk = Talk({"chat_1": Cursor(2, 4)})
     talk.pull(4, page(4, 4, epoch=2))
     talk.receive(sync(9, epoch=1))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 2, head=4, epoch=2, reset=True), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 2, head=4, epoch=2, reset=True), talk.now))
     talk.read()
     talk.receive(Ack(payload=AckBody("chat_1", 2, 3)))
     assert talk.errors() == ["INVALID_MESSAGE"]
@@ -340,15 +340,15 @@ def test_a_chat_that_caught_up_by_itself_is_not_named_in_a_resync() -> None:
     talk.deliver(run(2))
     talk.deliver(run(3, chat_id="chat_2"))
     talk.receive(sync(0))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 2), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 2), talk.now))
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_2", 3)])]
 
 
 def test_a_late_page_of_an_older_epoch_says_there_is_more() -> None:
     talk = Talk()
     talk.receive(sync(0))
-    talk.session.head("chat_1", Cursor(2, 1), talk.now)
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 4), talk.now))
+    talk.session.on_head("chat_1", Cursor(2, 1), talk.now)
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 4), talk.now))
     assert [p.has_more for p in talk.read() if isinstance(p, Page)] == [True]
 
 
@@ -401,7 +401,7 @@ def test_the_frames_of_a_run_are_the_same_bytes_for_every_session() -> None:
 def test_an_error_for_a_pull_names_its_request() -> None:
     talk = Talk()
     talk.receive(sync(0))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, NotAMember("no"), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, NotAMember("no"), talk.now))
     (frame,) = talk.take()
     assert frame.request_id == "r-chat_1-0"
     assert isinstance(frame.payload, Error)
@@ -438,7 +438,7 @@ def test_client_that_lost_messages_and_pulls_them_while_more_are_pushed_ends_com
 
 
 def test_pull_from_another_epoch_stops_pushes_until_the_page_has_reset_the_copy() -> None:
-    place = Place(Cursor(2, 10))
+    place = ChatProgress(Cursor(2, 10))
     place.settle(page(0, 10, epoch=2))
     place.pull(Cursor(2, 9))
     assert place.live
@@ -447,7 +447,7 @@ def test_pull_from_another_epoch_stops_pushes_until_the_page_has_reset_the_copy(
 
 
 def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is_more() -> None:
-    place = Place(Cursor(1, 10))
+    place = ChatProgress(Cursor(1, 10))
     place.hear(11)
     sent = place.settle(page(0, 10))
     assert sent.has_more and sent.head == 11
@@ -459,7 +459,7 @@ def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is
 )
 def test_what_is_read_in_a_chat_joined_while_connected_counts_when_its_epoch_is_known(learned: str) -> None:
     talk = Talk({})
-    talk.do(talk.session.membership("chat_1", Cursor(0, 5)))
+    talk.do(talk.session.on_membership("chat_1", Cursor(0, 5)))
     assert talk.receive(Read(payload=ReadBody("chat_1", 5))) == []
     assert talk.receive(Read(payload=ReadBody("chat_1", 3))) == [], "a watermark only rises"
     match learned:
@@ -470,27 +470,27 @@ def test_what_is_read_in_a_chat_joined_while_connected_counts_when_its_epoch_is_
         case "by a resume without one":
             talk.resume({}, ResumeRead([], ["chat_1"], [], {"chat_1": Cursor(4, 5)}))
         case "by an event":
-            talk.do(talk.session.membership("chat_1", Cursor(4, 5)))
+            talk.do(talk.session.on_membership("chat_1", Cursor(4, 5)))
         case _:
-            talk.do(talk.session.head("chat_1", Cursor(4, 5), talk.now))
+            talk.do(talk.session.on_head("chat_1", Cursor(4, 5), talk.now))
     assert talk.last(WasRead) == WasRead("chat_1", 4, 5) and talk.count(WasRead) == 1
-    talk.do(talk.session.head("chat_1", Cursor(4, 5), talk.now))
+    talk.do(talk.session.on_head("chat_1", Cursor(4, 5), talk.now))
     assert talk.count(WasRead) == 1
     assert talk.receive(Read(payload=ReadBody("chat_1", 4))) == [WasRead("chat_1", 4, 4)]
 
 
 def test_what_was_read_is_forgotten_with_the_chat() -> None:
     talk = Talk({})
-    talk.do(talk.session.membership("chat_1", Cursor(0, 5)))
+    talk.do(talk.session.on_membership("chat_1", Cursor(0, 5)))
     talk.receive(Read(payload=ReadBody("chat_1", 5)))
-    talk.do(talk.session.membership("chat_1", None))
-    talk.do(talk.session.membership("chat_1", Cursor(0, 9)))
-    talk.do(talk.session.head("chat_1", Cursor(4, 9), talk.now))
+    talk.do(talk.session.on_membership("chat_1", None))
+    talk.do(talk.session.on_membership("chat_1", Cursor(0, 9)))
+    talk.do(talk.session.on_head("chat_1", Cursor(4, 9), talk.now))
     assert talk.count(WasRead) == 0
 
 
 def test_a_cursor_beyond_the_chats_end_proves_a_rollback_and_no_delivery() -> None:
     """Acks up to it would be passed over as old news, should the epoch not be raised."""
-    place = Place(Cursor(1, 10))
+    place = ChatProgress(Cursor(1, 10))
     place.pull(Cursor(1, 99))
     assert place.acked == 10

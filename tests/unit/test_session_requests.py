@@ -8,8 +8,8 @@ from talk import Talk, acked, page, run, send, sync
 from holdfast.errors import ChatHalted, InvalidMessage, OutcomeUnknown, ServerBusy, Unauthorized
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.effects import Close, Effect, Fetch, FetchResume, IsTyping, Submit, Verify
-from holdfast.session.limits import Backpressure, Inbound, SessionLimits
-from holdfast.wire.closing import Closing
+from holdfast.session.limits import BackpressureSettings, InboundSettings, SessionSettings
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import (
     Ack,
     AckBody,
@@ -54,18 +54,18 @@ def test_a_send_is_submitted_and_acked_when_it_is_stored() -> None:
     assert isinstance(submit, Submit)
     assert submit.body == send("c7").payload
     assert talk.read() == [], "no ack before the outcome"
-    talk.do(talk.session.sent(submit.token, acked(7), talk.now))
+    talk.do(talk.session.on_send_result(submit.token, acked(7), talk.now))
     (frame,) = talk.take()
     assert frame.request_id == "r-c7"
     assert isinstance(frame.payload, MessageAck)
     assert (frame.payload.sequence, frame.payload.client_message_id) == (7, "c7")
-    assert talk.do(talk.session.sent(submit.token, acked(7), talk.now)) == [], "answered once"
+    assert talk.do(talk.session.on_send_result(submit.token, acked(7), talk.now)) == [], "answered once"
 
 
 def test_a_retry_is_acked_as_deduplicated() -> None:
     talk = Talk()
     talk.receive(send())
-    talk.do(talk.session.sent(talk.last(Submit).token, acked(7, deduplicated=True), talk.now))
+    talk.do(talk.session.on_send_result(talk.last(Submit).token, acked(7, deduplicated=True), talk.now))
     (ack,) = talk.read()
     assert isinstance(ack, MessageAck)
     assert ack.deduplicated
@@ -140,7 +140,7 @@ def test_ten_sends_a_second_are_sustained() -> None:
     talk = Talk()
     for number in range(200):
         talk.receive(send(f"c{number}"))
-        talk.do(talk.session.sent(talk.last(Submit).token, acked(1), talk.now))
+        talk.do(talk.session.on_send_result(talk.last(Submit).token, acked(1), talk.now))
         talk.now += 0.1
     assert talk.count(Submit) == 200
 
@@ -169,12 +169,12 @@ def test_a_flood_of_frames_without_an_answer_is_told_once_a_second() -> None:
 
 def test_pings_count_and_the_refusal_is_told() -> None:
     talk = Talk()
-    assert [talk.session.ping(talk.now) for _ in range(101)] == [True] * 100 + [False]
+    assert [talk.session.on_ping(talk.now) for _ in range(101)] == [True] * 100 + [False]
     assert talk.session.next_tick <= talk.now
     talk.tick()
     assert talk.errors() == ["RATE_LIMITED"]
     talk.now += 1
-    assert talk.session.ping(talk.now)
+    assert talk.session.on_ping(talk.now)
 
 
 def test_the_answer_to_a_heartbeat_is_never_refused() -> None:
@@ -207,7 +207,7 @@ def test_fill_request_queue_verify_server_busy_response() -> None:
     assert isinstance(frame.payload, Error)
     assert (frame.payload.code, frame.payload.retry_after_seconds) == ("SERVER_BUSY", 1)
     assert talk.session.open_requests == 100
-    talk.do(talk.session.sent(talk.last(Submit).token, acked(1), talk.now))
+    talk.do(talk.session.on_send_result(talk.last(Submit).token, acked(1), talk.now))
     talk.now += 1
     talk.receive(send("again"))
     assert talk.count(Submit) == 101
@@ -232,12 +232,12 @@ def test_pulls_are_done_one_at_a_time_in_order() -> None:
     talk.receive(sync(0, chat_id="chat_2"))
     talk.receive(Resume(payload=ResumeBody({})))
     assert talk.count(Fetch) == 1
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 2), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 2), talk.now))
     assert talk.count(Fetch) == 1, "a page counts until it is taken"
     assert isinstance(talk.read()[0], Page)
     assert talk.last(Fetch).chat_id == "chat_2"
     assert talk.count(FetchResume) == 0
-    talk.do(talk.session.pulled(talk.last(Fetch).token, ServerBusy("no"), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, ServerBusy("no"), talk.now))
     assert talk.count(FetchResume) == 1, "an error occupies no page lane"
 
 
@@ -253,7 +253,7 @@ def test_a_pull_waits_two_seconds_at_most() -> None:
     assert isinstance(frame.payload, Error)
     assert (frame.payload.code, frame.request_id) == ("SERVER_BUSY", "r-chat_1-1")
     assert frame.payload.retry_after_seconds == 1
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 0), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 0), talk.now))
     assert len(talk.read()) == 1, "the one under way is not touched"
     assert talk.session.open_requests == 0
 
@@ -261,7 +261,7 @@ def test_a_pull_waits_two_seconds_at_most() -> None:
 def test_a_page_nobody_takes_holds_back_only_pulls() -> None:
     talk = Talk()
     talk.receive(sync(0))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 0), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 0), talk.now))
     talk.receive(sync(0))
     talk.receive(send())
     assert talk.count(Submit) == 1
@@ -272,7 +272,7 @@ def test_a_sync_asks_for_100_messages_unless_it_says_otherwise() -> None:
     talk = Talk()
     talk.receive(SyncRequest(payload=SyncBody("chat_1", 1, 7)))
     assert (talk.last(Fetch).limit, talk.last(Fetch).cursor) == (100, Cursor(1, 7))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(7, 7), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(7, 7), talk.now))
     talk.read()
     talk.receive(sync(7, limit=500))
     assert talk.last(Fetch).limit == 500
@@ -308,23 +308,23 @@ def test_a_refreshed_token_moves_the_expiry() -> None:
     talk.receive(Authenticate(request_id="r", payload=AuthenticateBody("new", "phone")))
     verify = talk.last(Verify)
     assert verify.credential == "new"
-    talk.do(talk.session.authenticated(verify.token, 20.0, talk.now))
+    talk.do(talk.session.on_token_checked(verify.token, 20.0, talk.now))
     assert talk.read() == [Authenticated(20_000)]
     talk.wait(15)
     assert talk.closing is None
     talk.wait(5)
-    assert talk.closing is Closing.TOKEN_EXPIRED
+    assert talk.closing is CloseReason.TOKEN_EXPIRED
 
 
 def test_a_refused_token_leaves_the_old_one() -> None:
     talk = Talk(expires_at=10)
     talk.receive(Authenticate(payload=AuthenticateBody("of bob")))
-    talk.do(talk.session.authenticated(talk.last(Verify).token, Unauthorized("another user"), talk.now))
+    talk.do(talk.session.on_token_checked(talk.last(Verify).token, Unauthorized("another user"), talk.now))
     assert talk.errors() == ["UNAUTHORIZED"]
     talk.wait(9.9)
     assert talk.closing is None
     talk.wait(0.1)
-    assert talk.closing is Closing.TOKEN_EXPIRED
+    assert talk.closing is CloseReason.TOKEN_EXPIRED
 
 
 def test_typing_is_passed_on() -> None:
@@ -336,19 +336,19 @@ def test_typing_is_passed_on() -> None:
 def test_ten_invalid_frames_in_sixty_seconds_close() -> None:
     talk = Talk()
     for _ in range(9):
-        talk.do(talk.session.invalid(InvalidMessage("what?"), "r1", talk.now))
+        talk.do(talk.session.on_invalid_frame(InvalidMessage("what?"), "r1", talk.now))
         talk.now += 6
     assert talk.closing is None
     assert talk.errors() == ["INVALID_MESSAGE"] * 9
-    talk.do(talk.session.invalid(InvalidMessage("what?"), None, talk.now))
-    assert talk.closing is Closing.PROTOCOL_ERROR
+    talk.do(talk.session.on_invalid_frame(InvalidMessage("what?"), None, talk.now))
+    assert talk.closing is CloseReason.PROTOCOL_ERROR
     assert talk.errors() == ["INVALID_MESSAGE"], "the tenth is answered too"
 
 
 def test_invalid_frames_that_are_far_apart_do_not_close() -> None:
     talk = Talk()
     for _ in range(50):
-        talk.do(talk.session.invalid(InvalidMessage("what?"), None, talk.now))
+        talk.do(talk.session.on_invalid_frame(InvalidMessage("what?"), None, talk.now))
         talk.now += 6.7
     assert talk.closing is None
 
@@ -370,8 +370,8 @@ def test_no_silent_message_loss() -> None:
         tokens += [effect.token for effect in talk.receive(frame) if isinstance(effect, Submit)]
     outcomes = [acked(1), ChatHalted("halted"), OutcomeUnknown("who knows")]
     for token, outcome in zip(tokens[:9], outcomes * 3, strict=True):
-        talk.do(talk.session.sent(token, outcome, talk.now))
-    talk.do(talk.session.close(Closing.SERVER_SHUTDOWN, 700))
+        talk.do(talk.session.on_send_result(token, outcome, talk.now))
+    talk.do(talk.session.close(CloseReason.SERVER_SHUTDOWN, 700))
     frames = talk.take()
     assert isinstance(frames[-1].payload, ConnectionClosing)
     answered = [frame.request_id for frame in frames[:-1]]
@@ -384,7 +384,7 @@ def test_no_silent_message_loss() -> None:
     }
     assert len(late) == len(tokens) - 9
     for token in tokens:
-        assert talk.do(talk.session.sent(token, acked(1), talk.now)) == [], "a late outcome goes nowhere"
+        assert talk.do(talk.session.on_send_result(token, acked(1), talk.now)) == [], "a late outcome goes nowhere"
 
 
 def test_before_a_close_pulls_and_refreshes_are_answered_too() -> None:
@@ -393,17 +393,17 @@ def test_before_a_close_pulls_and_refreshes_are_answered_too() -> None:
     talk.receive(sync(1))
     talk.receive(Authenticate(request_id="r-auth", payload=AuthenticateBody("t")))
     fetch, verify = talk.last(Fetch), talk.last(Verify)
-    talk.do(talk.session.close(Closing.ROTATION))
+    talk.do(talk.session.close(CloseReason.ROTATION))
     frames = talk.take()
     assert [frame.request_id for frame in frames] == ["r-chat_1-0", "r-chat_1-1", "r-auth", None]
     assert {f.payload.code for f in frames[:-1] if isinstance(f.payload, Error)} == {"SERVICE_UNAVAILABLE"}
     late: list[Effect] = [
-        *talk.do(talk.session.pulled(fetch.token, page(0, 3), talk.now)),
-        *talk.do(talk.session.pulled(fetch.token, ResumeRead([], [], [], {}), talk.now)),
-        *talk.do(talk.session.authenticated(verify.token, 5.0, talk.now)),
+        *talk.do(talk.session.on_page(fetch.token, page(0, 3), talk.now)),
+        *talk.do(talk.session.on_page(fetch.token, ResumeRead([], [], [], {}), talk.now)),
+        *talk.do(talk.session.on_token_checked(verify.token, 5.0, talk.now)),
         *talk.receive(send()),
-        *talk.do(talk.session.invalid(InvalidMessage("x"), None, talk.now)),
-        *talk.do(talk.session.membership("chat_2", Cursor(1, 1))),
+        *talk.do(talk.session.on_invalid_frame(InvalidMessage("x"), None, talk.now)),
+        *talk.do(talk.session.on_membership("chat_2", Cursor(1, 1))),
         *talk.do(talk.session.ephemeral("key", b"x")),
         *talk.deliver(run(1)),
     ]
@@ -413,14 +413,16 @@ def test_before_a_close_pulls_and_refreshes_are_answered_too() -> None:
 
 def test_a_second_close_does_nothing() -> None:
     talk = Talk()
-    assert talk.do(talk.session.close(Closing.SERVER_SHUTDOWN, 100, "bye"))[-1] == Close(Closing.SERVER_SHUTDOWN)
-    assert talk.do(talk.session.close(Closing.ROTATION)) == []
+    assert talk.do(talk.session.close(CloseReason.SERVER_SHUTDOWN, 100, "bye"))[-1] == Close(
+        CloseReason.SERVER_SHUTDOWN
+    )
+    assert talk.do(talk.session.close(CloseReason.ROTATION)) == []
     (words,) = talk.read()
     assert words == ConnectionClosing("server_shutdown", "bye", True, 100, {})
 
 
 def test_the_queue_is_bounded_by_its_setting() -> None:
-    talk = Talk(limits=SessionLimits(Backpressure(inbound=Inbound(max_queue_depth=3))))
+    talk = Talk(limits=SessionSettings(BackpressureSettings(inbound=InboundSettings(max_queue_depth=3))))
     for number in range(5):
         talk.receive(send(f"c{number}"))
     assert talk.count(Submit) == 3

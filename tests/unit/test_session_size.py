@@ -10,12 +10,12 @@ from talk import AS_ANN, AT, page, sync
 
 from holdfast.message import Cursor
 from holdfast.session.effects import Fetch
-from holdfast.session.limits import SessionLimits
+from holdfast.session.limits import SessionSettings
 from holdfast.session.session import Session
 from holdfast.wire.frames import HeartbeatAck
 
 SESSIONS = 500
-LIMITS = SessionLimits()
+LIMITS = SessionSettings()
 CHATS = [f"chat_{n:026d}" for n in range(3)]
 
 
@@ -27,9 +27,9 @@ def idle_session(number: int, rng: random.Random) -> Session:
     for chat_id in CHATS:
         (fetch,) = session.receive(sync(1000 + number, chat_id=chat_id), now)
         assert isinstance(fetch, Fetch)
-        session.pulled(fetch.token, page(1000 + number, 1000 + number, chat_id=chat_id), now)
+        session.on_page(fetch.token, page(1000 + number, 1000 + number, chat_id=chat_id), now)
         session.take(1 << 20)
-        session.taken(now)
+        session.on_written(now)
     for beat in range(1, 4):
         session.tick(now + 30 * beat)
         session.take(1 << 20)

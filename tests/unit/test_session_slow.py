@@ -8,11 +8,11 @@ import pytest
 from talk import Talk, page, run, send, sync
 
 from holdfast.message import Cursor, Message
-from holdfast.session.effects import Close, Effect, Fetch, Observed, ReadOn, Sign, StopReading, Wake
+from holdfast.session.effects import Close, Effect, Emit, Fetch, PauseReading, ResumeReading, SessionEvent, Wake
 from holdfast.session.lanes import Lanes
-from holdfast.session.limits import Backpressure, Inbound, Outbound, SessionLimits
-from holdfast.session.slow import MOVES, Action, Flow, IllegalMove, Seen, SlowConsumer
-from holdfast.wire.closing import Closing
+from holdfast.session.limits import BackpressureSettings, InboundSettings, OutboundSettings, SessionSettings
+from holdfast.session.slow import MOVES, BufferEvent, Flow, IllegalMove, SlowConsumer, SlowConsumerAction
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import ChatHead, ConnectionClosing, Error, HeartbeatAck, Resync
 
 
@@ -46,17 +46,17 @@ def outlive(talk: Talk, seconds: float) -> list[Effect]:
 
 def test_above_80_percent_it_is_logged_once() -> None:
     talk = filled(800)
-    assert talk.count(Observed) == 0
+    assert talk.count(Emit) == 0
     talk.deliver(run(801))
     talk.deliver(run(802))
-    assert [e.sign for e in talk.effects if isinstance(e, Observed)] == [Sign.BUFFER_ABOVE_WARNING]
+    assert [e.sign for e in talk.effects if isinstance(e, Emit)] == [SessionEvent.BUFFER_ABOVE_WARNING]
     drain(talk, 10)
     for sequence in range(803, 820):
         talk.deliver(run(sequence))
-    assert talk.count(Observed) == 1, "not again until the buffer has been empty"
+    assert talk.count(Emit) == 1, "not again until the buffer has been empty"
     talk.read()
     filled_again = [talk.deliver(run(sequence)) for sequence in range(820, 820 + 801)]
-    assert Observed(Sign.BUFFER_ABOVE_WARNING) in filled_again[-1]
+    assert Emit(SessionEvent.BUFFER_ABOVE_WARNING) in filled_again[-1]
 
 
 @pytest.mark.seed("000 confirmation: slow consumer receives SLOW_CONSUMER before disconnect")
@@ -66,17 +66,17 @@ def test_slow_consumer_receives_slow_consumer_before_disconnect() -> None:
     assert isinstance(first, Error), "the warning overtakes the 950 messages"
     assert (first.code, first.grace_period_seconds, first.retryable) == ("SLOW_CONSUMER", 5, True)
     talk.wait(10)
-    assert talk.closing is Closing.SLOW_CONSUMER
+    assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
 @pytest.mark.seed("000 confirmation: fill outbound buffer, verify warning, verify disconnect after grace")
 def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> None:
     talk = filled(950)
-    assert Observed(Sign.SLOW_CONSUMER_WARNED) not in talk.effects
-    assert Observed(Sign.SLOW_CONSUMER_WARNED) in talk.deliver(run(951))
+    assert Emit(SessionEvent.SLOW_CONSUMER_WARNED) not in talk.effects
+    assert Emit(SessionEvent.SLOW_CONSUMER_WARNED) in talk.deliver(run(951))
     talk.wait(4.9)
     assert talk.closing is None
-    assert talk.wait(0.1)[-1] == Close(Closing.SLOW_CONSUMER)
+    assert talk.wait(0.1)[-1] == Close(CloseReason.SLOW_CONSUMER)
     payloads = talk.read()
     closing = payloads[-1]
     assert isinstance(closing, ConnectionClosing)
@@ -97,7 +97,9 @@ def test_bounded_buffer(size: int) -> None:
 
 
 def test_bytes_bound_the_buffer_as_messages_do() -> None:
-    talk = Talk(limits=SessionLimits(Backpressure(outbound=Outbound(max_buffer_bytes=100_000)))).live(0)
+    talk = Talk(limits=SessionSettings(BackpressureSettings(outbound=OutboundSettings(max_buffer_bytes=100_000)))).live(
+        0
+    )
     for sequence in range(1, 200):
         talk.deliver(run(sequence, content="x" * 2000))
         assert talk.session.waiting_bytes <= 100_000
@@ -114,7 +116,7 @@ def test_backpressure_signaled(pace: float) -> None:
         talk.tick(pace or 0.01)
         if talk.closing is None:
             talk.receive(HeartbeatAck())
-    assert talk.closing is Closing.SLOW_CONSUMER
+    assert talk.closing is CloseReason.SLOW_CONSUMER
     assert talk.now - warned_at >= 5
 
 
@@ -134,8 +136,8 @@ def test_while_slow_no_body_is_queued_and_heads_are_remembered() -> None:
 def test_drained_below_80_percent_it_goes_on_with_a_resync() -> None:
     talk = filled(951)
     drain(talk, 151)
-    talk.do(talk.session.taken(talk.now))
-    assert Observed(Sign.SLOW_CONSUMER_RECOVERED) in talk.effects
+    talk.do(talk.session.on_written(talk.now))
+    assert Emit(SessionEvent.SLOW_CONSUMER_RECOVERED) in talk.effects
     outlive(talk, 20)
     assert talk.closing is None
     assert Resync([ChatHead("chat_1", 951)]) in talk.read()
@@ -159,7 +161,7 @@ def test_a_new_low_of_5_percent_starts_the_grace_again() -> None:
     outlive(talk, 4.5)
     assert talk.closing is None
     outlive(talk, 1)
-    assert talk.closing is Closing.SLOW_CONSUMER
+    assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
 def test_less_than_5_percent_is_no_new_low() -> None:
@@ -167,11 +169,13 @@ def test_less_than_5_percent_is_no_new_low() -> None:
     outlive(talk, 4)
     drain(talk, 49)
     outlive(talk, 1.1)
-    assert talk.closing is Closing.SLOW_CONSUMER
+    assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
 def test_sixty_seconds_in_all_are_the_most() -> None:
-    limits = SessionLimits(Backpressure(outbound=Outbound(new_low_percent=1, warning_threshold_percent=10)))
+    limits = SessionSettings(
+        BackpressureSettings(outbound=OutboundSettings(new_low_percent=1, warning_threshold_percent=10))
+    )
     talk = filled(951, Talk(limits=limits).live(0))
     for _ in range(14):
         outlive(talk, 4)
@@ -179,7 +183,7 @@ def test_sixty_seconds_in_all_are_the_most() -> None:
     assert talk.closing is None
     drain(talk, 10)
     outlive(talk, 4.1)
-    assert talk.closing is Closing.SLOW_CONSUMER
+    assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
 def test_a_run_that_does_not_fit_into_a_buffer_that_is_not_full_is_left_to_sync_without_a_warning() -> None:
@@ -192,8 +196,8 @@ def test_a_run_that_does_not_fit_into_a_buffer_that_is_not_full_is_left_to_sync_
 def test_pages_and_control_frames_never_make_a_client_slow() -> None:
     talk = filled(900)
     talk.receive(sync(0))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 500, head=900), talk.now))
-    assert Observed(Sign.SLOW_CONSUMER_WARNED) not in talk.effects
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 500, head=900), talk.now))
+    assert Emit(SessionEvent.SLOW_CONSUMER_WARNED) not in talk.effects
 
 
 def test_ephemeral_frames_keep_the_newest_of_their_key() -> None:
@@ -211,7 +215,7 @@ def test_ephemeral_frames_are_dropped_above_half_and_never_make_slow() -> None:
     talk = filled(500)
     for number in range(1000):
         talk.do(talk.session.ephemeral(("typing", str(number)), b"\x81\x01x"))
-    assert talk.count(Observed) == 0
+    assert talk.count(Emit) == 0
     assert len(talk.session._deliveries.lanes.ephemeral or ()) == 256, "the bound of their lane"
     before = talk.session.waiting_bytes
     talk.deliver(run(501))
@@ -224,7 +228,7 @@ def test_the_order_on_the_wire_is_control_page_deliveries_ephemeral() -> None:
     talk.do(talk.session.ephemeral(("typing",), b'\x81\x24{"type":"ephemeral","payload":{"a":1}}'))
     talk.deliver(run(1))
     talk.receive(sync(0, chat_id="chat_2"))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 1, chat_id="chat_2"), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 1, chat_id="chat_2"), talk.now))
     talk.receive(send(content=""))
     kinds = [chunk.split(b'"type":"')[1].split(b'"')[0] for chunk in talk.session.take(1 << 20)]
     assert kinds == [b"error", b"sync_response", b"message", b"ephemeral"]
@@ -242,72 +246,72 @@ def test_take_gives_about_as_much_as_asked_in_whole_frames() -> None:
 def test_a_run_passes_the_lanes_only_where_nothing_waits_in_them_and_it_comes_next() -> None:
     talk = Talk().live(0)
     outbound = talk.session.deliveries
-    assert not outbound.pass_through(run(1, chat_id="chat_9"))
-    assert not outbound.pass_through(run(2))
-    assert outbound.pass_through(run(1))
-    assert not outbound.pass_through(run(1)), "it was"
+    assert not outbound.deliver_at_once(run(1, chat_id="chat_9"))
+    assert not outbound.deliver_at_once(run(2))
+    assert outbound.deliver_at_once(run(1))
+    assert not outbound.deliver_at_once(run(1)), "it was"
     talk.deliver(run(2))
     talk.deliver(run(3))
-    assert not outbound.pass_through(run(4)), "what waits goes first"
+    assert not outbound.deliver_at_once(run(4)), "what waits goes first"
     talk.session.take(1)
-    assert not outbound.pass_through(run(4)), "what still waits after a take, too"
+    assert not outbound.deliver_at_once(run(4)), "what still waits after a take, too"
     talk.read()
-    assert outbound.pass_through(run(4))
+    assert outbound.deliver_at_once(run(4))
     talk.receive(send(kind="image/png"))
-    assert not outbound.pass_through(run(5)), "an answer waits"
+    assert not outbound.deliver_at_once(run(5)), "an answer waits"
     talk.read()
     talk.deliver(run(5))
     assert [p.sequence for p in talk.read() if isinstance(p, Message)] == [5]
-    talk.do(talk.session.close(Closing.ROTATION))
-    assert not outbound.pass_through(run(6))
+    talk.do(talk.session.close(CloseReason.ROTATION))
+    assert not outbound.deliver_at_once(run(6))
 
 
 def test_take_run_gives_the_one_run_that_waits_and_nothing_where_there_is_more_to_do() -> None:
     talk = Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0)
-    assert talk.session.take_run() is None
+    assert talk.session.take_single() is None
     talk.deliver(run(1))
-    assert talk.session.take_run() == run(1).data
+    assert talk.session.take_single() == run(1).data
     assert talk.session.waiting_messages == talk.session.waiting_bytes == 0
     assert talk.deliver(run(2)) == [Wake()], "woken again after it"
     talk.receive(send(kind="image/png"))
-    assert talk.session.take_run() is None, "an answer waits"
+    assert talk.session.take_single() is None, "an answer waits"
     talk.read()
     talk.deliver(run(3))
     talk.deliver(run(4))
-    assert talk.session.take_run() is None, "two runs wait"
+    assert talk.session.take_single() is None, "two runs wait"
     talk.read()
     talk.deliver(run(5))
     talk.deliver(run(7))
-    assert talk.session.take_run() is None, "a resync waits"
+    assert talk.session.take_single() is None, "a resync waits"
     talk.read()
     talk.receive(sync(0, chat_id="chat_2"))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(0, 0, chat_id="chat_2"), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 0, chat_id="chat_2"), talk.now))
     talk.deliver(run(1, chat_id="chat_2"))
-    assert talk.session.take_run() is None, "a page waits"
+    assert talk.session.take_single() is None, "a page waits"
     talk.read()
     talk.deliver(run(2, chat_id="chat_2"))
     talk.do(talk.session.ephemeral("key", b"\x81\x00"))
-    assert talk.session.take_run() is None, "an ephemeral frame waits"
+    assert talk.session.take_single() is None, "an ephemeral frame waits"
 
 
 def test_a_full_control_lane_stops_reading_and_half_empty_reads_on() -> None:
     talk = Talk()
     sends = (send(f"c{n}", kind="image/png") for n in itertools.count())
     for _ in range(199):
-        assert StopReading() not in talk.receive(next(sends))
-    assert StopReading() in talk.receive(next(sends))
-    assert StopReading() not in talk.receive(next(sends)), "said once"
+        assert PauseReading() not in talk.receive(next(sends))
+    assert PauseReading() in talk.receive(next(sends))
+    assert PauseReading() not in talk.receive(next(sends)), "said once"
     while len(talk.session._deliveries.lanes.control) >= 100:
-        assert talk.count(ReadOn) == 0
+        assert talk.count(ResumeReading) == 0
         talk.take(1)
-    assert talk.count(ReadOn) == 1
+    assert talk.count(ResumeReading) == 1
 
 
 def test_a_client_that_asks_on_without_reading_is_closed() -> None:
     talk = Talk()
     for number in range(600):
         talk.receive(send(f"c{number}", kind="image/png"))
-    assert talk.closing is Closing.OVERLOADED
+    assert talk.closing is CloseReason.OVERLOADED
 
 
 def test_a_forgotten_taken_is_made_up_for_by_the_next_tick() -> None:
@@ -316,12 +320,12 @@ def test_a_forgotten_taken_is_made_up_for_by_the_next_tick() -> None:
         talk.receive(send(f"c{number}", kind="image/png"))
     talk.session.take(1 << 30)
     assert talk.session.next_tick <= talk.now
-    assert ReadOn() in talk.tick()
+    assert ResumeReading() in talk.tick()
 
 
 def test_the_machine_refuses_what_cannot_be_and_changes_nothing() -> None:
-    for flow, seen in itertools.product(Flow, Seen):
-        machine = SlowConsumer(Outbound())
+    for flow, seen in itertools.product(Flow, BufferEvent):
+        machine = SlowConsumer(OutboundSettings())
         machine.flow = flow
         if (flow, seen) in MOVES:
             assert machine._move(seen) is MOVES[flow, seen][1]
@@ -332,29 +336,29 @@ def test_the_machine_refuses_what_cannot_be_and_changes_nothing() -> None:
 
 
 def test_every_way_into_slow_warns_and_the_only_way_out_of_it_to_over_closes() -> None:
-    assert {move[1] for (_, _), move in MOVES.items() if move[0] is Flow.OVER} == {Action.CLOSE}
+    assert {move[1] for (_, _), move in MOVES.items() if move[0] is Flow.OVER} == {SlowConsumerAction.CLOSE}
     into_slow = {action for (flow, _), (to, action) in MOVES.items() if to is Flow.SLOW and flow is not Flow.SLOW}
-    assert into_slow == {Action.WARN}
+    assert into_slow == {SlowConsumerAction.WARN}
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="warning_threshold_percent"):
-        Outbound(warning_threshold_percent=95)
+        OutboundSettings(warning_threshold_percent=95)
     with pytest.raises(ValueError, match="grace_total_seconds"):
-        Outbound(grace_period_seconds=61)
+        OutboundSettings(grace_period_seconds=61)
     with pytest.raises(ValueError, match="max_queue_depth"):
-        Inbound(max_queue_depth=0)
+        InboundSettings(max_queue_depth=0)
 
 
 def test_nothing_waits_after_a_close_but_the_last_words() -> None:
     talk = filled(500)
-    talk.do(talk.session.close(Closing.MEMORY_PRESSURE, 1500))
+    talk.do(talk.session.close(CloseReason.MEMORY_PRESSURE, 1500))
     assert talk.deliver(run(501)) == []
     (words,) = talk.read()
     assert isinstance(words, ConnectionClosing)
     assert (words.reconnect_delay_ms, words.sync_from_sequence) == (1500, {"chat_1": 0})
     assert talk.tick(60) == []
-    assert Wake() not in talk.do(talk.session.taken(talk.now))
+    assert Wake() not in talk.do(talk.session.on_written(talk.now))
 
 
 def test_what_is_ephemeral_waits_for_the_last_delivery() -> None:
@@ -363,6 +367,6 @@ def test_what_is_ephemeral_waits_for_the_last_delivery() -> None:
         lanes.runs.append(waiting)
         lanes.messages += waiting.count
         lanes.bytes += waiting.size
-    lanes.whisper("typing", b"bob types", 10)
+    lanes.enqueue_ephemeral("typing", b"bob types", 10)
     assert lanes.take(1, list) == [run(1).data]
     assert lanes.take(1_000, list) == [run(2).data, b"bob types"]

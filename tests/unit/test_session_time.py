@@ -10,12 +10,12 @@ from talk import Talk, acked, page, run, send, sync
 
 from holdfast.errors import ServerBusy
 from holdfast.message import Cursor, Message, Page
-from holdfast.session.effects import Fetch, Observed, Sign, Submit
-from holdfast.session.heartbeat import Heartbeat as Beats
+from holdfast.session.effects import Emit, Fetch, SessionEvent, Submit
+from holdfast.session.heartbeat import HeartbeatTimer as Beats
 from holdfast.session.heartbeat import Transmission
-from holdfast.session.limits import SessionLimits, Timeouts
-from holdfast.session.places import Place
-from holdfast.wire.closing import Closing
+from holdfast.session.limits import SessionSettings, TimeoutSettings
+from holdfast.session.places import ChatProgress
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import Ack, AckBody, ChatHead, ConnectionClosing, Heartbeat, HeartbeatAck, Resync
 
 
@@ -47,7 +47,7 @@ def test_no_answer_in_ten_seconds_closes_as_idle() -> None:
     talk.wait(39.9)
     assert talk.closing is None
     talk.wait(0.1)
-    assert talk.closing is Closing.IDLE_TIMEOUT
+    assert talk.closing is CloseReason.IDLE_TIMEOUT
     assert isinstance(talk.read()[-1], ConnectionClosing)
 
 
@@ -58,7 +58,7 @@ def test_whatever_is_read_shows_that_the_client_is_there() -> None:
     talk.wait(25)
     assert talk.closing is None
     talk.wait(10)
-    assert talk.closing is Closing.IDLE_TIMEOUT
+    assert talk.closing is CloseReason.IDLE_TIMEOUT
 
 
 SLOW_LINKS = {
@@ -97,7 +97,7 @@ def test_a_heartbeat_s_time_begins_anew_while_what_is_before_it_is_still_leaving
     talk.wait(10)
     assert talk.closing is None, "it has only just left"
     talk.wait(10)
-    assert talk.closing is Closing.IDLE_TIMEOUT
+    assert talk.closing is CloseReason.IDLE_TIMEOUT
 
 
 def test_a_transport_that_takes_no_more_does_not_stop_the_clock() -> None:
@@ -106,7 +106,7 @@ def test_a_transport_that_takes_no_more_does_not_stop_the_clock() -> None:
     talk.wait(39.9)
     assert talk.closing is None
     talk.wait(0.1)
-    assert talk.closing is Closing.IDLE_TIMEOUT
+    assert talk.closing is CloseReason.IDLE_TIMEOUT
 
 
 def test_what_has_not_left_the_transport_is_not_missed_by_its_acks() -> None:
@@ -122,7 +122,7 @@ def test_what_has_not_left_the_transport_is_not_missed_by_its_acks() -> None:
 def test_a_skipped_delivery_is_named_five_seconds_after_the_store_knew_of_it() -> None:
     """Also the last one of a chat, which no later delivery would show."""
     talk = Talk().live(4)
-    talk.session.head("chat_1", Cursor(1, 5), talk.now)
+    talk.session.on_head("chat_1", Cursor(1, 5), talk.now)
     assert beats(stay(talk, 4)) == []
     assert beats(stay(talk, 1)) == [Heartbeat({"chat_1": (1, 5)})]
     assert beats(stay(talk, 30)) == [Heartbeat({"chat_1": (1, 5)})], "again, until the client has it"
@@ -132,7 +132,7 @@ def test_a_skipped_delivery_is_named_five_seconds_after_the_store_knew_of_it() -
 
 def test_a_delivery_on_its_way_is_not_named() -> None:
     talk = Talk().live(4)
-    talk.session.head("chat_1", Cursor(1, 5), talk.now)
+    talk.session.on_head("chat_1", Cursor(1, 5), talk.now)
     talk.wait(2)
     talk.deliver(run(5))
     assert beats(stay(talk, 10)) == [Heartbeat({})]
@@ -141,22 +141,22 @@ def test_a_delivery_on_its_way_is_not_named() -> None:
 def test_a_heartbeat_that_is_due_earlier_does_not_name_it_and_the_next_comes_in_time() -> None:
     talk = Talk().live(4)
     stay(talk, 28)
-    talk.session.head("chat_1", Cursor(1, 5), talk.now)
+    talk.session.on_head("chat_1", Cursor(1, 5), talk.now)
     assert beats(stay(talk, 4)) == [Heartbeat({})]
     assert beats(stay(talk, 1)) == [Heartbeat({"chat_1": (1, 5)})]
 
 
 def test_a_chat_the_client_never_pulled_is_named() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 0)})
-    talk.session.head("chat_1", Cursor(1, 4), talk.now)
-    talk.session.head("chat_2", Cursor(1, 0), talk.now)
+    talk.session.on_head("chat_1", Cursor(1, 4), talk.now)
+    talk.session.on_head("chat_2", Cursor(1, 0), talk.now)
     assert beats(stay(talk, 5)) == [Heartbeat({"chat_1": (1, 4)})]
 
 
 def test_heads_of_chats_that_are_not_ours_or_of_an_older_epoch_say_nothing() -> None:
     talk = Talk({"chat_1": Cursor(3, 0)})
-    talk.session.head("chat_9", Cursor(1, 9), talk.now)
-    talk.session.head("chat_1", Cursor(2, 9), talk.now)
+    talk.session.on_head("chat_9", Cursor(1, 9), talk.now)
+    talk.session.on_head("chat_1", Cursor(2, 9), talk.now)
     assert beats(stay(talk, 30)) == [Heartbeat({})]
 
 
@@ -168,15 +168,15 @@ def test_heartbeats_of_those_who_came_together_are_spread() -> None:
 
 def test_a_connection_is_rotated_after_24_hours() -> None:
     day = 24 * 3600
-    talk = Talk(limits=SessionLimits(timeouts=Timeouts(heartbeat_interval_seconds=2 * day)))
+    talk = Talk(limits=SessionSettings(timeouts=TimeoutSettings(heartbeat_interval_seconds=2 * day)))
     talk.wait(day - 1)
     assert talk.closing is None
     talk.wait(1)
-    assert talk.closing is Closing.ROTATION
+    assert talk.closing is CloseReason.ROTATION
 
 
 def test_rotation_is_spread_over_an_hour_or_so_and_never_early() -> None:
-    limits = SessionLimits(timeouts=Timeouts(heartbeat_interval_seconds=10**6))
+    limits = SessionSettings(timeouts=TimeoutSettings(heartbeat_interval_seconds=10**6))
     times = [Talk(limits=limits, rng=random.Random(seed)).session.next_tick for seed in range(50)]
     assert min(times) >= 24 * 3600
     assert max(times) <= 24 * 3600 * 1.05
@@ -186,7 +186,7 @@ def test_rotation_is_spread_over_an_hour_or_so_and_never_early() -> None:
 def test_an_expired_token_closes_and_lets_the_client_come_back() -> None:
     talk = Talk(expires_at=20)
     talk.wait(20)
-    assert talk.closing is Closing.TOKEN_EXPIRED
+    assert talk.closing is CloseReason.TOKEN_EXPIRED
     words = talk.read()[-1]
     assert isinstance(words, ConnectionClosing)
     assert words.reconnect_allowed
@@ -197,7 +197,7 @@ def busy(talk: Talk, count: int, share: int) -> None:
     for number in range(count):
         talk.receive(send(f"c{number}"))
         outcome = ServerBusy("full") if number % share == 0 else acked(1)
-        talk.do(talk.session.sent(talk.last(Submit).token, outcome, talk.now))
+        talk.do(talk.session.on_send_result(talk.last(Submit).token, outcome, talk.now))
         stay(talk, 1)
 
 
@@ -206,7 +206,7 @@ def test_busy_for_more_than_half_of_thirty_seconds_of_requests_closes_as_overloa
     busy(talk, 29, share=1)
     assert talk.closing is None
     stay(talk, 2)
-    assert talk.closing is Closing.OVERLOADED
+    assert talk.closing is CloseReason.OVERLOADED
 
 
 def test_busy_for_half_of_them_does_not() -> None:
@@ -229,7 +229,7 @@ def test_pulls_that_waited_too_long_count_as_busy() -> None:
         talk.receive(sync(number + 1))
         stay(talk, 2)
     stay(talk, 10)
-    assert talk.closing is Closing.OVERLOADED
+    assert talk.closing is CloseReason.OVERLOADED
 
 
 def test_acks_that_stay_behind_for_sixty_seconds_get_one_resync_then_a_close() -> None:
@@ -239,19 +239,19 @@ def test_acks_that_stay_behind_for_sixty_seconds_get_one_resync_then_a_close() -
     assert not [p for p in payloads if isinstance(p, Resync)]
     payloads = stay(talk, 89)
     assert [p for p in payloads if isinstance(p, Resync)] == [Resync([ChatHead("chat_1", 3)])]
-    assert talk.effects.count(Observed(Sign.ACKS_STALE)) == 1
+    assert talk.effects.count(Emit(SessionEvent.ACKS_STALE)) == 1
     assert talk.closing is None
     stay(talk, 40)
-    assert talk.closing is Closing.STATE_DIVERGED
+    assert talk.closing is CloseReason.STATE_DIVERGED
 
 
 def test_a_client_that_acks_after_the_resync_stays() -> None:
     talk = Talk().live(0)
     talk.deliver(run(1, 3))
     stay(talk, 100)
-    assert talk.count(Observed) == 1
+    assert talk.count(Emit) == 1
     talk.receive(sync(3))
-    talk.do(talk.session.pulled(talk.last(Fetch).token, page(3, 3), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, page(3, 3), talk.now))
     stay(talk, 300)
     assert talk.closing is None
     talk.deliver(run(4))
@@ -265,7 +265,7 @@ def test_a_client_whose_acks_move_is_not_stale() -> None:
         stay(talk, 30)
         talk.receive(Ack(payload=AckBody("chat_1", 1, number)))
     assert talk.closing is None
-    assert talk.count(Observed) == 0
+    assert talk.count(Emit) == 0
 
 
 def test_what_still_waits_in_the_buffer_is_not_missed_by_its_acks() -> None:
@@ -287,12 +287,12 @@ def test_calling_tick_early_is_harmless(early: float) -> None:
 
 def test_a_closed_session_needs_no_tick() -> None:
     talk = Talk()
-    talk.do(talk.session.close(Closing.ROTATION))
+    talk.do(talk.session.close(CloseReason.ROTATION))
     assert talk.session.next_tick == float("inf")
     assert talk.tick(1000) == []
 
 
-def state_of(*things: Place | Beats) -> list[object]:
+def state_of(*things: ChatProgress | Beats) -> list[object]:
     return [deepcopy(getattr(thing, name)) for thing in things for name in thing.__slots__]
 
 
@@ -301,7 +301,7 @@ def state_of(*things: Place | Beats) -> list[object]:
 @pytest.mark.parametrize("heard", range(4))
 def test_a_head_is_known_exactly_if_it_would_change_nothing(lagged: bool, through: int, heard: int) -> None:
     for head in (Cursor(epoch, sequence) for epoch in (1, 2) for sequence in range(5)):
-        place, heartbeat = Place(Cursor(1, 0)), Beats(Timeouts(), first=30)
+        place, heartbeat = ChatProgress(Cursor(1, 0)), Beats(TimeoutSettings(), first=30)
         if lagged:
             heartbeat.compare("chat", place, Cursor(1, 3), now=0)
         place.hear(heard)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.session.limits import Inbound
+from holdfast.session.limits import InboundSettings
 from holdfast.session.work_rate import WorkRate
 
-INBOUND = Inbound()
+INBOUND = InboundSettings()
 BURST, RATE = INBOUND.work_rate_limit_burst, INBOUND.work_rate_limit_per_second
 TICK = 0.25
 READ_MAX = 682
@@ -114,4 +114,4 @@ def test_what_is_read_never_exceeds_burst_rate_and_one_read(reads: list[tuple[in
 )
 def test_a_work_rate_below_the_rates_it_includes_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="work_"):
-        Inbound(**wrong)  # type: ignore[arg-type]
+        InboundSettings(**wrong)  # type: ignore[arg-type]

@@ -21,12 +21,12 @@ from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.secrets import Secrets
 from holdfast.clock import SystemClock
-from holdfast.limits.opening import opened
+from holdfast.limits.opening import open_limits
 from holdfast.node import running
 from holdfast.node.node import Node
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, load, paths
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.webhooks.delivery import Deliveries
+from holdfast.webhooks.delivery import WebhookSender
 
 
 def session_of(node: Node) -> Any:
@@ -73,7 +73,7 @@ def with_node(folder: Path, settings: Settings, look: Callable[[Node], None]) ->
         clock, durability = SystemClock(), settings.durability
         async with (
             SqliteStore(folder / "chats.db", durability.sqlite, durability.chats, clock) as store,
-            opened(settings.limits, folder, "node_1", clock=clock) as limits,
+            open_limits(settings.limits, folder, "node_1", clock=clock) as limits,
         ):
             look(
                 Node(
@@ -127,7 +127,7 @@ def test_so_much_of_an_endpoints_answer_is_read_as_is_set() -> None:
     settings = load(None, {}, {"work.webhooks.answer_bytes_max": 37}).work.webhooks
 
     async def main() -> None:
-        async with Deliveries.opened(None, None, SystemClock(), settings) as deliveries:
+        async with WebhookSender.opened(None, None, SystemClock(), settings) as deliveries:
             assert deliveries._settings.answer_bytes_max == 37
 
     asyncio.run(main())
@@ -150,7 +150,7 @@ def test_rules_are_read_from_the_replica_that_is_set(replica: str, tmp_path: Pat
     settings = load(None, {}, {"limits.rules_url": primary, "limits.replica_url": replica}).limits
 
     async def main() -> None:
-        async with opened(settings, tmp_path) as limits:
+        async with open_limits(settings, tmp_path) as limits:
             assert limits.feed._reader.database.settings.url == (replica or primary)
 
     asyncio.run(main())

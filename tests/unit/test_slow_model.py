@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.session.limits import Outbound
-from holdfast.session.slow import Action, Flow, SlowConsumer
+from holdfast.session.limits import OutboundSettings
+from holdfast.session.slow import Flow, SlowConsumer, SlowConsumerAction
 
-OUTBOUND = Outbound()
+OUTBOUND = OutboundSettings()
 WARNING, CRITICAL = OUTBOUND.warning_threshold_percent, OUTBOUND.critical_threshold_percent
 
 
@@ -31,13 +31,15 @@ class SlowModel(RuleBasedStateMachine):
         """As the session does: what would go above critical is not queued; it is warned of if the buffer is full."""
         if self.fill + amount > CRITICAL:
             if self.fill >= WARNING:
-                assert self.machine.rose_above_critical(self.fill, self.now) is Action.WARN
+                assert self.machine.rose_above_critical(self.fill, self.now) is SlowConsumerAction.WARN
                 self.warned_at, self.seen = self.now, [(self.now, self.fill)]
             return
         self.fill += amount
         if self.fill > WARNING:
             said = self.machine.rose_above_warning()
-            assert said is (Action.NOTHING if self.logged else Action.LOG), "logged once until it has been empty"
+            assert said is (SlowConsumerAction.NOTHING if self.logged else SlowConsumerAction.LOG), (
+                "logged once until it has been empty"
+            )
             self.logged = True
 
     @precondition(lambda self: self.fill)
@@ -46,7 +48,7 @@ class SlowModel(RuleBasedStateMachine):
         self.fill = max(0.0, self.fill - amount)
         said = self.machine.drained(self.fill)
         recovers = self.warned_at is not None and self.fill < WARNING
-        assert said is (Action.RECOVER if recovers else Action.NOTHING)
+        assert said is (SlowConsumerAction.RECOVER if recovers else SlowConsumerAction.NOTHING)
         if recovers:
             self.warned_at, self.logged = None, True
         elif self.warned_at is None and not self.fill and not self.closed:
@@ -60,8 +62,10 @@ class SlowModel(RuleBasedStateMachine):
             return
         self.seen.append((self.now, self.fill))
         said = self.machine.passed(self.fill, self.now)
-        assert said is (Action.CLOSE if self.now >= self.expected_deadline() else Action.NOTHING)
-        if said is Action.CLOSE:
+        assert said is (
+            SlowConsumerAction.CLOSE if self.now >= self.expected_deadline() else SlowConsumerAction.NOTHING
+        )
+        if said is SlowConsumerAction.CLOSE:
             self.closed, self.warned_at = True, None
 
     @precondition(lambda self: self.warned_at is not None and self.fill - 5 >= WARNING)

@@ -35,15 +35,15 @@ from holdfast.limits.rulestore.contract import CHANNEL
 from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK, SCHEMA_LOCK, WRITERS_LOCK
 from holdfast.limits.rulestore.postgres.follower import region_lock
 from holdfast.resilience import BreakerState
-from holdfast.session.effects import Sign
+from holdfast.session.effects import SessionEvent
 from holdfast.settings import paths
 from holdfast.sqlite.backup import MANIFEST
 from holdfast.sqlite.restore import PLAN
 from holdfast.store.state import CHATS_NAME
 from holdfast.verify import history
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, SUBPROTOCOL
-from holdfast.work.job import Action, OnFailure, State
+from holdfast.work.job import FailureAction, OnFailure, State
 from holdfast.work.postgres.seat import _CHANNEL
 from holdfast.work.postgres.store import _MIGRATION_LOCK
 
@@ -61,7 +61,7 @@ def errors(root: type[HoldfastError] = HoldfastError) -> Iterator[str]:
 
 
 def closings() -> Iterator[str]:
-    for closing in Closing:
+    for closing in CloseReason:
         yield f"{closing.code} {closing.reason} reconnect={closing.reconnect_allowed} spread={closing.spread}"
 
 
@@ -74,9 +74,9 @@ def frames() -> Iterator[str]:
 
 
 def enums() -> Iterator[str]:
-    for numbered in (State, OnFailure, Action):
+    for numbered in (State, OnFailure, FailureAction):
         yield f"job {' '.join(f'{each.name}={each.value}' for each in numbered)}"
-    yield f"session {' '.join(sign.value for sign in Sign)}"
+    yield f"session {' '.join(sign.value for sign in SessionEvent)}"
     yield f"breaker {' '.join(state.value for state in BreakerState)}"
 
 
@@ -151,7 +151,7 @@ def schemas() -> Iterator[str]:
 
 def history_tags() -> Iterator[str]:
     for kind in vars(history).values():
-        if isinstance(kind, type) and issubclass(kind, history.Event) and kind is not history.Event:
+        if isinstance(kind, type) and issubclass(kind, history.HistoryEvent) and kind is not history.HistoryEvent:
             yield f"{kind.__struct_config__.tag}: {' '.join(kind.__struct_encode_fields__)}"
 
 

@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 from holdfast import telemetry
 from holdfast.errors import Unavailable
 from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
-from holdfast.gateway.limits import GatewayLimits
+from holdfast.gateway.limits import GatewaySettings
 from holdfast.message import Draft, Outcome
 from holdfast.resilience import BreakerSettings
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.store.guard import Guard
+from holdfast.store.guard import DependencyBreaker
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.virtual import LoopClock, run
 
@@ -112,7 +112,7 @@ def test_damage_to_messages_is_logged_as_critical_and_sev_1(event: Any) -> None:
 
 def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -> None:
     async def story() -> None:
-        Guard("some_store", "no", BreakerSettings(), LoopClock())
+        DependencyBreaker("some_store", "no", BreakerSettings(), LoopClock())
         assert metric("dependency_up", dependency="some_store") == 1
 
     run(story())
@@ -156,7 +156,7 @@ def test_connections_are_closed_for_a_store_that_stays_away_only_if_that_is_set(
     patience: float, closed: tuple[int, str] | None
 ) -> None:
     async def story() -> None:
-        limits = GatewayLimits(upstream_failure_close_seconds=patience)
+        limits = GatewaySettings(upstream_failure_close_seconds=patience)
         async with bench(limits, store=AwayStore()) as parts:
             chat_id = await parts.chat("alice", "bob")
             socket = parts.connect("alice")

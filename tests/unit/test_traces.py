@@ -19,8 +19,8 @@ from rest import serving
 from holdfast import telemetry
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting, HoldfastError, Unavailable
-from holdfast.limits.changes import Change, Changed
-from holdfast.limits.control import Control
+from holdfast.limits.changes import Change, RuleChangeResult
+from holdfast.limits.control import RuleAdmin
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import TraceSettings
 
@@ -42,7 +42,7 @@ def told(span: ReadableSpan) -> tuple[str, object, StatusCode]:
 
 
 class Away(SqliteRuleStore):
-    async def change(self, change: Change) -> Changed:
+    async def change(self, change: Change) -> RuleChangeResult:
         raise Unavailable("the database of the rules cannot be changed now")
 
 
@@ -50,14 +50,14 @@ def test_every_admin_call_is_a_span_with_its_outcome_and_no_name(tmp_path: Path)
     async def scenario() -> None:
         clock = SystemClock()
         async with SqliteRuleStore(tmp_path / "limits.db", clock) as store:
-            control = Control(store, clock, "embedded")
+            control = RuleAdmin(store, clock, "embedded")
             await control.create(RULE, "olga")
             for body in ({**RULE, "expectedVersion": 9}, {**RULE, "limit": -1, "expectedVersion": 1}, RULE):
                 with pytest.raises(HoldfastError):
                     await control.update(body, "olga")
         async with Away(tmp_path / "limits.db", clock) as away:
             with pytest.raises(Unavailable):
-                await Control(away, clock, "embedded").update({**RULE, "expectedVersion": 1}, "olga")
+                await RuleAdmin(away, clock, "embedded").update({**RULE, "expectedVersion": 1}, "olga")
 
     spans = recorded(scenario)
     assert [told(span) for span in spans] == [

@@ -12,24 +12,24 @@ from holdfast.verify.checkers import CHECKERS, check, red
 from holdfast.verify.history import (
     AnyEvent,
     ChatAtEnd,
-    Client,
+    ClientSeen,
     Closed,
     ClosingSaid,
-    Committed,
-    Effect,
+    CommitSeen,
+    CursorMoved,
+    EffectSeen,
     Enqueued,
-    Event,
     Fail,
-    Fault,
+    FaultWindow,
     Held,
     History,
+    HistoryEvent,
     Invoke,
-    Key,
+    KeySeen,
     Level,
     LogAtEnd,
     Logged,
-    Membership,
-    Moved,
+    MembershipSpan,
     Ok,
     Opened,
     PageSeen,
@@ -37,7 +37,7 @@ from holdfast.verify.history import (
     Sighting,
     Tried,
     Unknown,
-    Warned,
+    WarningSeen,
     Whispered,
 )
 from holdfast.verify.invariants import INVARIANTS
@@ -64,31 +64,31 @@ def good() -> dict[str, AnyEvent]:
         for n in (1, 2, 3)
     }
     return {
-        "ann": Client(client="A", tenant="t", user_id="ann", device_id="a"),
-        "bob": Client(client="B", tenant="t", user_id="bob", device_id="b"),
+        "ann": ClientSeen(client="A", tenant="t", user_id="ann", device_id="a"),
+        "bob": ClientSeen(client="B", tenant="t", user_id="bob", device_id="b"),
         "a opens": Opened(at=0, client="A", connection="a1"),
         "send 1": send[1],
-        "commit 1": Committed(at=1.1, chat_id="c", sequence=1),
+        "commit 1": CommitSeen(at=1.1, chat_id="c", sequence=1),
         "ack 1": Ok(at=1.2, op=1, acked=ack(1)),
         "b opens": Opened(at=1.5, client="B", connection="b1"),
         "resume": Invoke(at=1.6, op=10, client="B", verb="resume", cursors={"c": Cursor(1, 0)}),
         "resumed": Ok(at=1.7, op=10, pages=[page(0, 1, head=1)]),
         "send 2": send[2],
-        "commit 2": Committed(at=2.1, chat_id="c", sequence=2),
+        "commit 2": CommitSeen(at=2.1, chat_id="c", sequence=2),
         "ack 2": Ok(at=2.2, op=2, acked=ack(2)),
         "push 2": Pushed(at=2.3, client="B", connection="b1", chat_id="c", message=message(2)),
         "whisper": Whispered(at=2.3, client="B", chat_id="c", kind="typing"),
         "tried": Tried(at=2.3, gateway="g", envelope=1, attempt=3),
-        "moved 1": Moved(at=2.35, client="B", chat_id="c", epoch=1, sequence=1),
-        "moved 2": Moved(at=2.4, client="B", chat_id="c", epoch=1, sequence=2),
+        "moved 1": CursorMoved(at=2.35, client="B", chat_id="c", epoch=1, sequence=1),
+        "moved 2": CursorMoved(at=2.4, client="B", chat_id="c", epoch=1, sequence=2),
         "send 3": send[3],
-        "commit 3": Committed(at=3.1, chat_id="c", sequence=3),
+        "commit 3": CommitSeen(at=3.1, chat_id="c", sequence=3),
         "ack 3": Ok(at=3.2, op=3, acked=ack(3)),
         "sync": Invoke(at=3.5, op=11, client="B", verb="sync", chat_id="c", cursors={"c": Cursor(1, 2)}),
         "synced": Ok(at=3.6, op=11, pages=[page(2, 3, head=3)]),
         "level": Level(at=4, where="b1 messages", value=1000, bound=1000),
-        "stall": Fault(at=3.9, until=9.5, plane="connection", name="stall", clients=["B"]),
-        "warned": Warned(at=4, connection="b1", grace_seconds=5),
+        "stall": FaultWindow(at=3.9, until=9.5, plane="connection", name="stall", clients=["B"]),
+        "warned": WarningSeen(at=4, connection="b1", grace_seconds=5),
         "closing": ClosingSaid(at=9, connection="b1", reason="slow_consumer"),
         "closed": Closed(at=9, client="B", connection="b1", by="server"),
         "log 1": Logged(position=1, chat_id="c", sequence=1),
@@ -101,18 +101,18 @@ def good() -> dict[str, AnyEvent]:
             epoch=1,
             counter=3,
             messages=[message(1), message(2), message(3)],
-            keys=[Key("ann", f"key-{n}", n, f"msg_{n}") for n in (1, 2, 3)],
-            memberships=[Membership(0, "ann", True), Membership(0, "bob", True)],
+            keys=[KeySeen("ann", f"key-{n}", n, f"msg_{n}") for n in (1, 2, 3)],
+            memberships=[MembershipSpan(0, "ann", True), MembershipSpan(0, "bob", True)],
         ),
         "held": Held(
             at=10, client="B", chat_id="c", epoch=1, cursor=3, messages=[(1, "msg_1"), (2, "msg_2"), (3, "msg_3")]
         ),
         "job": Enqueued("ep_1/c", 1),
-        "job effect": Effect("ep_1/c", 1, 1),
+        "job effect": EffectSeen("ep_1/c", 1, 1),
     }
 
 
-def broken(drop: tuple[str, ...] = (), **changes: Event | dict[str, Any]) -> History:
+def broken(drop: tuple[str, ...] = (), **changes: HistoryEvent | dict[str, Any]) -> History:
     """The good history with some events gone, changed in some fields, or replaced; keys use _ for a space."""
     events = good()
     for name in drop:
@@ -131,10 +131,12 @@ def test_a_kept_promise_is_green_and_every_checker_looked_at_something() -> None
 
 def test_who_was_removed_a_moment_ago_may_still_hear_who_types() -> None:
     """Longer while something is broken that keeps the gateway from learning it."""
-    removed = {"memberships": [Membership(0, "ann", True), Membership(0, "bob", True), Membership(3, "bob", False)]}
+    removed = {
+        "memberships": [MembershipSpan(0, "ann", True), MembershipSpan(0, "bob", True), MembershipSpan(3, "bob", False)]
+    }
     unasked = ("sync", "synced")
     assert red(check(broken(unasked, whisper={"at": 30.0}, chat=removed))) == set()
-    down = Fault(at=50, until=61, plane="history", name="down")
+    down = FaultWindow(at=50, until=61, plane="history", name="down")
     assert red(check(broken(unasked, whisper={"at": 60.0}, chat=removed, down=down))) == set()
     assert red(check(broken(unasked, whisper={"at": 60.0}, chat=removed))) == {12}
 
@@ -170,7 +172,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             held={"messages": [(1, "msg_1"), (2, "msg_2"), (3, "msg_3"), (4, "msg_4")]},
         ),
     ),
-    "key and message disagree": ({2}, broken(chat={"keys": [Key("ann", "key-1", 2, "msg_2")]})),
+    "key and message disagree": ({2}, broken(chat={"keys": [KeySeen("ann", "key-1", 2, "msg_2")]})),
     "a number was given twice": (
         {1, 3},
         broken(
@@ -227,7 +229,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     "a slow consumer was never warned": ({7}, broken(drop=("warned",))),
     "a slow consumer was warned again a moment before": (
         {7},
-        broken(warned_again=Warned(at=7, connection="b1", grace_seconds=5)),
+        broken(warned_again=WarningSeen(at=7, connection="b1", grace_seconds=5)),
     ),
     "a request was never answered": ({8}, broken(drop=("ack 3",))),
     "a request was answered late": ({8}, broken(ack_1={"at": 7.0}, sync={"at": 7.1}, synced={"at": 7.2})),
@@ -235,14 +237,14 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         {8},
         broken(
             ack_3=Unknown(at=9.0, op=3, reason="timeout"),
-            fault=Fault(at=2, until=9, plane="durability", name="hang"),
+            fault=FaultWindow(at=2, until=9, plane="durability", name="hang"),
         ),
     ),
     "a broken connection was felt late": (
         {8},
         broken(
             ack_3=Unknown(at=30, op=3, reason="disconnected"),
-            fault=Fault(at=3, until=30, plane="process", name="kill -9"),
+            fault=FaultWindow(at=3, until=30, plane="process", name="kill -9"),
         ),
     ),
     "the server closed without answering first": (
@@ -260,7 +262,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         broken(
             drop=("sync", "synced"),
             ack_3=Unknown(at=12, op=3, reason="timeout"),
-            fault=Fault(at=9, until=12, plane="connection", name="hole", clients=["A"]),
+            fault=FaultWindow(at=9, until=12, plane="connection", name="hole", clients=["A"]),
         ),
     ),
     "a stored message was never published": ({9}, broken(drop=("log 2",))),
@@ -279,28 +281,28 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         {10},
         broken(
             ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
-            fault=Fault(at=3, until=4, plane="fanout", name="registry down"),
+            fault=FaultWindow(at=3, until=4, plane="fanout", name="registry down"),
         ),
     ),
     "one client's failure reached another": (
         {10},
         broken(
             closed={"client": "A", "connection": "a1", "by": "network"},
-            fault=Fault(at=3, until=4, plane="connection", name="cut", clients=["B"]),
+            fault=FaultWindow(at=3, until=4, plane="connection", name="cut", clients=["B"]),
         ),
     ),
     "a durability failure closed a connection": (
         {10},
         broken(
             closing={"reason": "upstream_failure"},
-            fault=Fault(at=3, until=9, plane="durability", name="down"),
+            fault=FaultWindow(at=3, until=9, plane="durability", name="down"),
         ),
     ),
     "a send failed long after its fault": (
         {10},
         broken(
             ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
-            fault=Fault(at=1, until=2.9, plane="durability", name="down"),
+            fault=FaultWindow(at=1, until=2.9, plane="durability", name="down"),
         ),
     ),
     "a full queue without a slow store": ({10}, broken(ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"))),
@@ -317,28 +319,40 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         broken(drop=("closing", "stall"), closed={"by": "client", "why": "the server is silent"}),
     ),
     "another tenant was served": ({12}, broken(bob={"tenant": "other"})),
-    "a non-member was served": ({12}, broken(chat={"memberships": [Membership(0, "ann", True)]})),
+    "a non-member was served": ({12}, broken(chat={"memberships": [MembershipSpan(0, "ann", True)]})),
     "a removed member was pushed to": (
         {12},
         broken(
             drop=("sync", "synced"),
-            chat={"memberships": [Membership(0, "ann", True), Membership(0, "bob", True), Membership(1, "bob", False)]},
+            chat={
+                "memberships": [
+                    MembershipSpan(0, "ann", True),
+                    MembershipSpan(0, "bob", True),
+                    MembershipSpan(1, "bob", False),
+                ]
+            },
             resume={"cursors": {"c": Cursor(1, 1)}},
             resumed={"pages": []},
         ),
     ),
     "another tenant heard who types": (
         {12},
-        broken(eve=Client(client="E", tenant="other", user_id="eve", device_id="e"), whisper={"client": "E"}),
+        broken(eve=ClientSeen(client="E", tenant="other", user_id="eve", device_id="e"), whisper={"client": "E"}),
     ),
     "somebody who never was a member heard who types": (
         {12},
-        broken(eve=Client(client="E", tenant="t", user_id="eve", device_id="e"), whisper={"client": "E"}),
+        broken(eve=ClientSeen(client="E", tenant="t", user_id="eve", device_id="e"), whisper={"client": "E"}),
     ),
     "a removed member wrote": (
         {12},
         broken(
-            chat={"memberships": [Membership(0, "ann", True), Membership(0, "bob", True), Membership(2, "ann", False)]}
+            chat={
+                "memberships": [
+                    MembershipSpan(0, "ann", True),
+                    MembershipSpan(0, "bob", True),
+                    MembershipSpan(2, "ann", False),
+                ]
+            }
         ),
     ),
     "a job's effect is lost": ({11}, broken(drop=("job effect",))),
@@ -366,32 +380,32 @@ EXCUSED: dict[str, History] = {
     ),
     "a durability failure explains a failed send": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
-        fault=Fault(at=3, until=4, plane="durability", name="down"),
+        fault=FaultWindow(at=3, until=4, plane="durability", name="down"),
     ),
     "an open breaker explains a failed send for its rest": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
-        **{f"fault_{n}": Fault(at=0, until=n / 2, plane="durability", name="down") for n in range(5)},
+        **{f"fault_{n}": FaultWindow(at=0, until=n / 2, plane="durability", name="down") for n in range(5)},
     ),
     "what hangs has failed long before it ends": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
-        hangs=Fault(at=-25, until=2.9, plane="durability", name="hang"),
-        **{f"fault_{n}": Fault(at=-28, until=-28, plane="durability", name="down") for n in range(4)},
+        hangs=FaultWindow(at=-25, until=2.9, plane="durability", name="hang"),
+        **{f"fault_{n}": FaultWindow(at=-28, until=-28, plane="durability", name="down") for n in range(4)},
     ),
     "a slow store explains a full queue": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"),
-        fault=Fault(at=3, until=4, plane="durability", name="slow"),
+        fault=FaultWindow(at=3, until=4, plane="durability", name="slow"),
     ),
     "a client may leave": broken(drop=("closing", "stall"), closed={"by": "client"}),
     "a killed process closes without a word": broken(
-        drop=("closing",), closed={"by": "network"}, fault=Fault(at=9, until=10, plane="process", name="kill -9")
+        drop=("closing",), closed={"by": "network"}, fault=FaultWindow(at=9, until=10, plane="process", name="kill -9")
     ),
     "a request of a broken connection is unknown": broken(
         ack_3=Unknown(at=3.1, op=3, reason="disconnected"),
-        fault=Fault(at=3, until=30, plane="process", name="kill -9"),
+        fault=FaultWindow(at=3, until=30, plane="process", name="kill -9"),
     ),
     "while its network is a hole a client's clock stands": broken(
         ack_3=Unknown(at=18, op=3, reason="timeout"),
-        fault=Fault(at=3, until=17, plane="connection", name="hole", clients=["A"]),
+        fault=FaultWindow(at=3, until=17, plane="connection", name="hole", clients=["A"]),
     ),
 }
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.errors import OutcomeUnknown, RateLimited, Unavailable
-from holdfast.verify.faults import Fault, Odds, Plan, faulty
+from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 
 
 class Counter:
@@ -25,8 +25,8 @@ class Counter:
         return len(self.done)
 
 
-def scripted(*faults: Fault, seconds_max: float = 0.0) -> Plan:
-    return Plan(random.Random(1), odds={"add": Odds(seconds_max=seconds_max)}, script={"add": list(faults)})
+def scripted(*faults: Fault, seconds_max: float = 0.0) -> FaultPlan:
+    return FaultPlan(random.Random(1), odds={"add": Odds(seconds_max=seconds_max)}, script={"add": list(faults)})
 
 
 def test_a_failed_call_was_not_made() -> None:
@@ -97,7 +97,7 @@ def test_what_is_not_async_passes_through() -> None:
 
 def test_one_seed_is_one_sequence_of_faults_and_healing_ends_it() -> None:
     async def draw(seed: int) -> list[Fault]:
-        plan = Plan(random.Random(seed), odds={"*": Odds(fail=0.3, hang=0.2, lost_reply=0.2)})
+        plan = FaultPlan(random.Random(seed), odds={"*": Odds(fail=0.3, hang=0.2, lost_reply=0.2)})
         drawn = [plan.next("append")[0] for _ in range(50)]
         assert plan.injected() == sum(fault is not Fault.NONE for fault in drawn)
         plan.heal()

@@ -65,7 +65,7 @@ from holdfast.wire.frames import (
     TypingStart,
     TypingStop,
 )
-from holdfast.wire.run import Run
+from holdfast.wire.run import EncodedRun
 
 AT = "2026-01-01T00:00:00.000Z"
 
@@ -153,7 +153,7 @@ def test_the_header_of_a_text_frame_tells_its_size(size: int) -> None:
 
 
 def test_a_run_is_the_frames_of_its_messages_one_after_the_other() -> None:
-    run = Run([message(4), message(5), message(6)])
+    run = EncodedRun([message(4), message(5), message(6)])
     assert (run.chat_id, run.first, run.last, run.count, run.size) == ("chat_1", 4, 6, 3, len(run.data))
     assert run.data == encode_frame(message(4)) + encode_frame(message(5)) + encode_frame(message(6))
     rest = run.after(4)

@@ -12,8 +12,8 @@ from work_stores import Hand, draft
 
 from holdfast.api.deps import ApiSettings
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.webhooks.contract import Endpoint
-from holdfast.webhooks.reader import Reader
+from holdfast.webhooks.contract import WebhookEndpoint
+from holdfast.webhooks.reader import WebhookReader
 from holdfast.work.contract import Query
 from holdfast.work.job import Policies, Reason
 from holdfast.work.memory import MemoryWork
@@ -132,10 +132,10 @@ def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
         rest.store.on_commit(log.committed)
         endpoints = rest.deps.work.webhooks.endpoints
         long_ago = "2020-01-01T00:00:00.000Z"
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", long_ago))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", long_ago))
         chat = await rest.chat()
         await rest.send(chat, "private words", "k1")
-        await Reader(log, endpoints, jobs, rest.clock).advance(0)
+        await WebhookReader(log, endpoints, jobs, rest.clock).advance(0)
         (waiting,) = await jobs.find(Query())
         shown = [await rest.ask("GET", path, key) for path in ("/admin/jobs", f"/admin/jobs/{waiting.seq}")]
         await jobs.bury([waiting.seq], by="op", why="test")
@@ -183,7 +183,7 @@ def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) 
 
     async def scenario(rest: Rest, jobs: MemoryWork) -> None:
         endpoints, key = rest.deps.work.webhooks.endpoints, rest.admin_key()
-        await endpoints.add(Endpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", "2020"))
+        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", "2020"))
 
         async def never(*_: object, **__: object) -> None:
             await asyncio.Event().wait()

@@ -11,7 +11,7 @@ def test_a_type_that_is_open_elsewhere_is_put_off_by_who_never_ran_it() -> None:
     clock = ManualClock()
     breakers = Breakers(BreakerSettings(), clock)
     breakers.heard({"mail": 5.0})
-    assert breakers.put_off("mail") == 5.0 and breakers.shut() == (["mail"], [])
+    assert breakers.put_off("mail") == 5.0 and breakers.paused_types() == (["mail"], [])
     assert breakers.put_off("order") is None, "another type is none of its business"
     clock.advance(5.0)
-    assert breakers.put_off("mail") is None and breakers.shut() == ([], [])
+    assert breakers.put_off("mail") is None and breakers.paused_types() == ([], [])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.verify.checkers.jobs import Effect, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
 
 
 def history(*effects: tuple[int, int], runs: list[Ran] | None = None, jobs: int = 3) -> JobHistory:
     return JobHistory(
         [Enqueued("s", seq) for seq in range(1, jobs + 1)],
         runs or [],
-        [Effect("s", seq, fence) for seq, fence in effects],
+        [EffectSeen("s", seq, fence) for seq, fence in effects],
     )
 
 
@@ -40,7 +40,7 @@ def test_each_breach_is_red(broken: JobHistory, says: str) -> None:
 
 
 def test_an_unknown_commit_may_or_may_not_have_an_effect() -> None:
-    unsure = JobHistory([Enqueued("s", 1, certain=False), Enqueued("s", 2)], [], [Effect("s", 2, 1)])
+    unsure = JobHistory([Enqueued("s", 1, certain=False), Enqueued("s", 2)], [], [EffectSeen("s", 2, 1)])
     assert effects_once_in_order(unsure).ok
-    unsure.effects.insert(0, Effect("s", 1, 1))
+    unsure.effects.insert(0, EffectSeen("s", 1, 1))
     assert effects_once_in_order(unsure).ok

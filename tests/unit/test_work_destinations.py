@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.work.contract import Want
+from holdfast.work.contract import ClaimRequest
 from holdfast.work.destinations import Destinations, Paces
 from holdfast.work.job import Block, Job
 from holdfast.work.streams import Streams
@@ -139,7 +139,7 @@ def test_a_backlog_of_one_destination_leaves_room_in_memory_for_all_others() -> 
     assert streams.room()[0] > 300
     while asked := streams.backlogs():
         found = [job for key in asked for job in jobs(key.partition("/")[0], int(key.partition("/")[2]))]
-        streams.add_backlog(found, Want(backlogs=asked), through=999_999)
+        streams.add_backlog(found, ClaimRequest(backlogs=asked), through=999_999)
         assert streams.room()[0] > 300
     streams.add(jobs("fast", 999_999))
     assert start_all(streams) == [999_999]
@@ -165,7 +165,7 @@ def test_what_was_held_of_a_full_destination_is_read_a_little_at_a_time_and_in_o
             streams.done(job)
             streams.reported([seq])
             held.discard(seq)
-        asked = Want(backlogs=streams.backlogs())
+        asked = ClaimRequest(backlogs=streams.backlogs())
         waiting = [everything[seq] for seq in sorted(held)]
         found = [
             job for key, after in asked.backlogs.items() for job in waiting if job.stream == key and job.seq > after
@@ -181,7 +181,7 @@ def test_the_followers_of_a_block_are_not_read_to_find_its_head() -> None:
     streams = capped(cap=1, jobs_max=8)
     streams.rewound([Block("slow/a", 5)], {"slow/a": ("hook", "slow")})
     assert streams.backlogs() == {"slow/a": 0}
-    streams.add_backlog(jobs("slow", *range(5, 69), stream="slow/a"), Want(backlogs={"slow/a": 0}), through=100)
+    streams.add_backlog(jobs("slow", *range(5, 69), stream="slow/a"), ClaimRequest(backlogs={"slow/a": 0}), through=100)
     assert start_all(streams) == [5] and streams.backlogs() == {}
     streams.done(streams.started[5])
     assert streams.backlogs() == {"slow/a": 0}
@@ -197,7 +197,7 @@ def test_a_paused_destination_has_no_runner_and_no_memory_and_resumes_with_what_
     streams.rewound([], {"ep/a": ("hook", "ep")})
     streams.add(jobs("ep", 5, stream="ep/a"))
     assert streams.take_held() == [5] and start_all(streams) == [], "a newer job does not overtake the held ones"
-    streams.add_backlog(jobs("ep", 1, 2, 3, 5, stream="ep/a"), Want(backlogs=streams.backlogs()), through=5)
+    streams.add_backlog(jobs("ep", 1, 2, 3, 5, stream="ep/a"), ClaimRequest(backlogs=streams.backlogs()), through=5)
     assert start_all(streams) == [1]
 
 

@@ -43,7 +43,7 @@ from holdfast.work.job import (
     Reason,
     decide,
 )
-from holdfast.work.postgres import SeatSettings
+from holdfast.work.postgres import WorkerSessionSettings
 
 
 def kept(raises: Callable[[], None]) -> Failure:
@@ -141,7 +141,7 @@ def test_a_handler_that_names_no_reason_is_not_believed() -> None:
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
-    seat, worker, policy, handlers = SeatSettings(), WorkerSettings(), Policy(), Handlers()
+    seat, worker, policy, handlers = WorkerSessionSettings(), WorkerSettings(), Policy(), Handlers()
     assert (seat.beat_seconds, seat.dead_after_seconds) == (5, 20)
     assert (seat.no_start_after_seconds, seat.stuck_after_seconds, INBOX_SECONDS) == (15, 30, 7 * 86400)
     assert (worker.poll_min_seconds, worker.poll_max_seconds) == (0.02, 1.0)
@@ -156,7 +156,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 WORKER = [field.name for field in fields(WorkerSettings) if field.name not in ("breaker", "stuck_loop_seconds")]
-SEAT = [field.name for field in fields(SeatSettings)]
+SEAT = [field.name for field in fields(WorkerSessionSettings)]
 WEBHOOKS = ["timeout_seconds", "connect_timeout_seconds", "concurrency_per_endpoint", "answer_bytes_max"]
 
 
@@ -165,7 +165,7 @@ WEBHOOKS = ["timeout_seconds", "connect_timeout_seconds", "concurrency_per_endpo
     ("settings", "name"),
     [
         *((WorkerSettings, name) for name in WORKER),
-        *((SeatSettings, name) for name in SEAT),
+        *((WorkerSessionSettings, name) for name in SEAT),
         *((WebhookSettings, name) for name in WEBHOOKS),
     ],
 )
@@ -213,8 +213,8 @@ def test_a_handler_and_a_transport_without_time_to_run_are_refused() -> None:
     [
         (WorkerSettings, {"concurrency": 9, "jobs_max": 8}),
         (WorkerSettings, {"poll_min_seconds": 2, "poll_max_seconds": 1}),
-        (SeatSettings, {"beat_seconds": 15}),
-        (SeatSettings, {"no_start_after_seconds": 20}),
+        (WorkerSessionSettings, {"beat_seconds": 15}),
+        (WorkerSessionSettings, {"no_start_after_seconds": 20}),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: type[Any], given: dict[str, float]) -> None:

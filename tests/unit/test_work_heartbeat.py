@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from holdfast.clock import ManualClock, SystemClock
-from holdfast.work.postgres.heartbeat import Beat, Heartbeat
+from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
 
 
 class Store:
@@ -32,8 +32,8 @@ class Store:
         return self.alive
 
 
-def heartbeat(store: Store, stuck_after: float = 0.25) -> Heartbeat:
-    return Heartbeat(store.connect, SystemClock(), interval_seconds=0.02, stuck_after_seconds=stuck_after)
+def heartbeat(store: Store, stuck_after: float = 0.25) -> WorkerHeartbeat:
+    return WorkerHeartbeat(store.connect, SystemClock(), interval_seconds=0.02, stuck_after_seconds=stuck_after)
 
 
 async def until(condition: object, seconds: float = 10) -> None:
@@ -93,7 +93,7 @@ def block_until(condition: Callable[[], bool]) -> None:
 def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
     async def main() -> None:
         store, clock = Store(), Watched()
-        beating = Heartbeat(store.connect, clock, interval_seconds=0.02, stuck_after_seconds=0.25)
+        beating = WorkerHeartbeat(store.connect, clock, interval_seconds=0.02, stuck_after_seconds=0.25)
         async with beating.beating():
             await until(lambda: len(store.beats) > 2)
             clock.advance(0.2)

@@ -17,11 +17,11 @@ from holdfast.work.failures import classify
 from holdfast.work.job import (
     DEFAULTS,
     PAYLOAD_BYTES_MAX,
-    Action,
     Block,
-    Draft,
     Failure,
+    FailureAction,
     Job,
+    JobDraft,
     OnFailure,
     Policies,
     Policy,
@@ -55,7 +55,7 @@ def test_the_seed_preset_reproduces_the_timeline_of_two_failures_and_a_success()
     second = verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=2, strikes=1, policies=policies)
     now += second.delay_seconds
     assert now == 180
-    assert first.action is second.action is Action.RETRY
+    assert first.action is second.action is FailureAction.RETRY
 
 
 @pytest.mark.seed("003 backoff cap")
@@ -68,26 +68,30 @@ def test_the_default_delay_is_capped_at_an_hour_where_the_seed_would_wait_two_ye
 @pytest.mark.parametrize("reason", list(Reason))
 def test_the_seed_preset_retries_every_reason_nine_times_and_buries_it_at_the_tenth(reason: Reason) -> None:
     policies = Policies.preset("seed")
-    assert [verdict(reason, attempt=n + 1, strikes=n, policies=policies).action for n in range(9)] == [Action.RETRY] * 9
+    assert [verdict(reason, attempt=n + 1, strikes=n, policies=policies).action for n in range(9)] == [
+        FailureAction.RETRY
+    ] * 9
     last = verdict(reason, attempt=10, strikes=9, policies=policies)
-    assert (last.action, last.reason) == (Action.DEAD, Reason.POISON_MESSAGE)
+    assert (last.action, last.reason) == (FailureAction.DEAD, Reason.POISON_MESSAGE)
 
 
 @pytest.mark.parametrize(
     ("number", "name", "action", "strike", "breaker"),
     [
-        (1, "TRANSPORT_UNAVAILABLE", Action.RETRY, False, True),
-        (2, "HANDLER_EXCEPTION", Action.RETRY, True, False),
-        (3, "VALIDATION_FAILURE", Action.DEAD, True, False),
-        (4, "TIMEOUT_EXCEEDED", Action.RETRY, True, False),
-        (5, "SERIALIZATION_ERROR", Action.DEAD, True, False),
-        (6, "DEPENDENCY_FAILURE", Action.RETRY, False, True),
-        (7, "POISON_MESSAGE", Action.DEAD, True, False),
-        (8, "THROTTLED", Action.RETRY, False, False),
-        (99, "UNKNOWN", Action.RETRY, True, False),
+        (1, "TRANSPORT_UNAVAILABLE", FailureAction.RETRY, False, True),
+        (2, "HANDLER_EXCEPTION", FailureAction.RETRY, True, False),
+        (3, "VALIDATION_FAILURE", FailureAction.DEAD, True, False),
+        (4, "TIMEOUT_EXCEEDED", FailureAction.RETRY, True, False),
+        (5, "SERIALIZATION_ERROR", FailureAction.DEAD, True, False),
+        (6, "DEPENDENCY_FAILURE", FailureAction.RETRY, False, True),
+        (7, "POISON_MESSAGE", FailureAction.DEAD, True, False),
+        (8, "THROTTLED", FailureAction.RETRY, False, False),
+        (99, "UNKNOWN", FailureAction.RETRY, True, False),
     ],
 )
-def test_the_default_for_each_reason(number: int, name: str, action: Action, strike: bool, breaker: bool) -> None:
+def test_the_default_for_each_reason(
+    number: int, name: str, action: FailureAction, strike: bool, breaker: bool
+) -> None:
     """The numbers are stored with jobs and dead letters, the names are labels of metrics and values in JSON."""
     reason = Reason(number)
     assert reason.name == name
@@ -96,7 +100,7 @@ def test_the_default_for_each_reason(number: int, name: str, action: Action, str
 
 
 def test_an_unavailable_transport_never_makes_poison() -> None:
-    assert verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=500, strikes=9).action is Action.RETRY
+    assert verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=500, strikes=9).action is FailureAction.RETRY
 
 
 def test_a_throttled_job_waits_at_least_as_long_as_it_was_told() -> None:
@@ -120,7 +124,7 @@ def test_a_type_may_have_one_policy_for_all_reasons() -> None:
 def test_park_stops_the_stream_until_an_operator_acts() -> None:
     policies = Policies().with_type("order", Reason.UNKNOWN, stream=OnFailure.PARK)
     decided = verdict(Reason.UNKNOWN, policies=policies)
-    assert decided.action is Action.PARK
+    assert decided.action is FailureAction.PARK
     assert decided.blocks
 
 
@@ -135,7 +139,7 @@ def test_a_delay_is_within_its_jitter_and_never_above_the_cap(attempt: int, reas
 @given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(list(Reason)))
 def test_a_dead_verdict_lifts_the_block_and_a_retry_keeps_it(attempt: int, strikes: int, reason: Reason) -> None:
     decided = verdict(reason, attempt=attempt, strikes=strikes)
-    assert decided.blocks is (decided.action is not Action.DEAD)
+    assert decided.blocks is (decided.action is not FailureAction.DEAD)
 
 
 @pytest.mark.parametrize("wrong", [0, 3, 32768, 65536, -1])
@@ -164,13 +168,13 @@ def test_stages_are_the_seeds_bits_and_users_have_their_own() -> None:
 )
 def test_a_draft_with_a_bad_field_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidMessage):
-        Draft(**{"type": "order", "payload": b"{}", **wrong})  # type: ignore[arg-type]
+        JobDraft(**{"type": "order", "payload": b"{}", **wrong})  # type: ignore[arg-type]
 
 
 def test_a_payload_above_one_mebibyte_is_refused() -> None:
-    Draft("order", bytes(PAYLOAD_BYTES_MAX))
+    JobDraft("order", bytes(PAYLOAD_BYTES_MAX))
     with pytest.raises(MessageTooLarge):
-        Draft("order", bytes(PAYLOAD_BYTES_MAX + 1))
+        JobDraft("order", bytes(PAYLOAD_BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize("wrong", [{"base_seconds": 0}, {"factor": 0.5}, {"jitter": 1}, {"strikes_max": 0}])

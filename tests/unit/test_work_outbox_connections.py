@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from holdfast.errors import BadSetting
 from holdfast.work.contract import Query
-from holdfast.work.job import Draft, Reason
+from holdfast.work.job import JobDraft, Reason
 from holdfast.work.outbox import enqueue, enqueue_sync
 
 
@@ -26,14 +26,14 @@ def _unopened(kind: type[Any]) -> Any:
 )
 def test_enqueue_names_what_it_takes_and_what_it_got(kind: type[Any]) -> None:
     with pytest.raises(BadSetting, match="takes a") as refused:
-        asyncio.run(enqueue(_unopened(kind), Draft("J", b"{}")))
+        asyncio.run(enqueue(_unopened(kind), JobDraft("J", b"{}")))
     assert kind.__name__ in str(refused.value) or kind is dict
 
 
 @pytest.mark.parametrize("kind", [psycopg.AsyncConnection, AsyncConnection, AsyncEngine, sqlalchemy.Engine, dict])
 def test_enqueue_sync_names_what_it_takes_and_what_it_got(kind: type[Any]) -> None:
     with pytest.raises(BadSetting, match="takes a") as refused:
-        enqueue_sync(_unopened(kind), Draft("J", b"{}"))
+        enqueue_sync(_unopened(kind), JobDraft("J", b"{}"))
     assert kind.__name__ in str(refused.value) or kind is dict
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from holdfast.work.contract import Child, Failed, Report
-from holdfast.work.job import Action, Draft, Failure, Reason, Verdict
+from holdfast.work.job import Failure, FailureAction, FailureVerdict, JobDraft, Reason
 from holdfast.work.reports import fitting, joined, size_of, split
 
 
 def _failed(seq: int, size: int) -> Failed:
-    return Failed(seq, 1, Verdict(Action.RETRY, Reason.UNKNOWN), Failure(Reason.UNKNOWN, error="e" * size))
+    return Failed(
+        seq, 1, FailureVerdict(FailureAction.RETRY, Reason.UNKNOWN), Failure(Reason.UNKNOWN, error="e" * size)
+    )
 
 
 def _report() -> Report:
-    children = [Child(seq, Draft("T", b"x" * 10)) for seq in (1, 3, 3)]
+    children = [Child(seq, JobDraft("T", b"x" * 10)) for seq in (1, 3, 3)]
     return Report([1, 2, 3], [_failed(4, 5), _failed(5, 7)], held=[6], released=[7], children=children)
 
 

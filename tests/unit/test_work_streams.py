@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.work.balance import place_of, share_of
-from holdfast.work.contract import Want
+from holdfast.work.contract import ClaimRequest
 from holdfast.work.destinations import Destinations
 from holdfast.work.job import LANES, PARTITIONS, SUSPECTS_MAX, Block, Job
 from holdfast.work.streams import Streams
@@ -81,7 +81,7 @@ def test_followers_of_a_failed_head_are_held_and_come_back_when_it_succeeds() ->
     assert streams.backlogs() == {"a": 0}
     streams.add(jobs("a", 5))
     assert streams.take_held() == [5], "a newer job must not overtake the backlog"
-    streams.add_backlog(jobs("a", 2, 3, 4, 5), Want(backlogs={"a": 0}), through=5)
+    streams.add_backlog(jobs("a", 2, 3, 4, 5), ClaimRequest(backlogs={"a": 0}), through=5)
     assert streams.backlogs() == {}
     order = []
     for _ in range(4):
@@ -190,7 +190,7 @@ def test_a_stream_of_large_jobs_makes_room_too_and_keeps_one() -> None:
 def test_a_backlog_that_was_cut_by_its_bytes_is_read_on_and_every_stream_has_its_turn() -> None:
     streams = Streams()
     streams.rewound([], dict.fromkeys("abc", ("order", "")))
-    asked = Want(bytes_max=4, backlogs=streams.backlogs(limit=2))
+    asked = ClaimRequest(bytes_max=4, backlogs=streams.backlogs(limit=2))
     assert list(asked.backlogs) == ["a", "b"]
     streams.add_backlog([*jobs("a", 1), *jobs("b")], asked, through=1)
     assert streams.backlogs(limit=2) == {"c": 0, "a": 1}, "two bytes of a were all that was asked for; b has no more"
@@ -363,7 +363,7 @@ class Store:
             self.blocks[seq] = block
         self.held.update(seq for seq in held if seq in self.streams and seq not in self.retry)
 
-    def backlog(self, asked: Want) -> list[Job]:
+    def backlog(self, asked: ClaimRequest) -> list[Job]:
         rows = {
             key: sorted(s for s in self.held if self.streams[s] == key and s > at) for key, at in asked.backlogs.items()
         }
@@ -438,7 +438,7 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
         reported = [*done, *failed]
         store.report(done, failed, streams.take_held())
         done, failed = [], {}
-        asked = Want(backlogs=streams.backlogs(), per_backlog=2)
+        asked = ClaimRequest(backlogs=streams.backlogs(), per_backlog=2)
         backlog, claimed = store.backlog(asked), store.claim(streams.room()[0])
         run_some()  # while the answer is under way
         streams.reported(reported)
@@ -478,10 +478,10 @@ def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_cam
 def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> None:
     streams = Streams()
     streams.rewound([Block("a", 1, released_ids=frozenset({3, 4}))], {"a": ("order", "")})
-    streams.add_backlog(jobs("a", 2), Want(backlogs={"a": 0}, per_backlog=1), through=4)
+    streams.add_backlog(jobs("a", 2), ClaimRequest(backlogs={"a": 0}, per_backlog=1), through=4)
     streams.add(jobs("a", 1))
     start_all(streams)
-    asked = Want(backlogs=streams.backlogs(), per_backlog=1)
+    asked = ClaimRequest(backlogs=streams.backlogs(), per_backlog=1)
     assert asked.backlogs == {"a": 2}
     streams.done(streams.started[1])
     streams.add_backlog(jobs("a", 3), asked, through=4)
@@ -493,14 +493,14 @@ def test_held_jobs_wait_for_ready_ones_before_them_that_are_yet_to_be_read() -> 
     """Another worker left the stream so: what it had in memory is ready, what it gave back before is held."""
     streams = Streams()
     streams.rewound([], {"a": ("order", "")})
-    streams.add_backlog(jobs("a", 2, 4, 6), Want(backlogs={"a": 0}), through=3)
+    streams.add_backlog(jobs("a", 2, 4, 6), ClaimRequest(backlogs={"a": 0}), through=3)
     assert start_all(streams) == [2]
-    streams.add_backlog(jobs("a", 4, 6), Want(backlogs={"a": 2}), through=3)
+    streams.add_backlog(jobs("a", 4, 6), ClaimRequest(backlogs={"a": 2}), through=3)
     streams.done(streams.started[2])
     assert start_all(streams) == [] and streams.backlogs() == {"a": 2}
     streams.add(jobs("a", 5))
     assert streams.take_held() == [5]
-    streams.add_backlog(jobs("a", 4, 5, 6), Want(backlogs={"a": 2}), through=9)
+    streams.add_backlog(jobs("a", 4, 5, 6), ClaimRequest(backlogs={"a": 2}), through=9)
     assert start_all(streams) == [4] and streams.backlogs() == {}
     streams.done(streams.started[4])
     assert start_all(streams) == [5]

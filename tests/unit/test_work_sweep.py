@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.work.postgres.sweep import Doze, Snapshot, Sweep
+from holdfast.work.postgres.sweep import PollInterval, Sweep, TransactionSnapshot
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Model:
         running = sorted(xid for xid in self.open if xid < xmax)
         return f"{running[0] if running else xmax}:{xmax}:{','.join(map(str, running))}"
 
-    def visible(self, xid: int, snapshot: Snapshot) -> bool:
+    def visible(self, xid: int, snapshot: TransactionSnapshot) -> bool:
         return xid in self.committed and snapshot.ended(xid)
 
 
@@ -71,7 +71,10 @@ def call(model: Model, sweep: Sweep, want: int, race: random.Random | None = Non
     if race is not None:
         act(model, race)
     text = model.snapshot()
-    snapshot, previous = Snapshot.parse(text), Snapshot.parse(sweep.snapshot) if sweep.snapshot else None
+    snapshot, previous = (
+        TransactionSnapshot.parse(text),
+        TransactionSnapshot.parse(sweep.snapshot) if sweep.snapshot else None,
+    )
     seen = [seq for seq, (xid, _) in sorted(model.rows.items()) if model.visible(xid, snapshot)]
     overdue = [
         seq
@@ -133,7 +136,7 @@ class BoundIsXmax(Sweep):
     """The rule that lost jobs: settle as soon as a snapshot is taken, with its own xmax as the bound."""
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
-        snapshot = Snapshot.parse(snapshot_text)
+        snapshot = TransactionSnapshot.parse(snapshot_text)
         self.late = {late for late in self.late if not snapshot.ended(late)} | set(snapshot.running)
         self.settled = self.through = max(self.through, through)
         self.snapshot = snapshot_text
@@ -164,7 +167,7 @@ def test_a_held_transaction_is_remembered_once_and_everything_else_settles() -> 
 
 
 def test_a_writer_that_was_open_when_the_worker_fell_asleep_is_looked_for_until_it_ends_ever_more_rarely() -> None:
-    doze = Doze()
+    doze = PollInterval()
     doze.found_nothing(10, "5:5:")
     assert doze.unaware == {5, 6, 7, 8, 9}, "assigned before this call's own id, and not ended"
     doze.found_nothing(13, "9:11:9")
@@ -181,7 +184,7 @@ def test_a_writer_that_was_open_when_the_worker_fell_asleep_is_looked_for_until_
 
 
 def test_a_worker_that_was_awake_meanwhile_falls_asleep_anew() -> None:
-    doze = Doze()
+    doze = PollInterval()
     for xid in (10, 11, 12):
         doze.found_nothing(xid, f"{xid}:{xid}:")
     assert doze.look_again_seconds is None

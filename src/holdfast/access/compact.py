@@ -11,7 +11,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, NamedTuple
 
 
-class Compact(NamedTuple):
+class CompactJws(NamedTuple):
     """The parts of a token, not yet trusted. ``payload`` is what its signer wrote: bytes, not yet parsed."""
 
     header: dict[str, Any]
@@ -21,7 +21,7 @@ class Compact(NamedTuple):
     """What the signature is over: header and payload as they were written."""
 
 
-def read(token: str) -> Compact:
+def read(token: str) -> CompactJws:
     """The parts of a token; ValueError, TypeError or RecursionError if it is none.
 
     A header that must be understood (``crit``) is refused, for none is understood here; so is a payload that claims
@@ -32,7 +32,7 @@ def read(token: str) -> Compact:
     header = json_object(_decode(head))
     if "crit" in header or header.get("b64", True) is not True or not isinstance(header.get("kid", ""), str):
         raise ValueError("a header that is not understood")
-    return Compact(header, _decode(payload), _decode(signature), signed)
+    return CompactJws(header, _decode(payload), _decode(signature), signed)
 
 
 def json_object(data: bytes) -> dict[str, Any]:

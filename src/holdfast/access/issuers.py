@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from holdfast import telemetry
 from holdfast.access.jwks import BadJwks, KeySet, read_jwks
-from holdfast.access.tokens import TAKEN_CLAIMS, Terms, TokenKey
+from holdfast.access.tokens import TAKEN_CLAIMS, IssuerTerms, TokenKey
 from holdfast.clock import Clock, timestamp, wait_at_most
 from holdfast.errors import BadSetting, HoldfastError, Unauthorized, Unavailable
 from holdfast.files import replace_file
@@ -35,7 +35,7 @@ FETCHING_SECONDS = 1.0
 ISSUERS_FILE = "issuers.json"
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
-Fetch = Callable[[str], Awaitable[bytes]]
+_Fetch = Callable[[str], Awaitable[bytes]]
 """The bytes at an address or in a file, at most one more than a set may have; BadJwks if there are none."""
 
 
@@ -103,9 +103,9 @@ def _bad_address(jwks: str) -> str | None:
 class Issuer:
     """One issuer and the keys it is known by. ``run`` must be running; it ends only by cancellation."""
 
-    def __init__(self, settings: IssuerSettings, fetch: Fetch, clock: Clock) -> None:
+    def __init__(self, settings: IssuerSettings, fetch: _Fetch, clock: Clock) -> None:
         self.settings = settings
-        self.terms = Terms(settings.issuer, settings.audience, settings.scope_claim, settings.tenants)
+        self.terms = IssuerTerms(settings.issuer, settings.audience, settings.scope_claim, settings.tenants)
         self._fetch = fetch
         self._clock = clock
         self._keys: KeySet = {}
@@ -194,7 +194,7 @@ class _Kept(Struct, frozen=True):
 class Issuers(Mapping[str, Issuer]):
     """The issuers of a node by their ``iss``, and the file that keeps their last good sets."""
 
-    def __init__(self, settings: Sequence[IssuerSettings], fetch: Fetch, clock: Clock, file: Path | None) -> None:
+    def __init__(self, settings: Sequence[IssuerSettings], fetch: _Fetch, clock: Clock, file: Path | None) -> None:
         self._issuers = {each.issuer: Issuer(each, fetch, clock) for each in settings}
         self._file = file
         self._kept: dict[str, _Kept] = {}

@@ -9,7 +9,7 @@ from msgspec import Struct
 from holdfast.errors import Forbidden
 from holdfast.message import User
 
-Kind = Literal["user", "tenant_key", "admin_key"]
+PrincipalKind = Literal["user", "tenant_key", "admin_key"]
 UserScope = Literal[
     "chats:read",  # read one's chats, get what is sent there, say how far one has read
     "chats:send",  # send, type, redact, mute, leave
@@ -54,7 +54,7 @@ class Principal(Struct, frozen=True):
     tenant: str
     user_id: str
     scopes: frozenset[Scope]
-    kind: Kind
+    kind: PrincipalKind
     expires_at: float | None = None
     chats: frozenset[str] | None = None
     issued_at: float = 0.0

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jwt
 
-from holdfast.access.compact import Compact, json_object, read
+from holdfast.access.compact import CompactJws, json_object, read
 from holdfast.access.principal import USER_SCOPES, Principal, UserScope
 from holdfast.clock import Clock, Ids
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
@@ -59,7 +59,7 @@ class TokenKey:
             raise BadSetting(f"the token key cannot be used with {self.algorithm}: {problem or 'it signs nothing'}")
         object.__setattr__(self, "_verify", lambda data, signature: algorithm.verify(data, key, signature))
 
-    def signed(self, token: Compact) -> bool:
+    def signed(self, token: CompactJws) -> bool:
         """Whether the token was signed with this key, by its algorithm."""
         return token.header.get("alg") == self.algorithm and self._verify(token.signed, token.signature)
 
@@ -68,7 +68,7 @@ ASYMMETRIC = frozenset({"RS256", "ES256", "EdDSA"})
 """What another issuer may sign with. HS256 is this server's own: a public key is never taken for a secret."""
 
 
-class Terms(NamedTuple):
+class IssuerTerms(NamedTuple):
     """What the tokens of one issuer must say. ``tenants`` None: of any tenant."""
 
     issuer: str
@@ -81,7 +81,7 @@ class TrustedIssuer(Protocol):
     """Somebody else whose tokens are taken."""
 
     @property
-    def terms(self) -> Terms: ...
+    def terms(self) -> IssuerTerms: ...
 
     def key(self, kid: str | None) -> TokenKey:
         """The key that a token names; Unauthorized if there is none, Unavailable while that is not known."""
@@ -152,7 +152,7 @@ class Tokens:
         """``check`` raises Unauthorized for a principal who is cut off; ``issuers`` are others whose tokens are taken,
         by their ``iss``."""
         self._settings = settings
-        self._terms = Terms(settings.issuer, settings.audience, settings.scope_claim)
+        self._terms = IssuerTerms(settings.issuer, settings.audience, settings.scope_claim)
         self._issuers = issuers or {}
         self._keys = keys
         self._clock = clock
@@ -229,7 +229,7 @@ class Tokens:
         token_id = _token_id(claims.get("jti"), found)
         return Principal(tenant, claims["sub"], scopes, "user", expires_at, chats, issued_at, token_id)
 
-    def _tenant(self, claims: Mapping[str, Any], terms: Terms) -> Any:
+    def _tenant(self, claims: Mapping[str, Any], terms: IssuerTerms) -> Any:
         """The tenant a token names, or the one its issuer stands for; another issuer speaks for its own only."""
         own = terms.tenants
         default = self._settings.default_tenant if own is None else own[0] if len(own) == 1 else None
@@ -258,7 +258,7 @@ class Tokens:
                 raise Unauthorized(f"the token's claim chats names more than {CHATS_MAX} chats", claim="chats")
         return scopes, chats
 
-    def _claims(self, token: str) -> tuple[Compact, Mapping[str, Any], Terms]:
+    def _claims(self, token: str) -> tuple[CompactJws, Mapping[str, Any], IssuerTerms]:
         """The claims of a token whose signature, issuer and audience are right; times are not checked yet."""
         if len(token) > TOKEN_BYTES_MAX:
             raise Unauthorized(f"the token is longer than {TOKEN_BYTES_MAX} bytes")
@@ -276,7 +276,7 @@ class Tokens:
         self._check(claims, terms)
         return found, claims, terms
 
-    def _foreign(self, found: Compact) -> tuple[TokenKey, Terms]:
+    def _foreign(self, found: CompactJws) -> tuple[TokenKey, IssuerTerms]:
         """The key of a token that is not ours, and its issuer's terms. What it says of its issuer only chooses the
         key: it counts when the signature is right."""
         issuer = None
@@ -287,7 +287,7 @@ class Tokens:
             raise Unauthorized(_INVALID)
         return issuer.key(found.header.get("kid")), issuer.terms
 
-    def _check(self, claims: Mapping[str, Any], terms: Terms) -> None:
+    def _check(self, claims: Mapping[str, Any], terms: IssuerTerms) -> None:
         """Unauthorized unless the claims are there, of this issuer and for its audience."""
         for claim in _CLAIMS:
             if claims.get(claim) is None:
@@ -322,7 +322,7 @@ class Tokens:
         return expires_at, issued_at
 
 
-def _token_id(jti: object, token: Compact) -> str:
+def _token_id(jti: object, token: CompactJws) -> str:
     """By what a token can be revoked: its ``jti`` if that can be an id, else a digest of what was signed.
 
     A digest is longer than an id may be, so that no ``jti`` can pass for one.

@@ -28,15 +28,15 @@ from holdfast.api.bodies import (
 )
 from holdfast.api.call import Answer, Call
 from holdfast.api.chats import bans_of, commit
-from holdfast.api.deps import BackupRun, Deps
+from holdfast.api.deps import ApiDeps, BackupRun
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
-from holdfast.store.changes import Act, ChangeBan, ChangeMute, HaltChat, RecoverChat, Redact, Retain
+from holdfast.store.changes import ChangeBan, ChangeMute, CommandContext, HaltChat, RecoverChat, Redact, Retain
 
 
-def _act(deps: Deps, call: Call, reason: str, tenant: str = "") -> Act:
-    return Act(
+def _act(deps: ApiDeps, call: Call, reason: str, tenant: str = "") -> CommandContext:
+    return CommandContext(
         actor=User(tenant, call.principal.user_id),
         at=timestamp(deps.clock.now()),
         message_id=deps.ids.new("msg_"),
@@ -48,7 +48,7 @@ def _act(deps: Deps, call: Call, reason: str, tenant: str = "") -> Act:
 
 
 async def record(
-    deps: Deps, call: Call, action: str, target: str, reason: str, tenant: str = "", details: str = ""
+    deps: ApiDeps, call: Call, action: str, target: str, reason: str, tenant: str = "", details: str = ""
 ) -> None:
     """Into the audit log, before it is done: there is no act without its record."""
     act = _act(deps, call, reason, tenant)
@@ -58,66 +58,68 @@ async def record(
         raise Unavailable(f"nothing was done, for want of a record: {error.message}") from None
 
 
-def _halfway(deps: Deps, call: Call) -> float:
+def _halfway(deps: ApiDeps, call: Call) -> float:
     """When work in steps begins no further one: the step under way has as long again to end."""
     return call.deadline - deps.settings.request_seconds_max / 2
 
 
-async def _act_on_chat(deps: Deps, call: Call, reason: str) -> Act:
+async def _act_on_chat(deps: ApiDeps, call: Call, reason: str) -> CommandContext:
     chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"]), call.deadline)
     return _act(deps, call, reason, chat.tenant)
 
 
-async def inspect_chat(deps: Deps, call: Call) -> Answer:
+async def inspect_chat(deps: ApiDeps, call: Call) -> Answer:
     """Not among the reads of users: it looks at the whole chat, and one that takes too long must not shut theirs."""
     return Answer(await call.in_time(deps.store.inspect(call.path["chat_id"])))
 
 
-async def halt_chat(deps: Deps, call: Call) -> Answer:
+async def halt_chat(deps: ApiDeps, call: Call) -> Answer:
     body: Why = call.body
     return await commit(deps, call, HaltChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
 
 
-async def recover_chat(deps: Deps, call: Call) -> Answer:
+async def recover_chat(deps: ApiDeps, call: Call) -> Answer:
     body: Why = call.body
     return await commit(deps, call, RecoverChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
 
 
-async def redact_any(deps: Deps, call: Call) -> Answer:
+async def redact_any(deps: ApiDeps, call: Call) -> Answer:
     body: RedactOne = call.body
     act = await _act_on_chat(deps, call, body.reason)
     return await commit(deps, call, Redact(act, call.path["chat_id"], body.sequence))
 
 
-async def ban_from_chat(deps: Deps, call: Call) -> Answer:
+async def ban_from_chat(deps: ApiDeps, call: Call) -> Answer:
     return await _restrict(deps, call, ChangeBan, restricted=True)
 
 
-async def unban_from_chat(deps: Deps, call: Call) -> Answer:
+async def unban_from_chat(deps: ApiDeps, call: Call) -> Answer:
     return await _restrict(deps, call, ChangeBan, restricted=False)
 
 
-async def mute_in_chat(deps: Deps, call: Call) -> Answer:
+async def mute_in_chat(deps: ApiDeps, call: Call) -> Answer:
     return await _restrict(deps, call, ChangeMute, restricted=True)
 
 
-async def unmute_in_chat(deps: Deps, call: Call) -> Answer:
+async def unmute_in_chat(deps: ApiDeps, call: Call) -> Answer:
     return await _restrict(deps, call, ChangeMute, restricted=False)
 
 
-async def _restrict(deps: Deps, call: Call, command: type[ChangeBan] | type[ChangeMute], *, restricted: bool) -> Answer:
+async def _restrict(
+    deps: ApiDeps, call: Call, command: type[ChangeBan] | type[ChangeMute], *, restricted: bool
+) -> Answer:
     body: RestrictOne = call.body
     act = await _act_on_chat(deps, call, body.reason)
     return await commit(deps, call, command(act, call.path["chat_id"], body.user_id, restricted))
 
 
-async def list_chat_bans(deps: Deps, call: Call) -> Answer:
+async def list_chat_bans(deps: ApiDeps, call: Call) -> Answer:
     chat_id = call.path["chat_id"]
     await deps.history.ask(lambda store: store.chat(chat_id), call.deadline)
     return await bans_of(deps, call)
 
 
-async def retain_from(deps: Deps, call: Call) -> Answer:
+async def retain_from(deps: ApiDeps, call: Call) -> Answer:
     """In bounded steps, each a commit and a record of its own, so that sends never wait long; as far as time allows."""
     body: RetainFrom = call.body
     until = _halfway(deps, call)
@@ -129,7 +131,7 @@ async def retain_from(deps: Deps, call: Call) -> Answer:
             return answer
 
 
-async def erase_user(deps: Deps, call: Call) -> Answer:
+async def erase_user(deps: ApiDeps, call: Call) -> Answer:
     """Recorded before it begins, and at each step; as far as time allows."""
     body: ErasePerson = call.body
     user = User(body.tenant, body.user_id)
@@ -139,12 +141,12 @@ async def erase_user(deps: Deps, call: Call) -> Answer:
     return Answer(await deps.eraser.erase(user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until))
 
 
-async def read_audit(deps: Deps, call: Call) -> Answer:
+async def read_audit(deps: ApiDeps, call: Call) -> Answer:
     query: AuditQuery = call.query
     return Answer(AuditPage(await deps.history.ask(lambda store: store.audit(query.after, query.limit), call.deadline)))
 
 
-async def take_backup(deps: Deps, call: Call) -> Answer:
+async def take_backup(deps: ApiDeps, call: Call) -> Answer:
     """Recorded before it is taken, so that no copy of the data exists without a record of who made it."""
     body: Why = call.body
     if (step := deps.backup_step()) is not None:
@@ -153,7 +155,7 @@ async def take_backup(deps: Deps, call: Call) -> Answer:
     return Answer(await deps.backup())
 
 
-async def get_backup_run(deps: Deps, call: Call) -> Answer:
+async def get_backup_run(deps: ApiDeps, call: Call) -> Answer:
     return Answer(BackupRun(deps.backup_step()))
 
 
@@ -162,11 +164,11 @@ def key_view(key: ApiKey) -> KeyView:
     return KeyView(key.key_id, key.kind, key.tenant, key.label, key.scopes, key.created_at, key.last_four)
 
 
-async def list_keys(deps: Deps, call: Call) -> Answer:
+async def list_keys(deps: ApiDeps, call: Call) -> Answer:
     return Answer(KeyList([key_view(key) for key in deps.keys.list()]))
 
 
-async def issue_key(deps: Deps, call: Call) -> Answer:
+async def issue_key(deps: ApiDeps, call: Call) -> Answer:
     """Recorded before its secret is shown: a key nobody recorded is a key nobody has."""
     body: NewKey = call.body
     scopes = body.scopes
@@ -192,7 +194,7 @@ async def issue_key(deps: Deps, call: Call) -> Answer:
     return Answer(IssuedKey(key_view(key), secret))
 
 
-async def revoke_key(deps: Deps, call: Call) -> Answer:
+async def revoke_key(deps: ApiDeps, call: Call) -> Answer:
     """Recorded before it happens; a repetition after a crash in between does both again."""
     query: RevokeKey = call.query
     key_id = call.path["key_id"]

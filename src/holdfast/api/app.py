@@ -11,9 +11,9 @@ from holdfast import telemetry
 from holdfast.api.answers import respond, respond_error
 from holdfast.api.call import Endpoint
 from holdfast.api.cors import CrossOrigin
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.api.envelope import AccessLog, Answered, response_headers
-from holdfast.api.keyed import Keyed
+from holdfast.api.keyed import IdempotentRequests
 from holdfast.api.openapi import describe
 from holdfast.api.pages import StaticPage
 from holdfast.api.receive import address_of, receive, violated
@@ -29,9 +29,9 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
-def make_app(deps: Deps, strangers: Strangers) -> App:
+def make_app(deps: ApiDeps, strangers: Strangers) -> App:
     """The REST surface over ``deps``. Holds no state but the keys of what runs now."""
-    keyed = Keyed(deps)
+    keyed = IdempotentRequests(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
     for endpoint in endpoints:
@@ -47,7 +47,7 @@ def make_app(deps: Deps, strangers: Strangers) -> App:
 class _Application:
     """One request after the other: route, view, envelope."""
 
-    def __init__(self, deps: Deps, strangers: Strangers, routes: Routes[dict[str, View]]) -> None:
+    def __init__(self, deps: ApiDeps, strangers: Strangers, routes: Routes[dict[str, View]]) -> None:
         self._deps = deps
         self._access_log = AccessLog(deps)
         self._otherwise = _for_anybody(deps, strangers, self._refuse)
@@ -91,7 +91,7 @@ class _Application:
         return response._replace(headers={**response.headers, "Allow": allowed})
 
 
-def _for_anybody(deps: Deps, strangers: Strangers, view: View) -> View:
+def _for_anybody(deps: ApiDeps, strangers: Strangers, view: View) -> View:
     """A view for which no credential is looked at."""
 
     async def counted(request: Request) -> Response:
@@ -104,14 +104,14 @@ def _for_anybody(deps: Deps, strangers: Strangers, view: View) -> View:
     return counted
 
 
-def _opened(endpoint: Endpoint, deps: Deps) -> Endpoint:
+def _opened(endpoint: Endpoint, deps: ApiDeps) -> Endpoint:
     """The endpoint as the settings have it."""
     if endpoint.path == "/metrics" and deps.settings.metrics_without_key:
         return replace(endpoint, caller="anybody", scope=None)
     return endpoint
 
 
-def _view(deps: Deps, strangers: Strangers, keyed: Keyed, endpoint: Endpoint) -> View:
+def _view(deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoint: Endpoint) -> View:
     """The endpoint as a view. Whatever happens, there is an answer of the usual shape."""
 
     async def view(request: Request) -> Response:

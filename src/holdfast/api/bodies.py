@@ -20,16 +20,16 @@ from holdfast.wire.frames import Error
 
 Id = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern="^[!-~]+$")]
 Name = Annotated[str, Meta(description="At most durability.chats.name_characters_max characters.")]
-Reason = Annotated[str, Meta(min_length=1, max_length=500, description="Why; it goes into the audit log.")]
+_Reason = Annotated[str, Meta(min_length=1, max_length=500, description="Why; it goes into the audit log.")]
 SequenceNumber = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
 Position = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
-class Body(Struct, frozen=True, forbid_unknown_fields=True):
+class RequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     """What a request carries: its JSON body, or its query."""
 
 
-class NewChat(Body, frozen=True):
+class NewChat(RequestBody, frozen=True):
     """A direct chat has exactly one other member and no name; there is one per pair."""
 
     kind: ChatKind = "group"
@@ -39,36 +39,36 @@ class NewChat(Body, frozen=True):
     ] = []
 
 
-class Renamed(Body, frozen=True):
+class Renamed(RequestBody, frozen=True):
     name: Name
 
 
-class NewMember(Body, frozen=True):
+class NewMember(RequestBody, frozen=True):
     user_id: Id
     role: Role = "member"
 
 
-class OneUser(Body, frozen=True):
+class OneUser(RequestBody, frozen=True):
     user_id: Id
 
 
-class RestrictOne(Body, frozen=True):
+class RestrictOne(RequestBody, frozen=True):
     user_id: Id
-    reason: Reason
+    reason: _Reason
 
 
-class NewRole(Body, frozen=True):
+class NewRole(RequestBody, frozen=True):
     role: Role
 
 
-class NewMessage(Body, frozen=True):
+class NewMessage(RequestBody, frozen=True):
     """``content`` is 1 to 4096 bytes of UTF-8."""
 
     content: Annotated[str, Meta(min_length=1)]
     content_type: str = "text/plain"
 
 
-class NewToken(Body, frozen=True):
+class NewToken(RequestBody, frozen=True):
     """``scopes`` left out: access.tokens.default_scopes. ``chats`` left out: all chats of the user."""
 
     user_id: Id
@@ -77,18 +77,18 @@ class NewToken(Body, frozen=True):
     chats: Annotated[list[Id], Meta(max_length=CHATS_MAX)] | None = None
 
 
-class NewKey(Body, frozen=True):
+class NewKey(RequestBody, frozen=True):
     """``scopes`` left out: all that the kind can carry (for an admin key: all that yours carries)."""
 
     kind: KeyKind
     label: Annotated[str, Meta(min_length=1, max_length=100)]
-    reason: Reason
+    reason: _Reason
     tenant: Annotated[str, Meta(max_length=ID_BYTES_MAX)] = ""
     scopes: Annotated[list[KeyScope], Meta(max_length=20)] | None = None
 
 
-class Why(Body, frozen=True):
-    reason: Reason
+class Why(RequestBody, frozen=True):
+    reason: _Reason
 
 
 class RevokeKey(Why, frozen=True):
@@ -97,35 +97,35 @@ class RevokeKey(Why, frozen=True):
     force: bool = False
 
 
-class RedactOne(Body, frozen=True):
+class RedactOne(RequestBody, frozen=True):
     sequence: SequenceNumber
-    reason: Reason
+    reason: _Reason
 
 
-class RetainFrom(Body, frozen=True):
+class RetainFrom(RequestBody, frozen=True):
     """Messages before ``first_sequence`` are deleted."""
 
     first_sequence: SequenceNumber
-    reason: Reason
+    reason: _Reason
 
 
-class ErasePerson(Body, frozen=True):
+class ErasePerson(RequestBody, frozen=True):
     """Ask again with ``after`` set to the answer's ``through`` until it is ``done``; from 0 does no harm."""
 
     user_id: Id
-    reason: Reason
+    reason: _Reason
     tenant: Id = "default"
     after: Position = 0
 
 
-class ChatsQuery(Body, frozen=True):
+class ChatsQuery(RequestBody, frozen=True):
     """``after`` is the ``next`` of the page before."""
 
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
     after: Annotated[str, Meta(max_length=ID_BYTES_MAX + 17)] | None = None
 
 
-class MessagesQuery(Body, frozen=True):
+class MessagesQuery(RequestBody, frozen=True):
     """At most one of ``before``, ``after`` and ``around``; none of them: the newest messages.
 
     ``limit``: left out, ``gateway.pages.default_messages``; a page has at most ``gateway.pages.max_messages``.
@@ -137,7 +137,7 @@ class MessagesQuery(Body, frozen=True):
     limit: Annotated[int, Meta(ge=1)] | None = None
 
 
-class AuditQuery(Body, frozen=True):
+class AuditQuery(RequestBody, frozen=True):
     after: Position = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from holdfast.access.principal import Principal, Scope
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.clock import Clock
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Refused, Unavailable
 
 T = TypeVar("T")
 
-Caller = Literal["anybody", "user", "tenant", "operator"]
+CallerKind = Literal["anybody", "user", "tenant", "operator"]
 """user: a user token, or a tenant key that names a user. tenant: a tenant key. operator: an admin key."""
 
 KeyRule = Literal["none", "optional", "required", "kept"]
@@ -71,7 +71,7 @@ class Answer:
     media_type: str = "application/json"
 
 
-Run = Callable[[Deps, Call], Awaitable[Answer]]
+_Run = Callable[[ApiDeps, Call], Awaitable[Answer]]
 
 
 def _unchanged(wrong: InvalidMessage) -> Refused:
@@ -84,9 +84,9 @@ class Endpoint:
 
     method: str
     path: str
-    run: Run
+    run: _Run
     summary: str
-    caller: Caller
+    caller: CallerKind
     scope: Scope | None = None
     body: type | None = None
     query: type | None = None
@@ -105,7 +105,7 @@ class Endpoint:
     """Where bodies may be longer than ``api.body_bytes_max``."""
     deadline_seconds: float | None = None
     """Where ``api.request_seconds_max`` is not enough."""
-    misfit: Callable[[InvalidMessage], Refused] = _unchanged
+    on_invalid_input: Callable[[InvalidMessage], Refused] = _unchanged
     """What a query or a body of another shape is called here."""
 
     @property

@@ -22,17 +22,17 @@ from holdfast.api.bodies import (
     TokenAnswer,
 )
 from holdfast.api.call import Answer, Call
-from holdfast.api.deps import Deps, PresenceView
+from holdfast.api.deps import ApiDeps, PresenceView
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, InvalidMessage, NotAMember, Unavailable
 from holdfast.message import SEQUENCE_MAX, Chat, User, check_id
 from holdfast.store.changes import (
-    Act,
     AddMember,
     ChangeBan,
     ChangeMute,
     ChangeRole,
     Command,
+    CommandContext,
     CreateChat,
     RemoveMember,
     RenameChat,
@@ -41,10 +41,10 @@ from holdfast.store.changes import (
 HALTED = "ask the operator"
 
 
-def act_of(deps: Deps, call: Call) -> Act:
+def act_of(deps: ApiDeps, call: Call) -> CommandContext:
     """Who does it and when, with the key under which a repetition is recognised."""
     user = call.principal.user
-    return Act(
+    return CommandContext(
         actor=user,
         at=timestamp(deps.clock.now()),
         message_id=deps.ids.new("msg_"),
@@ -55,7 +55,7 @@ def act_of(deps: Deps, call: Call) -> Act:
     )
 
 
-async def commit(deps: Deps, call: Call, command: Command) -> Answer:
+async def commit(deps: ApiDeps, call: Call, command: Command) -> Answer:
     """Commit a command and answer with the chat after it."""
     changed = await deps.durability.change(command, call.deadline)
     headers = {"Idempotency-Replayed": "true"} if changed.repeated and command.act.key else {}
@@ -75,7 +75,7 @@ def _usable(user_id: str) -> str:
     return user_id
 
 
-async def create_chat(deps: Deps, call: Call) -> Answer:
+async def create_chat(deps: ApiDeps, call: Call) -> Answer:
     body: NewChat = call.body
     if call.principal.chats is not None:
         raise Forbidden("this token is good for the chats in its claim chats only, and so creates none", claim="chats")
@@ -85,7 +85,7 @@ async def create_chat(deps: Deps, call: Call) -> Answer:
     )
 
 
-async def list_chats(deps: Deps, call: Call) -> Answer:
+async def list_chats(deps: ApiDeps, call: Call) -> Answer:
     query: ChatsQuery = call.query
     user, after = call.principal.user, _place(query.after)
     if after is not None:
@@ -99,7 +99,7 @@ async def list_chats(deps: Deps, call: Call) -> Answer:
     return Answer(ChatPage(shown, f"{last.head}.{last.chat_id}" if last is not None else None))
 
 
-async def _require_own(deps: Deps, call: Call, chat_id: str) -> None:
+async def _require_own(deps: ApiDeps, call: Call, chat_id: str) -> None:
     """Another's chat as a place in one's list would tell when it was last used."""
     user = call.principal.user
     try:
@@ -117,7 +117,7 @@ def _place(after: str | None) -> tuple[str, int] | None:
     return chat_id, int(head)
 
 
-async def get_chat(deps: Deps, call: Call) -> Answer:
+async def get_chat(deps: ApiDeps, call: Call) -> Answer:
     chat_id, user = call.path["chat_id"], call.principal.user
     chat = await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline, user)
     members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline, user)
@@ -127,46 +127,46 @@ async def get_chat(deps: Deps, call: Call) -> Answer:
     return Answer(ChatDetail(_for_members(chat), role, members))
 
 
-async def rename_chat(deps: Deps, call: Call) -> Answer:
+async def rename_chat(deps: ApiDeps, call: Call) -> Answer:
     body: Renamed = call.body
     return await commit(deps, call, RenameChat(act_of(deps, call), call.path["chat_id"], body.name))
 
 
-async def list_members(deps: Deps, call: Call) -> Answer:
+async def list_members(deps: ApiDeps, call: Call) -> Answer:
     detail = await get_chat(deps, call)
     assert isinstance(detail.body, ChatDetail)
     return Answer(MemberList(detail.body.members))
 
 
-async def add_member(deps: Deps, call: Call) -> Answer:
+async def add_member(deps: ApiDeps, call: Call) -> Answer:
     body: NewMember = call.body
     user_id = _usable(body.user_id)
     return await commit(deps, call, AddMember(act_of(deps, call), call.path["chat_id"], user_id, body.role))
 
 
-async def change_role(deps: Deps, call: Call) -> Answer:
+async def change_role(deps: ApiDeps, call: Call) -> Answer:
     body: NewRole = call.body
     command = ChangeRole(act_of(deps, call), call.path["chat_id"], call.path["user_id"], body.role)
     return await commit(deps, call, command)
 
 
-async def remove_member(deps: Deps, call: Call) -> Answer:
+async def remove_member(deps: ApiDeps, call: Call) -> Answer:
     """Whoever may send may leave: nobody is kept in a chat by the scopes of a token."""
     if call.path["user_id"] != call.principal.user_id:
         require_scope(call.principal, "chats:members")
     return await commit(deps, call, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
 
 
-async def ban_user(deps: Deps, call: Call) -> Answer:
+async def ban_user(deps: ApiDeps, call: Call) -> Answer:
     body: OneUser = call.body
     return await commit(deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], body.user_id, True))
 
 
-async def unban_user(deps: Deps, call: Call) -> Answer:
+async def unban_user(deps: ApiDeps, call: Call) -> Answer:
     return await commit(deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False))
 
 
-async def list_bans(deps: Deps, call: Call) -> Answer:
+async def list_bans(deps: ApiDeps, call: Call) -> Answer:
     detail = await get_chat(deps, call)
     assert isinstance(detail.body, ChatDetail)
     if not may(detail.body.role, "restrict_member"):
@@ -174,23 +174,23 @@ async def list_bans(deps: Deps, call: Call) -> Answer:
     return await bans_of(deps, call)
 
 
-async def bans_of(deps: Deps, call: Call) -> Answer:
+async def bans_of(deps: ApiDeps, call: Call) -> Answer:
     """The bans and mutes of a chat, for whoever may see them."""
     chat_id, user = call.path["chat_id"], call.principal.user
     bans = await deps.history.ask(lambda store: store.bans(chat_id), call.deadline, user)
     return Answer(BanList(bans, await deps.history.ask(lambda store: store.mutes(chat_id), call.deadline, user)))
 
 
-async def mute_member(deps: Deps, call: Call) -> Answer:
+async def mute_member(deps: ApiDeps, call: Call) -> Answer:
     body: OneUser = call.body
     return await commit(deps, call, ChangeMute(act_of(deps, call), call.path["chat_id"], body.user_id, True))
 
 
-async def unmute_member(deps: Deps, call: Call) -> Answer:
+async def unmute_member(deps: ApiDeps, call: Call) -> Answer:
     return await commit(deps, call, ChangeMute(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False))
 
 
-async def get_presence(deps: Deps, call: Call) -> Answer:
+async def get_presence(deps: ApiDeps, call: Call) -> Answer:
     """Only of people one shares a chat with. A source that is down makes the answer stale, not an error."""
     detail = await get_chat(deps, call)
     assert isinstance(detail.body, ChatDetail)
@@ -201,7 +201,7 @@ async def get_presence(deps: Deps, call: Call) -> Answer:
         return Answer(PresenceView([], stale=True))
 
 
-async def mint_token(deps: Deps, call: Call) -> Answer:
+async def mint_token(deps: ApiDeps, call: Call) -> Answer:
     body: NewToken = call.body
     user = User(call.principal.tenant, _usable(body.user_id))
     token = deps.tokens.mint(user, body.ttl_seconds, body.scopes, body.chats)

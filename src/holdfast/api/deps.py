@@ -18,13 +18,13 @@ from holdfast.clock import Clock, Ids
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.erasure import Eraser
 from holdfast.limits.entrances import Sends
-from holdfast.limits.plane import LimitsPlane
+from holdfast.limits.plane import LimitsParts
 from holdfast.message import User
-from holdfast.session.limits import Pages
-from holdfast.sqlite.copies import Copied
+from holdfast.session.limits import PageSettings
+from holdfast.sqlite.copies import CopiedFile
 from holdfast.store.contract import Store
-from holdfast.store.history import History
-from holdfast.webhooks.plane import WorkPlane
+from holdfast.store.history import ChatHistory
+from holdfast.webhooks.plane import WorkParts
 from holdfast.wire.frames import Presence
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Backup(Struct, frozen=True):
     path: str
     size_bytes: int
     taken_at: str
-    files: Sequence[Copied]
+    files: Sequence[CopiedFile]
 
 
 class Recent(Generic[T]):
@@ -110,17 +110,17 @@ class ApiSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Deps:
+class ApiDeps:
     """Everything the API needs."""
 
     durability: Durability
     sends: Sends
-    history: History
+    history: ChatHistory
     store: Store
     """For records of what changes no chat, and for the answers to keyed requests; the rest goes through the others."""
     eraser: Eraser
-    limits: LimitsPlane
-    work: WorkPlane
+    limits: LimitsParts
+    work: WorkParts
     tokens: Tokens
     keys: KeyRing
     revocations: RevocationsInForce
@@ -136,7 +136,7 @@ class Deps:
     settings: ApiSettings = field(default_factory=ApiSettings)
     content_bytes_max: int = 4096
     """The same limit as on the sockets."""
-    pages: Pages = field(default_factory=Pages)
+    pages: PageSettings = field(default_factory=PageSettings)
     """The same limits as on the sockets."""
     origins: frozenset[str] = frozenset()
     """Pages of other origins that may call the API; exact, no patterns."""

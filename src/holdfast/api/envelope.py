@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast import telemetry
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.api.receive import NOBODY, address_of
 from holdfast.api.request import RawHeaders, Request, Response
 from holdfast.limits.answers import rate_limit_headers
@@ -57,7 +57,7 @@ class AccessLog:
     What is logged is chosen here by name: never a header, a query or a body, so never a secret.
     """
 
-    def __init__(self, deps: Deps) -> None:
+    def __init__(self, deps: ApiDeps) -> None:
         self._deps = deps
         self._log = telemetry.log.bind()  # once: a logger that is looked up for each line is bound for each line
         self._strangers = telemetry.ThrottledLog()

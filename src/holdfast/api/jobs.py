@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from holdfast.api.admin import record
-from holdfast.api.bodies import Body, Reason
+from holdfast.api.bodies import RequestBody, _Reason
 from holdfast.api.call import Answer, Call
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotFound
 from holdfast.message import SEQUENCE_MAX
-from holdfast.work.contract import BlockedStream, Entry, Query, WorkStore
+from holdfast.work.contract import BlockedStream, JobEntry, Query, WorkStore
 from holdfast.work.job import NAME_LENGTH_MAX, State
 from holdfast.work.job import Reason as JobReason
 
@@ -34,7 +34,7 @@ Limit = Annotated[int, Meta(ge=1, le=1000)]
 _TARGET_LENGTH_MAX = 1000
 
 
-class JobsQuery(Body, frozen=True):
+class JobsQuery(RequestBody, frozen=True):
     state: StateName | None = None
     type: Word | None = None
     stream: Word | None = None
@@ -43,44 +43,44 @@ class JobsQuery(Body, frozen=True):
     limit: Limit = 100
 
 
-class LimitQuery(Body, frozen=True):
+class LimitQuery(RequestBody, frozen=True):
     limit: Limit = 100
 
 
-class ActsQuery(Body, frozen=True):
+class ActsQuery(RequestBody, frozen=True):
     """``before`` is the ``next_before`` of the page before."""
 
     before: Seq | None = None
     limit: Limit = 100
 
 
-class TheseJobs(Body, frozen=True):
+class TheseJobs(RequestBody, frozen=True):
     seqs: Seqs
-    reason: Reason
+    reason: _Reason
 
 
-class RetryJobs(Body, frozen=True):
+class RetryJobs(RequestBody, frozen=True):
     """``reset`` forgets attempts, strikes and crashes."""
 
     seqs: Seqs
-    reason: Reason
+    reason: _Reason
     reset: bool = False
 
 
-class ReleaseJobs(Body, frozen=True):
+class ReleaseJobs(RequestBody, frozen=True):
     """What may pass the stream's failed head: by id, by type, or through a sequence; at least one of them."""
 
     stream: Word
-    reason: Reason
+    reason: _Reason
     seqs: Annotated[tuple[Seq, ...], Meta(max_length=1000)] = ()
     type: Annotated[str, Meta(max_length=NAME_LENGTH_MAX)] = ""
     through: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] = 0
 
 
-class TheseDead(Body, frozen=True):
+class TheseDead(RequestBody, frozen=True):
     """Which dead letters; every given condition must hold."""
 
-    reason: Reason
+    reason: _Reason
     seqs: Annotated[tuple[Seq, ...], Meta(max_length=1000)] = ()
     type: Word | None = None
     stream: Word | None = None
@@ -197,7 +197,7 @@ def _when(at: float | None) -> str | None:
     return None if at is None else timestamp(at)
 
 
-def _view(entry: Entry, *, whole: bool = False) -> JobView:
+def _view(entry: JobEntry, *, whole: bool = False) -> JobView:
     return JobView(
         entry.seq, entry.type, entry.stream, "dead" if entry.dead_at is not None else entry.state.name.lower(),
         entry.attempt, entry.strikes, entry.crashes, entry.stages, timestamp(entry.created_at), _when(entry.due_at),
@@ -219,19 +219,19 @@ def _reason(name: str | None) -> JobReason | None:
     return JobReason[name.upper()] if name else None
 
 
-async def list_jobs(deps: Deps, call: Call) -> Answer:
+async def list_jobs(deps: ApiDeps, call: Call) -> Answer:
     asked: JobsQuery = call.query
     found = await call.in_time(deps.work.jobs.find(_query(asked), asked.limit))
     return Answer(JobList([_view(entry) for entry in found]))
 
 
-async def list_dead_jobs(deps: Deps, call: Call) -> Answer:
+async def list_dead_jobs(deps: ApiDeps, call: Call) -> Answer:
     asked: JobsQuery = call.query
     found = await call.in_time(deps.work.jobs.dead(_query(asked), asked.limit))
     return Answer(JobList([_view(entry) for entry in found]))
 
 
-async def get_job(deps: Deps, call: Call) -> Answer:
+async def get_job(deps: ApiDeps, call: Call) -> Answer:
     text = call.path["seq"]
     if not text.isdecimal() or not 0 < int(text) <= SEQUENCE_MAX:
         raise NotFound(f"no job {text[:40]}")
@@ -243,7 +243,7 @@ async def get_job(deps: Deps, call: Call) -> Answer:
     return Answer(_view(found[0], whole=True))
 
 
-async def get_job_stats(deps: Deps, call: Call) -> Answer:
+async def get_job_stats(deps: ApiDeps, call: Call) -> Answer:
     stats = await call.in_time(deps.work.jobs.stats())
     return Answer(
         StatsView(
@@ -261,7 +261,7 @@ async def get_job_stats(deps: Deps, call: Call) -> Answer:
     )
 
 
-async def list_job_streams(deps: Deps, call: Call) -> Answer:
+async def list_job_streams(deps: ApiDeps, call: Call) -> Answer:
     found = await call.in_time(deps.work.jobs.streams(call.query.limit))
     return Answer(StreamList([_stream_view(stream) for stream in found]))
 
@@ -276,12 +276,12 @@ def _stream_view(found: BlockedStream) -> StreamView:
     )  # fmt: skip
 
 
-async def list_job_breakers(deps: Deps, call: Call) -> Answer:
+async def list_job_breakers(deps: ApiDeps, call: Call) -> Answer:
     found = await call.in_time(deps.work.jobs.open_breakers())
     return Answer(BreakerList([BreakerView(b.type, timestamp(b.open_until), b.by) for b in found]))
 
 
-async def list_job_acts(deps: Deps, call: Call) -> Answer:
+async def list_job_acts(deps: ApiDeps, call: Call) -> Answer:
     asked: ActsQuery = call.query
     found = await call.in_time(deps.work.jobs.acts(asked.limit + 1, asked.before))
     page = found[: asked.limit]
@@ -290,7 +290,7 @@ async def list_job_acts(deps: Deps, call: Call) -> Answer:
 
 
 async def _acted(
-    deps: Deps, call: Call, verb: str, target: str, act: Callable[[WorkStore, str], Awaitable[int]]
+    deps: ApiDeps, call: Call, verb: str, target: str, act: Callable[[WorkStore, str], Awaitable[int]]
 ) -> Answer:
     """After it is in the audit log: a record of an act that found nothing harms less than an act without a record."""
     store = deps.work.jobs
@@ -304,7 +304,7 @@ def _words(*words: object) -> str:
     return text if len(text) <= _TARGET_LENGTH_MAX else f"{text[:_TARGET_LENGTH_MAX]}…"
 
 
-async def retry_jobs(deps: Deps, call: Call) -> Answer:
+async def retry_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: RetryJobs = call.body
     target = _words(*body.seqs, "reset" if body.reset else "")
     return await _acted(
@@ -312,19 +312,19 @@ async def retry_jobs(deps: Deps, call: Call) -> Answer:
     )
 
 
-async def park_jobs(deps: Deps, call: Call) -> Answer:
+async def park_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: TheseJobs = call.body
     target = _words(*body.seqs)
     return await _acted(deps, call, "park", target, lambda jobs, by: jobs.park(body.seqs, by=by, why=body.reason))
 
 
-async def bury_jobs(deps: Deps, call: Call) -> Answer:
+async def bury_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: TheseJobs = call.body
     target = _words(*body.seqs)
     return await _acted(deps, call, "bury", target, lambda jobs, by: jobs.bury(body.seqs, by=by, why=body.reason))
 
 
-async def release_jobs(deps: Deps, call: Call) -> Answer:
+async def release_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: ReleaseJobs = call.body
     if not (body.seqs or body.type or body.through):
         raise InvalidMessage("say what is released: seqs, type or through", field="seqs")
@@ -346,7 +346,7 @@ def _dead_words(body: TheseDead) -> str:
     return _words(*body.seqs, body.type, body.stream, body.failed_with, body.fingerprint, f"at most {body.limit}")
 
 
-async def replay_jobs(deps: Deps, call: Call) -> Answer:
+async def replay_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: TheseDead = call.body
 
     async def replay(jobs: WorkStore, by: str) -> int:
@@ -355,7 +355,7 @@ async def replay_jobs(deps: Deps, call: Call) -> Answer:
     return await _acted(deps, call, "replay", _dead_words(body), replay)
 
 
-async def discard_jobs(deps: Deps, call: Call) -> Answer:
+async def discard_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: TheseDead = call.body
 
     async def discard(jobs: WorkStore, by: str) -> int:

@@ -14,21 +14,21 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.api.call import Answer, Call, Endpoint
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.clock import timestamp
 from holdfast.errors import HoldfastError, KeyReused, ServerBusy
 from holdfast.message import User
-from holdfast.store.changes import Act
+from holdfast.store.changes import CommandContext
 from holdfast.telemetry import log
 
 KEEP_SECONDS = 1.0
 """For keeping the answer, beside the time of the request: a backup outlasts that."""
 
 
-class Keyed:
+class IdempotentRequests:
     """Runs the requests of one process; what runs now is known here, everything else in the store."""
 
-    def __init__(self, deps: Deps) -> None:
+    def __init__(self, deps: ApiDeps) -> None:
         self._deps = deps
         self._running: set[tuple[User, str]] = set()
         """As many as there are requests at the same time, and writes that nobody waits for any more."""
@@ -42,7 +42,7 @@ class Keyed:
         if place in self._running:
             raise ServerBusy("the first request under this key is still running", retry_after_seconds=1.0)
         now = timestamp(self._deps.clock.now())
-        act = Act(call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint)
+        act = CommandContext(call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint)
         self._running.add(place)
         begun = asyncio.ensure_future(self._deps.store.begin(act))
         try:
@@ -60,7 +60,7 @@ class Keyed:
         finally:
             self._running.discard(place)
 
-    async def _give_back(self, place: tuple[User, str], act: Act, begun: asyncio.Future[str | None]) -> None:
+    async def _give_back(self, place: tuple[User, str], act: CommandContext, begun: asyncio.Future[str | None]) -> None:
         """Nothing runs under a key whose request gave up: if it is taken after all, it shall be new again."""
         try:
             if await begun is None:
@@ -70,7 +70,7 @@ class Keyed:
         finally:
             self._running.discard(place)
 
-    async def _once(self, endpoint: Endpoint, call: Call, act: Act) -> Answer:
+    async def _once(self, endpoint: Endpoint, call: Call, act: CommandContext) -> Answer:
         try:
             answer = await endpoint.run(self._deps, replace(call, key=None, fingerprint=""))
         except HoldfastError as error:
@@ -80,7 +80,7 @@ class Keyed:
         await self._keep(act, _kept(endpoint, answer))
         return answer
 
-    async def _keep(self, act: Act, answer: str | None) -> None:
+    async def _keep(self, act: CommandContext, answer: str | None) -> None:
         """What was done is done, whether or not its answer can be kept: then a repetition is told that nobody knows."""
         try:
             async with asyncio.timeout(KEEP_SECONDS):

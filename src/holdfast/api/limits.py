@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from holdfast.api.admin import record
-from holdfast.api.bodies import Body, Reason
+from holdfast.api.bodies import RequestBody, _Reason
 from holdfast.api.call import Answer, Call
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.bounds import MIB
 from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
 from holdfast.limits.answers import refusal
-from holdfast.limits.changes import Changed, RuleChange
+from holdfast.limits.changes import RuleChange, RuleChangeResult
 from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
 from holdfast.limits.decisions import Standing
@@ -83,10 +83,10 @@ RuleBody = Annotated[Mapping[str, Any], _answered()]
 NewRule = Annotated[Mapping[str, Any], _described(REQUIRED, _RULE, _SAID)]
 RuleUpdate = Annotated[Mapping[str, Any], _described((*_NAME, *_SEEN), _RULE, _SEEN, _SAID)]
 Rollback = Annotated[Mapping[str, Any], _described((*_NAME, "version"), _NAME, {"version": _VERSION}, _SEEN, _SAID)]
-Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
+_Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
 Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": LIMIT_MAX})]
 """Described to callers, and judged by the limiter: what no rule can answer is 422 with the field and the reason."""
-Place = Annotated[str, Meta(min_length=1, max_length=(TENANT_LENGTH_MAX + 1 + RESOURCE_LENGTH_MAX) * 4 // 3)]
+_Place = Annotated[str, Meta(min_length=1, max_length=(TENANT_LENGTH_MAX + 1 + RESOURCE_LENGTH_MAX) * 4 // 3)]
 """As long as that of the longest names."""
 
 
@@ -107,7 +107,7 @@ Rules = Annotated[
 """Read in a thread, by ``limits.rule_import``."""
 
 
-class ImportBody(Body, frozen=True):
+class ImportBody(RequestBody, frozen=True):
     """Rules to create or change, all or none; what is not named stays."""
 
     rules: Rules
@@ -139,16 +139,16 @@ Version = Annotated[int, Meta(ge=1, le=VERSION_MAX)]
 Resource = Annotated[str, Meta(min_length=1, max_length=RESOURCE_LENGTH_MAX)]
 
 
-class RulesQuery(Body, frozen=True):
+class RulesQuery(RequestBody, frozen=True):
     """One rule if both names are given, else a page; ``after`` is the ``next`` of the page before."""
 
     tenantID: str | None = None
     resource: str | None = None
-    after: Place | None = None
+    after: _Place | None = None
     limit: PerPage = 100
 
 
-class HistoryQuery(Body, frozen=True):
+class HistoryQuery(RequestBody, frozen=True):
     """Newest first; ``before`` is a version."""
 
     tenantID: str
@@ -157,29 +157,29 @@ class HistoryQuery(Body, frozen=True):
     limit: PerPage = 100
 
 
-class ChangesQuery(Body, frozen=True):
+class ChangesQuery(RequestBody, frozen=True):
     """Oldest first; ``after`` is the ``seq`` of the last change one has."""
 
     after: Annotated[int, Meta(ge=0, le=VERSION_MAX)] = 0
     limit: PerPage = 100
 
 
-class DeleteQuery(Body, frozen=True):
+class DeleteQuery(RequestBody, frozen=True):
     tenantID: str
     resource: str
     expectedVersion: Version
     reason: Annotated[str, Meta(max_length=REASON_LENGTH_MAX)] = ""
 
 
-class CheckBody(Body, frozen=True):
+class CheckBody(RequestBody, frozen=True):
     """May ``subject`` use ``cost`` of ``resource`` now? The tenant is the credential's."""
 
     resource: Resource
-    subject: Subject
+    subject: _Subject
     cost: Amount = 1
 
 
-class SubjectQuery(Body, frozen=True):
+class SubjectQuery(RequestBody, frozen=True):
     """One subject of a resource, as checks name it; its rule may be the tenant's or that of all tenants."""
 
     tenantID: Annotated[str, Meta(min_length=1, max_length=TENANT_LENGTH_MAX)]
@@ -190,16 +190,16 @@ class SubjectQuery(Body, frozen=True):
 class ResetBody(SubjectQuery, frozen=True):
     """``reason`` goes into the audit log."""
 
-    reason: Reason
+    reason: _Reason
 
 
-class CheckManyBody(Body, frozen=True):
+class CheckManyBody(RequestBody, frozen=True):
     """All are admitted and counted, or none."""
 
     checks: Annotated[list[CheckBody], Meta(min_length=1, max_length=KEYS_PER_CALL_MAX)]
 
 
-class HoldBody(Body, frozen=True):
+class HoldBody(RequestBody, frozen=True):
     """The ``hold`` of a decision by a concurrency rule, and what it was asked for."""
 
     resource: Resource
@@ -211,7 +211,7 @@ class Released(Struct, frozen=True):
     released: bool
 
 
-class Decisions(Struct, frozen=True):
+class DecisionList(Struct, frozen=True):
     allowed: bool
     decisions: Sequence[Decision]
 
@@ -252,7 +252,7 @@ def invalid_rule(wrong: InvalidMessage) -> Refused:
     return InvalidRule(wrong.message, fields={field: wrong.message.removeprefix(f"{field} ")}) if field else wrong
 
 
-async def _changed(deps: Deps, call: Call, doing: Awaitable[Changed], status: int = 200) -> Answer:
+async def _changed(deps: ApiDeps, call: Call, doing: Awaitable[RuleChangeResult], status: int = 200) -> Answer:
     """The rule after a change; what is not answered in time is unknown, and the same call with the same key tells."""
     try:
         changed = await call.done_in_time(doing)
@@ -269,25 +269,25 @@ def _conflict(error: VersionConflict) -> Answer:
     return Answer(body, 409)
 
 
-async def create_rule(deps: Deps, call: Call) -> Answer:
+async def create_rule(deps: ApiDeps, call: Call) -> Answer:
     return await _changed(deps, call, deps.limits.control.create(call.body, call.principal.user_id, call.key), 201)
 
 
-async def update_rule(deps: Deps, call: Call) -> Answer:
+async def update_rule(deps: ApiDeps, call: Call) -> Answer:
     return await _changed(deps, call, deps.limits.control.update(call.body, call.principal.user_id, call.key))
 
 
-async def delete_rule(deps: Deps, call: Call) -> Answer:
+async def delete_rule(deps: ApiDeps, call: Call) -> Answer:
     query: DeleteQuery = call.query
     body = {name: getattr(query, name) for name in query.__struct_fields__}
     return await _changed(deps, call, deps.limits.control.delete(body, call.principal.user_id, call.key))
 
 
-async def roll_back_rule(deps: Deps, call: Call) -> Answer:
+async def roll_back_rule(deps: ApiDeps, call: Call) -> Answer:
     return await _changed(deps, call, deps.limits.control.roll_back(call.body, call.principal.user_id, call.key))
 
 
-async def import_rules(deps: Deps, call: Call) -> Answer:
+async def import_rules(deps: ApiDeps, call: Call) -> Answer:
     """One transaction; what is not answered in time is unknown, and the same call with the same key tells."""
     body: ImportBody = call.body
     request = ImportRequest(body.dryRun, body.expectedDigest, body.reason)
@@ -299,7 +299,7 @@ async def import_rules(deps: Deps, call: Call) -> Answer:
     return Answer(ImportAnswer(result.change_id, result.digest, result.seq, *counts, changes), headers=headers)
 
 
-async def read_rules(deps: Deps, call: Call) -> Answer:
+async def read_rules(deps: ApiDeps, call: Call) -> Answer:
     query: RulesQuery = call.query
     control = deps.limits.control
     if query.resource is not None:
@@ -329,7 +329,7 @@ def _place(after: str | None) -> RuleName | None:
         raise InvalidRule(f"after {why}", fields={"after": why}) from None
 
 
-async def read_rule_history(deps: Deps, call: Call) -> Answer:
+async def read_rule_history(deps: ApiDeps, call: Call) -> Answer:
     query: HistoryQuery = call.query
     name = name_of({"tenantID": query.tenantID, "resource": query.resource})
     changes = await call.in_time(deps.limits.control.history(name, query.before, query.limit))
@@ -341,28 +341,28 @@ def _entry(change: RuleChange) -> HistoryEntry:
     return HistoryEntry(change.seq, rule.version, *told, render(rule), change.change_id)
 
 
-async def read_rule_changes(deps: Deps, call: Call) -> Answer:
+async def read_rule_changes(deps: ApiDeps, call: Call) -> Answer:
     query: ChangesQuery = call.query
     head, changes = await call.in_time(deps.limits.control.changes(query.after, query.limit))
     return Answer(ChangesPage([_entry(change) for change in changes], head))
 
 
-async def get_admin_health(deps: Deps, call: Call) -> Answer:
+async def get_admin_health(deps: ApiDeps, call: Call) -> Answer:
     """However often it is asked, the primary is asked once a second; details are for operators."""
     health = await deps.admin_health.ask(deps.limits.health, deps.clock.monotonic())
     shown = health if "status:read" in call.principal.scopes else {"status": health["status"]}
     return Answer(shown, 200 if health["status"] == "healthy" else 503)
 
 
-async def get_limits_status(deps: Deps, call: Call) -> Answer:
+async def get_limits_status(deps: ApiDeps, call: Call) -> Answer:
     return Answer(deps.limits.status())
 
 
-async def peek_limit(deps: Deps, call: Call) -> Answer:
+async def peek_limit(deps: ApiDeps, call: Call) -> Answer:
     return Answer(await _standing(deps, call, call.query))
 
 
-async def reset_limit(deps: Deps, call: Call) -> Answer:
+async def reset_limit(deps: ApiDeps, call: Call) -> Answer:
     """Recorded before it is done."""
     body: ResetBody = call.body
     await _standing(deps, call, body)
@@ -372,7 +372,7 @@ async def reset_limit(deps: Deps, call: Call) -> Answer:
     return Answer(await _standing(deps, call, body))
 
 
-async def _standing(deps: Deps, call: Call, asked: SubjectQuery) -> Standing:
+async def _standing(deps: ApiDeps, call: Call, asked: SubjectQuery) -> Standing:
     check = Check(asked.tenantID, asked.resource, asked.subject)
     standing = await call.in_time(deps.limits.limiter.peek(check))
     if standing is None:
@@ -380,14 +380,14 @@ async def _standing(deps: Deps, call: Call, asked: SubjectQuery) -> Standing:
     return standing
 
 
-async def check_limit(deps: Deps, call: Call) -> Answer:
+async def check_limit(deps: ApiDeps, call: Call) -> Answer:
     """Always 200: the decision is the answer, not an error of the question."""
     body: CheckBody = call.body
     tenant = call.principal.tenant
     return Answer(await deps.limits.limiter.check(tenant, body.resource, body.subject, body.cost))
 
 
-async def _charge_more(deps: Deps, call: Call, count: int) -> None:
+async def _charge_more(deps: ApiDeps, call: Call, count: int) -> None:
     """A call of many checks counts as many; its first was counted before its body was read."""
     asked = [question._replace(cost=count) for question in questions("check", call.principal.user)] if count else ()
     try:
@@ -399,20 +399,20 @@ async def _charge_more(deps: Deps, call: Call, count: int) -> None:
         raise refused
 
 
-async def check_limits(deps: Deps, call: Call) -> Answer:
+async def check_limits(deps: ApiDeps, call: Call) -> Answer:
     body: CheckManyBody = call.body
     await _charge_more(deps, call, len(body.checks) - 1)
     checks = [Check(call.principal.tenant, c.resource, c.subject, c.cost) for c in body.checks]
     decisions = await deps.limits.limiter.check_many(checks)
-    return Answer(Decisions(all(decision.allowed for decision in decisions), decisions))
+    return Answer(DecisionList(all(decision.allowed for decision in decisions), decisions))
 
 
-async def renew_limit(deps: Deps, call: Call) -> Answer:
+async def renew_limit(deps: ApiDeps, call: Call) -> Answer:
     body: HoldBody = call.body
     return Answer(await deps.limits.limiter.renew(Check(call.principal.tenant, body.resource, body.subject), body.hold))
 
 
-async def release_limit(deps: Deps, call: Call) -> Answer:
+async def release_limit(deps: ApiDeps, call: Call) -> Answer:
     body: HoldBody = call.body
     check = Check(call.principal.tenant, body.resource, body.subject)
     return Answer(Released(await call.in_time(deps.limits.limiter.release(check, body.hold))))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from holdfast.api.bodies import DeliveryStatus, MessagePage, MessagesQuery, NewMessage
 from holdfast.api.call import Answer, Call
 from holdfast.api.chats import act_of, commit
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, OutcomeUnknown
 from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, Watermark
 from holdfast.session.validation import refusal_of_send
@@ -20,7 +20,7 @@ ANSWER_GRACE_SECONDS = 0.5
 """Ingest answers by the deadline; this is for the case that it does not."""
 
 
-async def list_messages(deps: Deps, call: Call) -> Answer:
+async def list_messages(deps: ApiDeps, call: Call) -> Answer:
     query: MessagesQuery = call.query
     if sum(place is not None for place in (query.before, query.after, query.around)) > 1:
         raise InvalidMessage("give at most one of before, after and around")
@@ -38,7 +38,7 @@ async def list_messages(deps: Deps, call: Call) -> Answer:
     return Answer(_page(chat, await _before(deps, call, before, limit), None, before - 1))
 
 
-async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
+async def _before(deps: ApiDeps, call: Call, before: int, limit: int) -> Page:
     """The reader is checked again in the read itself: a membership may end between two reads."""
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
     return await deps.history.ask(
@@ -46,7 +46,7 @@ async def _before(deps: Deps, call: Call, before: int, limit: int) -> Page:
     )
 
 
-async def _after(deps: Deps, call: Call, after: int, limit: int) -> Page:
+async def _after(deps: ApiDeps, call: Call, after: int, limit: int) -> Page:
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
     return await deps.history.ask(
         lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user), call.deadline, user
@@ -69,7 +69,7 @@ def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> Mes
     )
 
 
-async def send_message(deps: Deps, call: Call) -> Answer:
+async def send_message(deps: ApiDeps, call: Call) -> Answer:
     """The Idempotency-Key is the client_message_id: a retry gets the first answer, marked deduplicated."""
     body: NewMessage = call.body
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)
@@ -81,7 +81,7 @@ async def send_message(deps: Deps, call: Call) -> Answer:
     return Answer(acknowledgement(send.client_message_id, outcome), 200 if outcome.deduplicated else 201)
 
 
-async def _submit(deps: Deps, call: Call, send: SendBody) -> Outcome:
+async def _submit(deps: ApiDeps, call: Call, send: SendBody) -> Outcome:
     """Each request is a source of its own: requests of one user that overlap have no order to keep."""
     answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -104,12 +104,12 @@ def _sequence(call: Call) -> int:
     return int(value)
 
 
-async def redact_message(deps: Deps, call: Call) -> Answer:
+async def redact_message(deps: ApiDeps, call: Call) -> Answer:
     """The store asks the role table: one's own message, or any for an admin of the chat."""
     return await commit(deps, call, Redact(act_of(deps, call), call.path["chat_id"], _sequence(call)))
 
 
-async def get_status(deps: Deps, call: Call) -> Answer:
+async def get_status(deps: ApiDeps, call: Call) -> Answer:
     """For the sender only, like the receipts on the socket."""
     chat_id, user, sequence = call.path["chat_id"], call.principal.user, _sequence(call)
     page = await _after(deps, call, sequence - 1, 1)

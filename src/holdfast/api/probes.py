@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.api.bodies import Health
 from holdfast.api.call import Answer, Call
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.errors import Unavailable
 from holdfast.telemetry import REGISTRY
 from holdfast.wire.frames import Error, ErrorBody
@@ -16,12 +16,12 @@ from holdfast.wire.frames import Error, ErrorBody
 METRICS_TYPE = CONTENT_TYPE_LATEST
 
 
-async def get_live(deps: Deps, call: Call) -> Answer:
+async def get_live(deps: ApiDeps, call: Call) -> Answer:
     """The process runs and its loop turns; nothing is asked of any dependency."""
     return Answer(Health("live"))
 
 
-async def get_ready(deps: Deps, call: Call) -> Answer:
+async def get_ready(deps: ApiDeps, call: Call) -> Answer:
     try:
         readiness = await call.in_time(deps.recent_readiness.ask(deps.readiness, deps.clock.monotonic()))
     except Unavailable:
@@ -32,16 +32,16 @@ async def get_ready(deps: Deps, call: Call) -> Answer:
     return Answer(Health("not_ready", detail), 503, {"Retry-After": "1"})
 
 
-async def get_operator_status(deps: Deps, call: Call) -> Answer:
+async def get_operator_status(deps: ApiDeps, call: Call) -> Answer:
     return Answer(await call.in_time(deps.status()))
 
 
-async def get_metrics(deps: Deps, call: Call) -> Answer:
+async def get_metrics(deps: ApiDeps, call: Call) -> Answer:
     """On a thread: it takes 10 ms and more, and lets the loop go on in between."""
     return Answer(await asyncio.to_thread(generate_latest, REGISTRY), media_type=METRICS_TYPE)
 
 
-async def upgrade_needed(deps: Deps, call: Call) -> Answer:
+async def upgrade_needed(deps: ApiDeps, call: Call) -> Answer:
     """A plain request for the socket's address."""
     detail = Error("INVALID_MESSAGE", "this address speaks WebSocket (holdfast.v1): ask for an upgrade", False)
     return Answer(ErrorBody(detail), 426, {"Upgrade": "websocket"})

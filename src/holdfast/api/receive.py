@@ -19,7 +19,7 @@ from holdfast.access.door import client_ip
 from holdfast.access.keys import is_api_key
 from holdfast.access.principal import Principal, bearer, require_scope
 from holdfast.api.call import Call, Endpoint
-from holdfast.api.deps import ApiSettings, Deps
+from holdfast.api.deps import ApiDeps, ApiSettings
 from holdfast.api.problems import invalid_body, invalid_query
 from holdfast.api.request import Request
 from holdfast.api.strangers import Strangers
@@ -35,7 +35,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.limits.answers import refusal, refusing
-from holdfast.limits.entrances import Entrance, questions
+from holdfast.limits.entrances import EntryPoint, questions
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
 
@@ -45,14 +45,14 @@ NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
 
-def address_of(request: Request, deps: Deps) -> str:
+def address_of(request: Request, deps: ApiDeps) -> str:
     """The client's address, as far as declared proxies vouch for it."""
     if not deps.proxies:
         return request.peer
     return client_ip(request.peer, request.header(b"x-forwarded-for") or "", deps.proxies)
 
 
-def identify(deps: Deps, request: Request) -> Principal:
+def identify(deps: ApiDeps, request: Request) -> Principal:
     """Who is asking; Unauthorized or Forbidden."""
     credential = bearer(request.header(b"authorization"))
     if credential is None:
@@ -88,7 +88,7 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
         require_scope(principal, endpoint.scope)
 
 
-async def receive(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
+async def receive(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
     """The call a request makes; raises the first reason to refuse it."""
     try:
         request.require_single_headers()
@@ -110,7 +110,7 @@ async def receive(deps: Deps, strangers: Strangers, endpoint: Endpoint, request:
     return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
-def _identified(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
+def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
     """Who is asking. What is open to anybody does not mind a bad credential."""
     try:
         principal = identify(deps, request)
@@ -126,7 +126,7 @@ def _identified(deps: Deps, strangers: Strangers, endpoint: Endpoint, request: R
     return principal
 
 
-async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
+async def _ask_limits(deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
     """RateLimited by the rules of whoever asks, also for what they may not ask: a refusal is work, too.
 
     What allows a question about limits is not in its headers.
@@ -134,7 +134,7 @@ async def _ask_limits(deps: Deps, endpoint: Endpoint, request: Request, principa
     if endpoint.scope == "limits:check" and principal.kind == "tenant_key":
         decisions = [await deps.limits.limiter.check(*check) for check in questions("check", principal.user)]
     else:
-        entrance: Entrance = "admin" if principal.kind == "admin_key" else "rest"
+        entrance: EntryPoint = "admin" if principal.kind == "admin_key" else "rest"
         decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
         request.decisions = decisions
     if refused := refusal(decisions):
@@ -193,7 +193,7 @@ def _fitting(endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | 
     try:
         return read(shape, given)
     except InvalidMessage as wrong:
-        raise endpoint.misfit(wrong) from None
+        raise endpoint.on_invalid_input(wrong) from None
 
 
 def _query(shape: type[Struct] | None, written: bytes) -> Any:

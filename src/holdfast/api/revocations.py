@@ -18,9 +18,9 @@ from holdfast.access.revocations.contract import Revocation, RevocationKind
 from holdfast.access.revocations.in_force import AHEAD_SECONDS_MAX
 from holdfast.access.tokens import TOKEN_BYTES_MAX
 from holdfast.api.admin import record
-from holdfast.api.bodies import Body, Id, Position, Reason, Why
+from holdfast.api.bodies import Id, Position, RequestBody, Why, _Reason
 from holdfast.api.call import Answer, Call
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, Unauthorized
 from holdfast.message import User
@@ -37,14 +37,14 @@ _FIELDS: Mapping[RevocationKind, tuple[frozenset[str], frozenset[str]]] = {
 """Which fields each kind needs, and which it takes besides."""
 
 
-class NewRevocation(Body, frozen=True):
+class NewRevocation(RequestBody, frozen=True):
     """token: ``token``, or its ``jti``. user: tokens issued before ``issued_before`` (left out: all up to now). device:
     such tokens, shown by ``device_id``. ban: every token. mute: every send, and what else puts something before others.
     tenant: such tokens of every user of ``tenant``, which must be named; elsewhere ``tenant`` left out is ``default``.
     """
 
     kind: RevocationKind
-    reason: Reason
+    reason: _Reason
     tenant: Id | None = None
     user_id: Id | None = None
     device_id: Id | None = None
@@ -53,7 +53,7 @@ class NewRevocation(Body, frozen=True):
     issued_before: Annotated[str, Meta(max_length=40, description="RFC 3339, with its time zone.")] | None = None
 
 
-class RevocationsQuery(Body, frozen=True):
+class RevocationsQuery(RequestBody, frozen=True):
     """``after`` is the ``next`` of the page before; the others leave out what is of another kind, tenant or user."""
 
     after: Position = 0
@@ -63,11 +63,11 @@ class RevocationsQuery(Body, frozen=True):
     user_id: Id | None = None
 
 
-class Disconnect(Body, frozen=True):
+class Disconnect(RequestBody, frozen=True):
     """``device_id`` left out: every device of the user."""
 
     user_id: Id
-    reason: Reason
+    reason: _Reason
     tenant: Id = "default"
     device_id: Id | None = None
 
@@ -99,7 +99,7 @@ class Disconnected(Struct, frozen=True):
     closed: int
 
 
-async def list_revocations(deps: Deps, call: Call) -> Answer:
+async def list_revocations(deps: ApiDeps, call: Call) -> Answer:
     query: RevocationsQuery = call.query
     kind, tenant, user_id = query.kind, query.tenant, query.user_id
 
@@ -116,7 +116,7 @@ async def list_revocations(deps: Deps, call: Call) -> Answer:
     return Answer(RevocationPage([_view(e) for e in shown], shown[-1].number if len(found) > query.limit else None))
 
 
-async def add_revocation(deps: Deps, call: Call) -> Answer:
+async def add_revocation(deps: ApiDeps, call: Call) -> Answer:
     body: NewRevocation = call.body
     entry = _entry(deps, body)
     deps.revocations.require_room(entry)
@@ -127,7 +127,7 @@ async def add_revocation(deps: Deps, call: Call) -> Answer:
     return Answer(_view(stored))
 
 
-async def lift_revocation(deps: Deps, call: Call) -> Answer:
+async def lift_revocation(deps: ApiDeps, call: Call) -> Answer:
     query: Why = call.query
     entry = deps.revocations.find(call.path["number"])
     await record(deps, call, "revocation.lift", _target(entry), query.reason, details=_details(entry))
@@ -136,7 +136,7 @@ async def lift_revocation(deps: Deps, call: Call) -> Answer:
     return Answer(_view(lifted))
 
 
-async def disconnect_user(deps: Deps, call: Call) -> Answer:
+async def disconnect_user(deps: ApiDeps, call: Call) -> Answer:
     body: Disconnect = call.body
     target = f"{body.tenant}/{body.user_id}" + (f"/{body.device_id}" if body.device_id else "")
     await record(deps, call, "user.disconnect", target, body.reason)
@@ -145,7 +145,7 @@ async def disconnect_user(deps: Deps, call: Call) -> Answer:
     return Answer(Disconnected(closed))
 
 
-def _entry(deps: Deps, body: NewRevocation) -> Revocation:
+def _entry(deps: ApiDeps, body: NewRevocation) -> Revocation:
     """The entry that a request asks for; InvalidMessage names the field that is wrong."""
     needed, taken = _FIELDS[body.kind]
     given = {
@@ -175,7 +175,7 @@ def _entry(deps: Deps, body: NewRevocation) -> Revocation:
             return Revocation(body.kind, tenant, user_id, "", 0, made_at, None)
 
 
-def _shown(deps: Deps, body: NewRevocation) -> Principal:
+def _shown(deps: ApiDeps, body: NewRevocation) -> Principal:
     """Whose the token is. One that no server takes needs no revocation: most likely it is the wrong one."""
     try:
         shown = deps.tokens.read(body.token or "", early=True)

@@ -10,22 +10,22 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.api.admin import record
-from holdfast.api.bodies import Body, Id, Reason
+from holdfast.api.bodies import Id, RequestBody, _Reason
 from holdfast.api.call import Answer, Call
-from holdfast.api.deps import Deps
+from holdfast.api.deps import ApiDeps
 from holdfast.api.jobs import Count
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Unavailable
-from holdfast.webhooks.contract import Delivery, Endpoint
-from holdfast.webhooks.delivery import Notice, draft_of
+from holdfast.webhooks.contract import Delivery, WebhookEndpoint
+from holdfast.webhooks.delivery import DeliveryNotice, draft_of
 from holdfast.webhooks.guard import URL_LENGTH_MAX, check_url
 from holdfast.webhooks.signing import SECRET_BYTES, new_secret
-from holdfast.work.contract import Waiting
+from holdfast.work.contract import WaitingJobs
 
 
-class NewEndpoint(Body, frozen=True):
+class NewEndpoint(RequestBody, frozen=True):
     url: Annotated[str, Meta(min_length=1, max_length=URL_LENGTH_MAX)]
-    reason: Reason
+    reason: _Reason
     tenant: Id = "default"
     description: Annotated[str, Meta(max_length=200)] = ""
 
@@ -54,16 +54,16 @@ class DeliveryList(Struct, frozen=True):
     deliveries: Sequence[Delivery]
 
 
-def _view(endpoint: Endpoint, secret: str | None = None) -> EndpointView:
+def _view(endpoint: WebhookEndpoint, secret: str | None = None) -> EndpointView:
     return EndpointView(**{**asdict(endpoint), "secret": secret})
 
 
-async def _named(deps: Deps, call: Call) -> Endpoint:
+async def _named(deps: ApiDeps, call: Call) -> WebhookEndpoint:
     """The endpoint that the path names; NotFound if there is none."""
     return await call.in_time(deps.work.webhooks.endpoints.get(call.path["endpoint_id"]))
 
 
-async def list_webhooks(deps: Deps, call: Call) -> Answer:
+async def list_webhooks(deps: ApiDeps, call: Call) -> Answer:
     found = await call.in_time(deps.work.webhooks.endpoints.all())
     try:
         waiting = await call.in_time(deps.work.jobs.waiting([endpoint.endpoint_id for endpoint in found]))
@@ -72,40 +72,40 @@ async def list_webhooks(deps: Deps, call: Call) -> Answer:
     return Answer(EndpointList([_counted(_view(each), waiting.get(each.endpoint_id)) for each in found]))
 
 
-def _counted(view: EndpointView, waiting: Waiting | None) -> EndpointView:
+def _counted(view: EndpointView, waiting: WaitingJobs | None) -> EndpointView:
     if waiting is None:
         return replace(view, waiting=0)
     return replace(view, waiting=waiting.jobs, oldest_waiting_at=timestamp(waiting.oldest_at))
 
 
-async def create_webhook(deps: Deps, call: Call) -> Answer:
+async def create_webhook(deps: ApiDeps, call: Call) -> Answer:
     body: NewEndpoint = call.body
     plane = deps.work.webhooks
     check_url(body.url, private_allowed=plane.private_allowed)
     if not plane.begun():
         raise Unavailable("the store of jobs has been away since the start: an endpoint would miss what comes now")
     secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
-    endpoint = Endpoint(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
+    endpoint = WebhookEndpoint(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
     await record(deps, call, "webhook.add", f"{endpoint.endpoint_id} {endpoint.tenant} {endpoint.url}", body.reason)
     await call.done_in_time(plane.endpoints.add(endpoint))
     return Answer(_view(endpoint, secret))
 
 
-async def delete_webhook(deps: Deps, call: Call) -> Answer:
+async def delete_webhook(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     await record(deps, call, "webhook.remove", f"{endpoint.endpoint_id} {endpoint.url}", call.query.reason)
     await call.done_in_time(deps.work.webhooks.endpoints.remove(endpoint.endpoint_id))
     return Answer(_view(endpoint))
 
 
-async def enable_webhook(deps: Deps, call: Call) -> Answer:
+async def enable_webhook(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     await record(deps, call, "webhook.enable", endpoint.endpoint_id, call.body.reason)
     await call.done_in_time(deps.work.webhooks.endpoints.enable(endpoint.endpoint_id))
     return Answer(_view(replace(endpoint, disabled="", disabled_at="")))
 
 
-async def disable_webhook(deps: Deps, call: Call) -> Answer:
+async def disable_webhook(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     why, at = call.body.reason, timestamp(deps.clock.now())
     await record(deps, call, "webhook.disable", endpoint.endpoint_id, why)
@@ -113,17 +113,17 @@ async def disable_webhook(deps: Deps, call: Call) -> Answer:
     return Answer(_view(await _named(deps, call)))
 
 
-async def check_webhook(deps: Deps, call: Call) -> Answer:
+async def check_webhook(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     if endpoint.disabled:
         raise InvalidMessage(f"{endpoint.endpoint_id} is disabled: enable it first, a test would be parked")
     await record(deps, call, "webhook.test", endpoint.endpoint_id, call.body.reason)
     at = timestamp(deps.clock.now())
-    jobs = deps.work.jobs.enqueue([draft_of(Notice(endpoint.endpoint_id, endpoint.tenant, at))])
+    jobs = deps.work.jobs.enqueue([draft_of(DeliveryNotice(endpoint.endpoint_id, endpoint.tenant, at))])
     return Answer(Count(len(await call.done_in_time(jobs))))
 
 
-async def list_webhook_deliveries(deps: Deps, call: Call) -> Answer:
+async def list_webhook_deliveries(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     found = deps.work.webhooks.endpoints.deliveries(endpoint.endpoint_id, call.query.limit)
     return Answer(DeliveryList(await call.in_time(found)))

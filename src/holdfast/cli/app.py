@@ -12,7 +12,7 @@ from holdfast.cli.conformance import conformance
 from holdfast.cli.cutoff import ban, disconnect, mute, revoke, unban, unmute
 from holdfast.cli.jobs import jobs
 from holdfast.cli.operate import backup, erase, key, restore, status, token
-from holdfast.cli.reach import AsJson, Config, Credential, Reach, StateDir, Url
+from holdfast.cli.reach import AsJson, CliContext, Config, Credential, StateDir, Url
 from holdfast.cli.rules import rules
 from holdfast.cli.serving import serve
 from holdfast.cli.verify import verify
@@ -59,7 +59,7 @@ def root(
 
     Every command explains itself: holdfast chat open --help
     """
-    ctx.obj = Reach(url, state_dir, token, config, as_json)
+    ctx.obj = CliContext(url, state_dir, token, config, as_json)
 
 
 app.command()(serve)

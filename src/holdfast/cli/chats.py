@@ -13,8 +13,8 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.groups import group
-from holdfast.cli.reach import Reach, ReasonOption, TenantOption, UserOption, reaching
-from holdfast.cli.rest import Rest
+from holdfast.cli.reach import CliContext, ReasonOption, TenantOption, UserOption, remote_command
+from holdfast.cli.rest import RestClient
 from holdfast.clock import Ids, SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound
 
@@ -24,16 +24,16 @@ ChatArgument = Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id, 
 SEND_TRIES = 4
 
 
-class Role(StrEnum):
+class RoleChoice(StrEnum):
     member = "member"
     admin = "admin"
     owner = "owner"
 
 
 @chat.command("ls")
-@reaching
+@remote_command
 def list_chats(
-    reach: Reach,
+    reach: CliContext,
     hot: Annotated[
         bool, typer.Option("--hot", help="The busiest of all, with their messages in the last minute.")
     ] = False,
@@ -68,9 +68,9 @@ def list_chats(
 
 
 @chat.command()
-@reaching
+@remote_command
 def create(
-    reach: Reach,
+    reach: CliContext,
     name: Annotated[str, typer.Option("--name", "-n", help="The chat's name.")] = "",
     members: Annotated[list[str] | None, typer.Option("--member", "-m", help="Somebody to add; repeatable.")] = None,
     direct: Annotated[str | None, typer.Option("--direct", help="A chat of two with this user.")] = None,
@@ -93,12 +93,12 @@ def create(
 
 
 @chat.command()
-@reaching
+@remote_command
 def invite(
-    reach: Reach,
+    reach: CliContext,
     chat_name: ChatArgument,
     who: Annotated[str, typer.Argument(metavar="USER", help="Whom to add.")],
-    role: Annotated[Role, typer.Option(help="What they may do.")] = Role.member,
+    role: Annotated[RoleChoice, typer.Option(help="What they may do.")] = RoleChoice.member,
     user: UserOption = None,
     tenant: TenantOption = "default",
 ) -> None:
@@ -116,9 +116,9 @@ def invite(
 
 
 @chat.command("open")
-@reaching
+@remote_command
 def open_chat(
-    reach: Reach,
+    reach: CliContext,
     chat_name: ChatArgument,
     history: Annotated[int, typer.Option(min=0, max=500, help="How many earlier messages to show.")] = 20,
     user: UserOption = None,
@@ -152,9 +152,9 @@ def open_chat(
 
 
 @chat.command()
-@reaching
+@remote_command
 def send(
-    reach: Reach,
+    reach: CliContext,
     chat_name: ChatArgument,
     text: Annotated[str, typer.Argument(help='What to say; "-" reads it from stdin.')],
     markdown: Annotated[bool, typer.Option("--markdown", help="The text is Markdown.")] = False,
@@ -180,9 +180,9 @@ def send(
 
 
 @chat.command()
-@reaching
+@remote_command
 def history(
-    reach: Reach,
+    reach: CliContext,
     chat_name: ChatArgument,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many messages.")] = 50,
     before: Annotated[int | None, typer.Option(min=1, help="Those before this sequence.")] = None,
@@ -216,8 +216,8 @@ def history(
 
 
 @chat.command()
-@reaching
-def inspect(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id.")]) -> None:
+@remote_command
+def inspect(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id.")]) -> None:
     """Show a chat's numbering: counter, head, count, gaps, epoch, halt. For operators.
 
     Example:
@@ -247,8 +247,8 @@ def inspect(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT",
 
 
 @chat.command()
-@reaching
-def halt(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
+@remote_command
+def halt(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
     """Refuse every send to a chat until it is recovered. For operators.
 
     Example:
@@ -261,8 +261,8 @@ def halt(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], 
 
 
 @chat.command()
-@reaching
-def recover(reach: Reach, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
+@remote_command
+def recover(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
     """Repair a chat's numbering and let it go on; its clients read it anew. For operators.
 
     Example:
@@ -278,7 +278,7 @@ def _ranges(gaps: list[list[int]]) -> str:
     return ", ".join(f"{first}–{last}" if first != last else f"{first}" for first, last in gaps) or "none"
 
 
-def _list_hot(reach: Reach) -> None:
+def _list_hot(reach: CliContext) -> None:
     status = reach.as_operator().get("/admin/status")
     busiest = _busiest(status["hot_chats"])
     found = [{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest]
@@ -294,7 +294,7 @@ def _busiest(messages: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(messages.items(), key=lambda chat: (-chat[1], chat[0]))
 
 
-def _all_chats(rest: Rest) -> list[dict[str, Any]]:
+def _all_chats(rest: RestClient) -> list[dict[str, Any]]:
     chats: list[dict[str, Any]] = []
     after: str | None = None
     while True:
@@ -305,7 +305,7 @@ def _all_chats(rest: Rest) -> list[dict[str, Any]]:
             return chats
 
 
-def _chat_id(rest: Rest, name: str) -> str:
+def _chat_id(rest: RestClient, name: str) -> str:
     """The id of a chat given by its id or by a title that one chat alone has."""
     if name.startswith("chat_"):
         return name
@@ -317,7 +317,7 @@ def _chat_id(rest: Rest, name: str) -> str:
     return str(found[0])
 
 
-def _send(rest: Rest, path: tuple[str, ...], body: dict[str, str], key: str) -> Any:
+def _send(rest: RestClient, path: tuple[str, ...], body: dict[str, str], key: str) -> Any:
     """Send, and again under the same key while the server says that a retry may succeed."""
     for attempt in range(1, SEND_TRIES + 1):
         try:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from holdfast.cli import show
-from holdfast.cli.reach import Reach, at_home
+from holdfast.cli.reach import CliContext, local_command
 from holdfast.errors import BadSetting, InvalidMessage
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from holdfast.verify.conformance.suite import Result
 
 
-@at_home
+@local_command
 def conformance(
-    reach: Reach,
+    reach: CliContext,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="The program that drives your client.")
     ] = None,

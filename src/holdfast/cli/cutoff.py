@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, Reach, ReasonOption, TenantOption, at_home, reaching
+from holdfast.cli.reach import ASKED, CliContext, ReasonOption, TenantOption, local_command, remote_command
 from holdfast.errors import InvalidMessage, NotFound
 
 revoke = group("Make tokens worthless: one, a user's, a device's, a tenant's.")
@@ -23,9 +23,9 @@ PAGE = 500
 
 
 @revoke.command("token")
-@reaching
+@remote_command
 def revoke_token(
-    reach: Reach,
+    reach: CliContext,
     jti: Annotated[str | None, typer.Option("--jti", help="The token's id.")] = None,
     file: Annotated[typer.FileText | None, typer.Option("--file", help="A file with the token; - is stdin.")] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="The tenant of a --jti.  [default: default]")] = None,
@@ -47,9 +47,9 @@ def revoke_token(
 
 
 @revoke.command("user")
-@reaching
+@remote_command
 def revoke_user(
-    reach: Reach,
+    reach: CliContext,
     user: UserArgument,
     tenant: TenantOption = "default",
     before: BeforeOption = None,
@@ -69,9 +69,9 @@ def revoke_user(
 
 
 @revoke.command("device")
-@reaching
+@remote_command
 def revoke_device(
-    reach: Reach,
+    reach: CliContext,
     user: UserArgument,
     device: Annotated[str, typer.Argument(metavar="DEVICE", help="A device's id.")],
     tenant: TenantOption = "default",
@@ -93,9 +93,9 @@ def revoke_device(
 
 
 @revoke.command("tenant")
-@reaching
+@remote_command
 def revoke_tenant(
-    reach: Reach,
+    reach: CliContext,
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="A tenant's name.")],
     before: BeforeOption = None,
     reason: ReasonOption = ASKED,
@@ -115,9 +115,9 @@ def revoke_tenant(
 
 
 @revoke.command("ls")
-@reaching
+@remote_command
 def list_revocations(
-    reach: Reach,
+    reach: CliContext,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Of this user only.")] = None,
 ) -> None:
@@ -144,9 +144,9 @@ def list_revocations(
 
 
 @revoke.command("undo")
-@reaching
+@remote_command
 def undo_revocation(
-    reach: Reach,
+    reach: CliContext,
     number: Annotated[int, typer.Argument(metavar="ID", help="As `holdfast revoke ls` shows it.")],
     reason: ReasonOption = ASKED,
 ) -> None:
@@ -162,8 +162,8 @@ def undo_revocation(
 
 
 @revoke.command("reset")
-@at_home
-def reset_revocations(reach: Reach, reason: ReasonOption = ASKED) -> None:
+@local_command
+def reset_revocations(reach: CliContext, reason: ReasonOption = ASKED) -> None:
     """Begin again without revocations where their file, access.db, is lost: nobody is cut off then.
 
     On the state directory of a stopped server.
@@ -180,9 +180,9 @@ def reset_revocations(reach: Reach, reason: ReasonOption = ASKED) -> None:
     show.told(reach, {"reset": True}, "nobody is cut off by revocations, bans and mutes of tenants any more")
 
 
-@reaching
+@remote_command
 def ban(
-    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Keep a user out: of one chat, or of the whole tenant. Undo it with `holdfast unban`.
@@ -199,9 +199,9 @@ def ban(
     _restrict(reach, "ban", user, chat, tenant, reason)
 
 
-@reaching
+@remote_command
 def unban(
-    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Lift a ban. It adds the user to no chat.
@@ -214,9 +214,9 @@ def unban(
     _lift(reach, "ban", user, chat, tenant, reason)
 
 
-@reaching
+@remote_command
 def mute(
-    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Let a user read and not send: in one chat, or in the whole tenant. Undo it with `holdfast unmute`.
@@ -232,9 +232,9 @@ def mute(
     _restrict(reach, "mute", user, chat, tenant, reason)
 
 
-@reaching
+@remote_command
 def unmute(
-    reach: Reach, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Lift a mute.
@@ -247,9 +247,9 @@ def unmute(
     _lift(reach, "mute", user, chat, tenant, reason)
 
 
-@reaching
+@remote_command
 def disconnect(
-    reach: Reach,
+    reach: CliContext,
     user: UserArgument,
     device: Annotated[str | None, typer.Option("--device", help="This device's connections only.")] = None,
     tenant: TenantOption = "default",
@@ -269,17 +269,17 @@ def disconnect(
     show.told(reach, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none)
 
 
-def _add(reach: Reach, body: Mapping[str, Any], reason: str) -> dict[str, Any]:
+def _add(reach: CliContext, body: Mapping[str, Any], reason: str) -> dict[str, Any]:
     given = {name: value for name, value in body.items() if value is not None}
     made: dict[str, Any] = reach.as_operator().post("/admin/revocations", body={**given, "reason": reason})
     return made
 
 
-def _said(reach: Reach, made: Mapping[str, Any], sentence: str) -> None:
+def _said(reach: CliContext, made: Mapping[str, Any], sentence: str) -> None:
     show.told(reach, made, f"{sentence}; undo it with: holdfast revoke undo {made['number']}")
 
 
-def _restrict(reach: Reach, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
+def _restrict(reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is None:
         made = _add(reach, {"kind": kind, "user_id": user, "tenant": tenant}, reason)
@@ -289,7 +289,7 @@ def _restrict(reach: Reach, kind: str, user: str, chat: str | None, tenant: str,
     show.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`")
 
 
-def _lift(reach: Reach, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
+def _lift(reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is not None:
         changed = reach.as_operator().post("/admin/chats", chat, f"un{kind}", body={"user_id": user, "reason": reason})
@@ -302,7 +302,7 @@ def _lift(reach: Reach, kind: str, user: str, chat: str | None, tenant: str, rea
     show.told(reach, lifted, f"{user} is no longer {done} in the tenant {tenant}")
 
 
-def _all(reach: Reach, **wanted: str | None) -> list[dict[str, Any]]:
+def _all(reach: CliContext, **wanted: str | None) -> list[dict[str, Any]]:
     rest, found = reach.as_operator(), list[dict[str, Any]]()
     after: int | None = 0
     while after is not None:

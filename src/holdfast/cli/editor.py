@@ -24,7 +24,7 @@ class Ended:
     """Ctrl+D on an empty line, or Ctrl+C."""
 
 
-Key = Entered | Ended
+_Key = Entered | Ended
 
 
 class LineEditor:
@@ -35,8 +35,8 @@ class LineEditor:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
         self._escape = ""
 
-    def feed(self, data: bytes) -> list[Key]:
-        keys: list[Key] = []
+    def feed(self, data: bytes) -> list[_Key]:
+        keys: list[_Key] = []
         for character in self._decoder.decode(data):
             if self._escape or character == "\x1b":
                 self._in_escape(character)
@@ -57,7 +57,7 @@ class LineEditor:
         if done:
             self._escape = ""
 
-    def _typed(self, character: str) -> Key | None:
+    def _typed(self, character: str) -> _Key | None:
         match character:
             case "\r" | "\n":
                 text, self.text = self.text, ""

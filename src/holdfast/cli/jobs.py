@@ -10,8 +10,8 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, Reach, ReasonOption, reaching
-from holdfast.cli.rest import Rest
+from holdfast.cli.reach import ASKED, CliContext, ReasonOption, remote_command
+from holdfast.cli.rest import RestClient
 from holdfast.errors import InvalidMessage, NotFound
 
 jobs = group("Jobs that wait, failed or died.")
@@ -26,7 +26,7 @@ Told = Callable[[int, int | None], None]
 Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
 
-def _listed(reach: Reach, path: str, asked: dict[str, Any], *, empty: str) -> None:
+def _listed(reach: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
     found = reach.as_operator().get(path, **asked)["jobs"]
     columns = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
     show.listed(reach, found, columns, (_row(job) for job in found), empty=empty)
@@ -40,9 +40,9 @@ def _row(job: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @jobs.command("ls")
-@reaching
+@remote_command
 def list_jobs(
-    reach: Reach,
+    reach: CliContext,
     state: Annotated[str | None, typer.Option(help="ready, retry, held or parked.")] = None,
     type: TypeOption = None,
     stream: StreamOption = None,
@@ -62,8 +62,8 @@ def list_jobs(
 
 
 @jobs.command("show")
-@reaching
-def show_job(reach: Reach, job: Annotated[int, typer.Argument(help="A job's number.")]) -> None:
+@remote_command
+def show_job(reach: CliContext, job: Annotated[int, typer.Argument(help="A job's number.")]) -> None:
     """Show one job or dead letter with its payload and the trace of its last failure.
 
     Example:
@@ -76,8 +76,8 @@ def show_job(reach: Reach, job: Annotated[int, typer.Argument(help="A job's numb
 
 
 @jobs.command("stats")
-@reaching
-def job_stats(reach: Reach) -> None:
+@remote_command
+def job_stats(reach: CliContext) -> None:
     """Count jobs by state, reason and attempt; exit code 1 if there are poison candidates.
 
     Example:
@@ -92,8 +92,8 @@ def job_stats(reach: Reach) -> None:
 
 
 @jobs.command("streams")
-@reaching
-def blocked_streams(reach: Reach, limit: LimitOption = 100) -> None:
+@remote_command
+def blocked_streams(reach: CliContext, limit: LimitOption = 100) -> None:
     """List blocked streams: who blocks them, why, and how many wait.
 
     Example:
@@ -117,8 +117,8 @@ def blocked_streams(reach: Reach, limit: LimitOption = 100) -> None:
 
 
 @jobs.command("breakers")
-@reaching
-def open_breakers(reach: Reach) -> None:
+@remote_command
+def open_breakers(reach: CliContext) -> None:
     """List job types whose breaker is open.
 
     Example:
@@ -132,9 +132,9 @@ def open_breakers(reach: Reach) -> None:
 
 
 @jobs.command("acts")
-@reaching
+@remote_command
 def list_acts(
-    reach: Reach,
+    reach: CliContext,
     before: Annotated[int | None, typer.Option(min=1, help="Those before this number: the next page.")] = None,
     limit: LimitOption = 100,
 ) -> None:
@@ -149,7 +149,7 @@ def list_acts(
     _show_acts(reach, reach.as_operator().get("/admin/jobs/acts", limit=limit, before=before))
 
 
-def _show_acts(reach: Reach, found: dict[str, Any]) -> None:
+def _show_acts(reach: CliContext, found: dict[str, Any]) -> None:
     if reach.as_json:
         show.as_json(found)
         return
@@ -161,9 +161,9 @@ def _show_acts(reach: Reach, found: dict[str, Any]) -> None:
 
 
 @jobs.command("retry")
-@reaching
+@remote_command
 def retry_jobs(
-    reach: Reach,
+    reach: CliContext,
     seqs: Seqs,
     now: Annotated[bool, typer.Option("--now", help="At once; so it is without it, too.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Also forget attempts, strikes and crashes.")] = False,
@@ -181,9 +181,9 @@ def retry_jobs(
 
 
 @jobs.command("release")
-@reaching
+@remote_command
 def release_jobs(
-    reach: Reach,
+    reach: CliContext,
     stream: Annotated[str, typer.Argument(help="A blocked stream.")],
     seqs: Annotated[list[int] | None, typer.Option("--job", help="Let this job pass; repeatable.")] = None,
     type: Annotated[str, typer.Option("--type", help="Let jobs of this type pass, later ones too.")] = "",
@@ -205,8 +205,8 @@ def release_jobs(
 
 
 @jobs.command("park")
-@reaching
-def park_jobs(reach: Reach, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
+@remote_command
+def park_jobs(reach: CliContext, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
     """Stop jobs, and the streams behind them, until somebody acts.
 
     Example:
@@ -218,8 +218,8 @@ def park_jobs(reach: Reach, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
 
 
 @jobs.command("bury")
-@reaching
-def bury_jobs(reach: Reach, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
+@remote_command
+def bury_jobs(reach: CliContext, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
     """Move jobs to the dead letters and let their streams go on.
 
     Example:
@@ -231,9 +231,9 @@ def bury_jobs(reach: Reach, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
 
 
 @jobs.command("dead")
-@reaching
+@remote_command
 def list_dead(
-    reach: Reach,
+    reach: CliContext,
     type: TypeOption = None,
     stream: StreamOption = None,
     failed_with: FailedOption = None,
@@ -251,9 +251,9 @@ def list_dead(
 
 
 @jobs.command("replay")
-@reaching
+@remote_command
 def replay_jobs(
-    reach: Reach,
+    reach: CliContext,
     seqs: Annotated[list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")] = None,
     type: TypeOption = None,
     stream: StreamOption = None,
@@ -274,9 +274,9 @@ def replay_jobs(
 
 
 @jobs.command("discard")
-@reaching
+@remote_command
 def discard_jobs(
-    reach: Reach,
+    reach: CliContext,
     seqs: Annotated[list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")] = None,
     type: TypeOption = None,
     stream: StreamOption = None,
@@ -306,7 +306,7 @@ def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> di
     return {name: value for name, value in asked.items() if value}
 
 
-def _exhume(reach: Reach, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str) -> None:
+def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str) -> None:
     """Do it to the named dead letters, or to all that ``body`` describes; exit code 1 if one that was named is none."""
     rest, missing = reach.as_operator(), list[int]()
     with show.progress(reach) as moved:
@@ -324,7 +324,7 @@ def _exhume(reach: Reach, verb: str, body: dict[str, Any], seqs: list[int] | Non
         raise typer.Exit(1)
 
 
-def _in_portions(rest: Rest, verb: str, body: dict[str, Any], rate: int, told: Told) -> int:
+def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, told: Told) -> int:
     """How many it was done to."""
     total, dead = 0, rest.get("/admin/jobs/stats")["dead"]
     for limit in _portions(rate, dead):
@@ -341,7 +341,7 @@ def _in_portions(rest: Rest, verb: str, body: dict[str, Any], rate: int, told: T
 
 
 def _one_by_one(
-    rest: Rest, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: Told
+    rest: RestClient, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: Told
 ) -> tuple[int, list[int]]:
     """How many it was done to and which are gone; oldest first, and one that is gone does not keep the others back."""
     done, missing, chosen = 0, list[int](), sorted(set(seqs))
@@ -363,6 +363,6 @@ def _portions(rate: int, dead: int) -> Iterator[int]:
         yield rate
 
 
-def _act(reach: Reach, verb: str, body: dict[str, Any], done: str) -> None:
+def _act(reach: CliContext, verb: str, body: dict[str, Any], done: str) -> None:
     answer = reach.as_operator().post(f"/admin/jobs/{verb}", body=body)
     show.told(reach, answer, f"{answer['count']} {done}")

@@ -13,7 +13,7 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, TOKEN_HOURS, Reach, ReasonOption, TenantOption, at_home, reaching
+from holdfast.cli.reach import ASKED, TOKEN_HOURS, CliContext, ReasonOption, TenantOption, local_command, remote_command
 from holdfast.errors import InvalidMessage, Unavailable
 
 key = group("API keys of tenants and operators.")
@@ -21,14 +21,14 @@ key = group("API keys of tenants and operators.")
 BACKUP_SECONDS_MAX = 3600.0
 
 
-class Kind(StrEnum):
+class KeyKindChoice(StrEnum):
     tenant = "tenant"
     admin = "admin"
 
 
-@at_home
+@local_command
 def token(
-    reach: Reach,
+    reach: CliContext,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom the token speaks for.")],
     tenant: TenantOption = "default",
     hours: Annotated[float, typer.Option(min=0.01, max=720, help="How long it is valid.")] = TOKEN_HOURS,
@@ -59,8 +59,8 @@ def token(
         show.line(made)
 
 
-@reaching
-def status(reach: Reach) -> None:
+@remote_command
+def status(reach: CliContext) -> None:
     """Show how a running server is; exit code 1 if it is not ready.
 
     Examples:
@@ -77,9 +77,9 @@ def status(reach: Reach) -> None:
         raise typer.Exit(1)
 
 
-@reaching
+@remote_command
 def backup(
-    reach: Reach,
+    reach: CliContext,
     reason: ReasonOption = ASKED,
 ) -> None:
     """Copy everything the running server keeps, but secrets.json, into a folder of its state directory.
@@ -104,9 +104,9 @@ def backup(
     show.told(reach, taken, f"{taken['path']} ({taken['size_bytes']:,} bytes: {_contents(taken['files'])})")
 
 
-@at_home
+@local_command
 def restore(
-    reach: Reach,
+    reach: CliContext,
     folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="A backup that `holdfast backup` made.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Move aside what is there.")] = False,
     reason: ReasonOption = ASKED,
@@ -145,9 +145,9 @@ def _contents(files: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(f"{counts[name]:,} {name}" for name in told if name in counts)
 
 
-@reaching
+@remote_command
 def erase(
-    reach: Reach,
+    reach: CliContext,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom to erase.")],
     reason: ReasonOption,
     tenant: TenantOption = "default",
@@ -181,10 +181,12 @@ def erase(
 
 
 @key.command("create")
-@reaching
+@remote_command
 def create_key(
-    reach: Reach,
-    kind: Annotated[Kind, typer.Argument(help="tenant: a backend that acts for its users; admin: an operator.")],
+    reach: CliContext,
+    kind: Annotated[
+        KeyKindChoice, typer.Argument(help="tenant: a backend that acts for its users; admin: an operator.")
+    ],
     label: Annotated[str, typer.Option(help="What it is for.")],
     reason: ReasonOption = ASKED,
     tenant: Annotated[str | None, typer.Option(help="Whose; for tenant keys.  [default: default]")] = None,
@@ -201,14 +203,14 @@ def create_key(
       holdfast key create tenant --label "shop backend" --tenant acme
       holdfast key create admin --label monitoring --scope status:read
     """
-    if kind is Kind.admin and tenant:
+    if kind is KeyKindChoice.admin and tenant:
         raise InvalidMessage("an admin key belongs to no tenant: leave --tenant out")
     body: dict[str, Any] = {"kind": kind.value, "label": label, "reason": reason}
-    if kind is Kind.tenant:
+    if kind is KeyKindChoice.tenant:
         body["tenant"] = tenant or "default"
     if scopes:
         body["scopes"] = scopes
-    stopped = reach.stopped_state if kind is Kind.admin else None
+    stopped = reach.stopped_state if kind is KeyKindChoice.admin else None
     if stopped is not None and not reach.names_a_server:
         made = _made_offline(stopped, label, scopes, reason)
     else:
@@ -216,7 +218,7 @@ def create_key(
     show.secret(reach, made, made["key"]["key_id"])
 
 
-def _made_by_server(reach: Reach, body: Mapping[str, Any], stopped: Path | None) -> dict[str, Any]:
+def _made_by_server(reach: CliContext, body: Mapping[str, Any], stopped: Path | None) -> dict[str, Any]:
     """``stopped``: where the key could have been made instead, had no server been named."""
     try:
         return dict(reach.as_operator().post("/admin/keys", body=body))
@@ -250,8 +252,8 @@ def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str
 
 
 @key.command("ls")
-@reaching
-def list_keys(reach: Reach) -> None:
+@remote_command
+def list_keys(reach: CliContext) -> None:
     """List the API keys, without their secrets.
 
     Example:
@@ -280,9 +282,9 @@ def list_keys(reach: Reach) -> None:
 
 
 @key.command("revoke")
-@reaching
+@remote_command
 def revoke_key(
-    reach: Reach,
+    reach: CliContext,
     key_id: Annotated[str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key ls` shows it.")],
     reason: ReasonOption = ASKED,
     force: Annotated[bool, typer.Option("--force", help="Also the last key that can make keys.")] = False,

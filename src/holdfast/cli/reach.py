@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 import msgspec
 import typer
 
-from holdfast.cli.rest import Rest
+from holdfast.cli.rest import RestClient
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id, check_tenant
@@ -78,7 +78,7 @@ _KEY_HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class CliContext:
     """The shared options of one call."""
 
     url: str | None = None
@@ -88,7 +88,7 @@ class Reach:
     as_json: bool = False
     token_file: Path | None = None
 
-    def with_credential(self) -> Reach:
+    def with_credential(self) -> CliContext:
         """With the token out of its file; InvalidMessage if it cannot be read, or if two were given."""
         if self.token_file is None:
             return self
@@ -169,11 +169,11 @@ class Reach:
             )
         return self.mint(user, tenant, TOKEN_HOURS)
 
-    def as_user(self, user: str | None, tenant: str) -> Rest:
-        return Rest(self.address, self.user_token(user, tenant))
+    def as_user(self, user: str | None, tenant: str) -> RestClient:
+        return RestClient(self.address, self.user_token(user, tenant))
 
-    def as_operator(self, timeout_seconds: float = 30.0) -> Rest:
-        return Rest(self.address, self.token or self._secrets().admin_key, timeout_seconds)
+    def as_operator(self, timeout_seconds: float = 30.0) -> RestClient:
+        return RestClient(self.address, self.token or self._secrets().admin_key, timeout_seconds)
 
     def _token_settings(self) -> TokenSettings:
         """Whose tokens the server takes, where that is configured at all."""
@@ -211,12 +211,12 @@ _REMOTE = ("url", "token", "token_file")
 CREDENTIAL_BYTES_MAX = 64 * 1024
 
 
-def reaching(function: Callable[..., None]) -> Callable[..., None]:
+def remote_command(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the shared options: its first parameter gets them as a Reach, and its failures are told."""
     return _with_options(function, _SHARED)
 
 
-def at_home(function: Callable[..., None]) -> Callable[..., None]:
+def local_command(function: Callable[..., None]) -> Callable[..., None]:
     """As ``reaching``, for a command that asks no server."""
     return _with_options(function, {name: option for name, option in _SHARED.items() if name not in _REMOTE})
 
@@ -224,7 +224,7 @@ def at_home(function: Callable[..., None]) -> Callable[..., None]:
 def _with_options(function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(ctx: typer.Context, **given: Any) -> None:
-        outer = ctx.obj if isinstance(ctx.obj, Reach) else Reach()
+        outer = ctx.obj if isinstance(ctx.obj, CliContext) else CliContext()
         own = {name: given.pop(name) for name in shared}
         reach = replace(outer, **{name: value for name, value in own.items() if value})
         with told(reach.as_json):

@@ -16,7 +16,7 @@ from holdfast.wire.frames import ErrorBody
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
-class Rest:
+class RestClient:
     """A server's REST interface, for one credential. Each request is a connection of its own."""
 
     def __init__(self, url: str, credential: str, timeout_seconds: float = 30.0) -> None:

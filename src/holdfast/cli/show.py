@@ -13,7 +13,7 @@ import typer
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.cli.reach import Reach
+    from holdfast.cli.reach import CliContext
 
 STEP_SECONDS = 0.5
 GAP = 2
@@ -22,7 +22,7 @@ FREE_TEXT = frozenset(
 )
 """The columns that a table may fold to fit a terminal; every other one is an id, a name or a figure."""
 FOLDED_MIN = 12
-Moved = Callable[[str, float, float | None], None]
+_Moved = Callable[[str, float, float | None], None]
 """Told what is being done, how much of it is, and of how much, if anybody knows."""
 
 
@@ -77,7 +77,7 @@ def fields(values: Mapping[str, Any]) -> None:
         typer.echo(f"{name:<{width}}  {printable(value)}")
 
 
-def told(reach: Reach, answer: Any, sentence: str) -> None:
+def told(reach: CliContext, answer: Any, sentence: str) -> None:
     """An answer for programs, a sentence for people."""
     if reach.as_json:
         as_json(answer)
@@ -85,7 +85,7 @@ def told(reach: Reach, answer: Any, sentence: str) -> None:
         line(sentence)
 
 
-def listed(reach: Reach, found: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+def listed(reach: CliContext, found: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
     """What was found for programs, a table of it for people; ``empty`` as in ``table``."""
     if reach.as_json:
         as_json(found)
@@ -93,7 +93,7 @@ def listed(reach: Reach, found: Any, columns: Sequence[str], rows: Iterable[Sequ
         table(columns, rows, empty)
 
 
-def described(reach: Reach, found: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+def described(reach: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
     """One thing for programs; for people all of it too, or ``values``, which is what they want to know of it."""
     if reach.as_json:
         as_json(found)
@@ -102,7 +102,7 @@ def described(reach: Reach, found: Mapping[str, Any], values: Mapping[str, Any] 
         fields({name.replace("_", " "): _flat(value) for name, value in shown.items()})
 
 
-def secret(reach: Reach, made: Mapping[str, Any], name: str) -> None:
+def secret(reach: CliContext, made: Mapping[str, Any], name: str) -> None:
     """The secret of something new alone on stdout, for a pipe; that it is shown once, to people."""
     told(reach, made, made["secret"])
     if not reach.as_json:
@@ -124,7 +124,7 @@ def _flat(value: Any) -> Any:
 
 
 @contextmanager
-def progress(reach: Reach, *, of_bytes: bool = False) -> Iterator[Moved]:
+def progress(reach: CliContext, *, of_bytes: bool = False) -> Iterator[_Moved]:
     """A bar for long work, on a terminal's stderr and never with ``--json``."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -139,7 +139,7 @@ def progress(reach: Reach, *, of_bytes: bool = False) -> Iterator[Moved]:
 
 
 @contextmanager
-def watching(step: Callable[[], tuple[str, int, int] | None], moved: Moved) -> Iterator[None]:
+def watching(step: Callable[[], tuple[str, int, int] | None], moved: _Moved) -> Iterator[None]:
     """While the block waits for a server, ask it now and then how far it is."""
     done = threading.Event()
 

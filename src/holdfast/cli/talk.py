@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.rest import Rest
+from holdfast.cli.rest import RestClient
 from holdfast.cli.screen import Screen, at_a_terminal, screen_for
 from holdfast.cli.show import message_line
-from holdfast.client import ChatGone, ChatReset, Client, ConnectionChanged, Event, Message
-from holdfast.client.outbox import Entry
+from holdfast.client import ChatGone, ChatReset, Client, ClientEvent, ConnectionChanged, Message
+from holdfast.client.outbox import OutboxEntry
 from holdfast.client.state import FileState
 from holdfast.client.tokens import claims_of
 from holdfast.clock import Ids, SystemClock
@@ -45,7 +45,7 @@ WAITING_SHOWN = 5
 class Room:
     """What is opened. ``renewable``: ``token`` makes a new one at each call."""
 
-    rest: Rest
+    rest: RestClient
     token: Callable[[], str]
     renewable: bool
     chat_id: str
@@ -86,10 +86,10 @@ ACCEPTED = ("syncing", "ready")
 """The states of a connection that the server has accepted: what is written now leaves at once."""
 
 
-class Talk:
+class TerminalChat:
     """A conversation in progress."""
 
-    def __init__(self, room: Room, screen: Screen, client: Client, unsent: list[Entry]) -> None:
+    def __init__(self, room: Room, screen: Screen, client: Client, unsent: list[OutboxEntry]) -> None:
         self._room = room
         self._screen = screen
         self._client = client
@@ -131,7 +131,7 @@ class Talk:
             if not error.retryable:
                 raise
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: ClientEvent) -> None:
         match event:
             case Message():
                 if event.sender_id == self._user and event.client_message_id:
@@ -224,7 +224,7 @@ async def talk(room: Room) -> None:
     async with _entered(room, None if page is None else _end_of(page)) as (client, unsent):
         screen = screen_for(claims_of(room.token()).sub)
         try:
-            talking = Talk(room, screen, client, unsent)
+            talking = TerminalChat(room, screen, client, unsent)
             if page is not None:
                 talking.begin(page)
             else:
@@ -254,7 +254,7 @@ def _end_of(page: dict[str, Any]) -> Cursor:
 
 
 @asynccontextmanager
-async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[tuple[Client, list[Entry]]]:
+async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[tuple[Client, list[OutboxEntry]]]:
     """A client, and what earlier windows left unsent, even if it is sent by now: it is yet to be shown.
 
     Whatever was shown counts as seen when the client leaves.
@@ -285,7 +285,7 @@ async def _free_window(room: Room, start: Cursor | None) -> tuple[int, Client]:
     )
 
 
-async def _take_over(file: Path, client: Client) -> list[Entry]:
+async def _take_over(file: Path, client: Client) -> list[OutboxEntry]:
     """Send what a window that is not there any more left unsent; what cannot be taken is told of, and stays there.
 
     Each message is on the disk of this client before it leaves the other file; if this process dies between, both
@@ -316,7 +316,7 @@ async def _take_over(file: Path, client: Client) -> list[Entry]:
     return taken
 
 
-async def _until_one_ends(talking: Talk) -> None:
+async def _until_one_ends(talking: TerminalChat) -> None:
     """Hear and speak until one of them ends; an error of either is raised."""
     running = [asyncio.create_task(talking.hear()), asyncio.create_task(talking.speak())]
     try:

@@ -12,22 +12,22 @@ import typer
 
 from holdfast.access.principal import USER_SCOPES
 from holdfast.cli import show
-from holdfast.cli.reach import Reach, TenantOption, reaching
-from holdfast.cli.rest import Rest
+from holdfast.cli.reach import CliContext, TenantOption, remote_command
+from holdfast.cli.rest import RestClient
 from holdfast.errors import BadSetting, InvalidMessage
 from holdfast.message import User
 
 if TYPE_CHECKING:
     from holdfast.verify.checkers import Verdict
     from holdfast.verify.history import History
-    from holdfast.verify.trial import Account, Progress, Trial
+    from holdfast.verify.trial import Account, Workload, WorkloadProgress
 
 _SHOWN_MAX = 3
 
 
-@reaching
+@remote_command
 def verify(
-    reach: Reach,
+    reach: CliContext,
     server: Annotated[str | None, typer.Argument(metavar="[URL]", help="The server; else as --url says.")] = None,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Judge this saved history again; no server is asked.")
@@ -74,27 +74,27 @@ def verify(
     _tell(reach, trial.record.history(), trial.left)
 
 
-def _save(trial: Trial, history: Path) -> None:
+def _save(trial: Workload, history: Path) -> None:
     try:
         trial.record.save(history)
     except OSError as error:
         raise BadSetting(f"{history} cannot be written: {error.strerror}") from None
 
 
-def _words(now: Progress) -> str:
+def _words(now: WorkloadProgress) -> str:
     return f"{now.doing}: {now.sends} sends, {now.cuts} cuts"
 
 
-def _trial(reach: Reach, url: str, tenant: str, seconds: float, seed: int | None) -> Trial:
-    from holdfast.verify.trial import Trial, TrialSettings
+def _trial(reach: CliContext, url: str, tenant: str, seconds: float, seed: int | None) -> Workload:
+    from holdfast.verify.trial import Workload, WorkloadSettings
 
     members, stranger = _accounts(reach, url, tenant)
     chosen = secrets.randbelow(10**6) if seed is None else seed
     operator = None if reach.token else replace(reach, url=url).as_operator()
-    return Trial(url, members, stranger, TrialSettings(seconds=seconds), chosen, operator)
+    return Workload(url, members, stranger, WorkloadSettings(seconds=seconds), chosen, operator)
 
 
-def _accounts(reach: Reach, url: str, tenant: str) -> tuple[list[Account], Account | None]:
+def _accounts(reach: CliContext, url: str, tenant: str) -> tuple[list[Account], Account | None]:
     """Whoever the credential lets us be: three made-up users, one of them a stranger, or the token's own user."""
     from holdfast.client.tokens import claims_of
     from holdfast.verify.trial import Account
@@ -104,24 +104,24 @@ def _accounts(reach: Reach, url: str, tenant: str) -> tuple[list[Account], Accou
         raise InvalidMessage("an admin key cannot talk: use a tenant key, a user token, or the state directory")
     if token and not token.startswith("hf_tenant_"):
         claims = claims_of(token)
-        return [Account(User(claims.tenant or "default", claims.sub or ""), token, Rest(url, token))], None
+        return [Account(User(claims.tenant or "default", claims.sub or ""), token, RestClient(url, token))], None
     run = secrets.token_hex(3)
 
     def account(name: str) -> Account:
         user = f"verify-{run}-{name}"
-        made = _minted(Rest(url, token), user) if token else reach.mint(user, tenant, hours=2)
+        made = _minted(RestClient(url, token), user) if token else reach.mint(user, tenant, hours=2)
         claimed = claims_of(made).tenant or "default"
-        return Account(User(claimed, user), made, Rest(url, made))
+        return Account(User(claimed, user), made, RestClient(url, made))
 
     return [account("ann"), account("bob")], account("eve")
 
 
-def _minted(rest: Rest, user: str) -> str:
+def _minted(rest: RestClient, user: str) -> str:
     body = {"user_id": user, "ttl_seconds": 7200, "scopes": sorted(USER_SCOPES)}
     return str(rest.post("/v1/tokens", body=body)["token"])
 
 
-def _tell(reach: Reach, history: History, left: list[str]) -> None:
+def _tell(reach: CliContext, history: History, left: list[str]) -> None:
     from holdfast.verify.checkers import CHECKERS
     from holdfast.verify.history import Header
 

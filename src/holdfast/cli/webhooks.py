@@ -10,17 +10,17 @@ import typer
 from holdfast.cli import show
 from holdfast.cli.groups import group
 from holdfast.cli.jobs import LimitOption
-from holdfast.cli.reach import ASKED, Reach, ReasonOption, reaching
+from holdfast.cli.reach import ASKED, CliContext, ReasonOption, remote_command
 
 webhooks = group("Where a tenant's messages are sent.")
 
-Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint's id (ep_…).")]
+_EndpointArgument = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint's id (ep_…).")]
 
 
 @webhooks.command("add")
-@reaching
+@remote_command
 def add_webhook(
-    reach: Reach,
+    reach: CliContext,
     address: Annotated[str, typer.Argument(metavar="URL", help="Where to; https, on a public address.")],
     tenant: Annotated[str, typer.Option(help="Whose messages.")] = "default",
     description: Annotated[str, typer.Option(help="What it is for.")] = "",
@@ -39,8 +39,8 @@ def add_webhook(
 
 
 @webhooks.command("ls")
-@reaching
-def list_webhooks(reach: Reach) -> None:
+@remote_command
+def list_webhooks(reach: CliContext) -> None:
     """List the endpoints, and how many of their jobs wait; those of a disabled one are parked.
 
     Example:
@@ -65,8 +65,8 @@ def _state(endpoint: Mapping[str, Any]) -> str:
 
 
 @webhooks.command("rm")
-@reaching
-def remove_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+@remote_command
+def remove_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
     """Remove an endpoint and the log of its deliveries.
 
     Example:
@@ -79,8 +79,8 @@ def remove_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKE
 
 
 @webhooks.command("test")
-@reaching
-def check_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+@remote_command
+def check_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
     """Send a test delivery; see how it went with `holdfast webhooks log`.
 
     Example:
@@ -93,8 +93,8 @@ def check_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED
 
 
 @webhooks.command("enable")
-@reaching
-def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+@remote_command
+def enable_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
     """Enable an endpoint that an operator or its own answer 410 disabled; what was parked is sent, in order.
 
     Example:
@@ -107,8 +107,8 @@ def enable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKE
 
 
 @webhooks.command("disable")
-@reaching
-def disable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASKED) -> None:
+@remote_command
+def disable_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
     """Send nothing to an endpoint until it is enabled; its jobs are parked, at most 100,000 and for 7 days.
 
     Example:
@@ -121,8 +121,8 @@ def disable_webhook(reach: Reach, endpoint: Endpoint, reason: ReasonOption = ASK
 
 
 @webhooks.command("log")
-@reaching
-def webhook_log(reach: Reach, endpoint: Endpoint, limit: LimitOption = 20) -> None:
+@remote_command
+def webhook_log(reach: CliContext, endpoint: _EndpointArgument, limit: LimitOption = 20) -> None:
     """Show the last deliveries to an endpoint.
 
     Example:

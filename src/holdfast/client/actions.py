@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.client.cursors import Copy
+from holdfast.client.cursors import ChatCopy
 from holdfast.client.events import Sent
-from holdfast.client.outbox import Entry
+from holdfast.client.outbox import OutboxEntry
 from holdfast.errors import HoldfastError
 from holdfast.wire.frames import AnyClientFrame, ConnectionClosing, ConnectionEstablished, CursorClaim
 
@@ -22,7 +22,7 @@ class Write:
 class Settled:
     """The send is over: take it off the disk and tell whoever waits."""
 
-    entry: Entry
+    entry: OutboxEntry
     outcome: Sent | HoldfastError
 
 
@@ -35,7 +35,7 @@ class Keep:
 
     chat_id: str
     cursor: CursorClaim | None
-    copy: Copy | None = None
+    copy: ChatCopy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +69,4 @@ class Drop:
     reason: str
 
 
-Action = Write | Settled | Keep | RenewToken | Online | Synced | Announced | Drop
+MachineAction = Write | Settled | Keep | RenewToken | Online | Synced | Announced | Drop

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from holdfast.client.actions import Keep
-from holdfast.client.cursors import Copy
-from holdfast.client.events import ChatGone, ChatJoined, ChatReset, Event
+from holdfast.client.cursors import ChatCopy
+from holdfast.client.events import ChatGone, ChatJoined, ChatReset, ClientEvent
 from holdfast.client.inbox import Inbox
 from holdfast.client.session import NEVER
 from holdfast.message import Cursor, Message, Page
@@ -28,14 +28,14 @@ nothing is missing here; without either it would wait for acks, and after a minu
 """
 
 
-class Chats:
+class ChatCopies:
     """All chats of this device, which of them are behind, and which owe the server an ack.
 
     ``follow``: only these reach the application; the others are passed over to their heads, and never acked.
     """
 
     def __init__(self, saved: Mapping[str, Cursor | CursorClaim], inbox: Inbox, follow: Collection[str] | None) -> None:
-        self._copies = {chat_id: Copy(*cursor) for chat_id, cursor in saved.items()}
+        self._copies = {chat_id: ChatCopy(*cursor) for chat_id, cursor in saved.items()}
         self._inbox = inbox
         self._follow = follow
         self._behind: dict[str, float] = {}
@@ -71,11 +71,11 @@ class Chats:
         copy.skip_to(head)
         return self._progress(chat_id, copy)
 
-    def joined(self, chat_id: str, now: float) -> Copy:
+    def joined(self, chat_id: str, now: float) -> ChatCopy:
         """A chat the user is a member of, known to us or not."""
         copy = self._copies.get(chat_id)
         if copy is None:
-            copy = self._copies[chat_id] = Copy()
+            copy = self._copies[chat_id] = ChatCopy()
             self._behind.setdefault(chat_id, now)
             if self._follows(chat_id):
                 self._inbox.put(ChatJoined(chat_id))
@@ -118,7 +118,7 @@ class Chats:
 
     # What the application does
 
-    def moved_past(self, event: Event, copy: Copy | None) -> list[Keep]:
+    def moved_past(self, event: ClientEvent, copy: ChatCopy | None) -> list[Keep]:
         """The application is done with an event; ``copy`` is the one it was taken from the inbox with."""
         match event:
             case Message(chat_id=chat_id, sequence=sequence, proof=proof) if copy is not None:
@@ -205,8 +205,8 @@ class Chats:
                 self._owed[chat_id] = None
         self._acked_here.clear()
 
-    def _reset(self, chat_id: str, old: Copy, epoch: int) -> Copy:
-        copy = self._copies[chat_id] = Copy(epoch)
+    def _reset(self, chat_id: str, old: ChatCopy, epoch: int) -> ChatCopy:
+        copy = self._copies[chat_id] = ChatCopy(epoch)
         self._owed.pop(chat_id, None)
         if old.received > 0 and self._follows(chat_id):
             copy.waiting += 1  # until the application knows, nothing of the new copy is kept
@@ -214,7 +214,12 @@ class Chats:
         return copy
 
     def _take(
-        self, told: Message | Page | ResumedChat, copy: Copy, messages: Collection[Message], through: int, now: float
+        self,
+        told: Message | Page | ResumedChat,
+        copy: ChatCopy,
+        messages: Collection[Message],
+        through: int,
+        now: float,
     ) -> None:
         """Take in the messages that a push or a page brought, whole up to ``through``, with its proof."""
         chat_id = told.chat_id
@@ -228,7 +233,7 @@ class Chats:
         if copy.received < through:
             self._behind.setdefault(chat_id, now)
 
-    def _progress(self, chat_id: str, copy: Copy) -> list[Keep]:
+    def _progress(self, chat_id: str, copy: ChatCopy) -> list[Keep]:
         return [Keep(chat_id, copy.cursor, copy)] if copy.consumed > copy.kept else []
 
     def _follows(self, chat_id: str) -> bool:

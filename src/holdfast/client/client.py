@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, assert_never
 
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
-from holdfast.client.connection import HandshakeRefused, Socket, Unreachable, connect, socket_url
-from holdfast.client.cursors import Copy
-from holdfast.client.events import ConnectionChanged, Event, Sent, State
+from holdfast.client.actions import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
+from holdfast.client.connection import ClientSocket, HandshakeRefused, Unreachable, connect, socket_url
+from holdfast.client.cursors import ChatCopy
+from holdfast.client.events import ClientEvent, ConnectionChanged, ConnectionState, Sent
 from holdfast.client.machine import Machine
-from holdfast.client.outbox import Entry, Outbox, check
-from holdfast.client.reconnect import Reconnect, Retry, Stop, Verdict
+from holdfast.client.outbox import Outbox, OutboxEntry, check
+from holdfast.client.reconnect import Reconnect, ReconnectVerdict, Retry, Stop
 from holdfast.client.settings import ClientSettings
 from holdfast.client.state import state_at
 from holdfast.client.tokens import NoToken, TokenProvider, claims_of, fresh
@@ -68,7 +68,7 @@ class Client:
         self._ids = Ids(self._clock, rng)
         self._reconnect = Reconnect(self._settings.backoff, self._rng, can_renew=self._provider is not None)
         self._tasks = asyncio.TaskGroup()
-        self._socket: Socket | None = None
+        self._socket: ClientSocket | None = None
         self._online = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -76,7 +76,7 @@ class Client:
         self._misfit: HoldfastError | None = None
         self._content_bytes_max = self._settings.content_bytes_max
         self._unsettled: dict[tuple[str, str], Unsettled] = {}
-        self._taken: tuple[Event, Copy | None] | None = None
+        self._taken: tuple[ClientEvent, ChatCopy | None] | None = None
         self._reader: asyncio.Future[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self.user_id: str | None = None
@@ -136,7 +136,7 @@ class Client:
             await unsettled.stored.wait()
         return unsettled.entry.client_message_id
 
-    def unsent(self) -> list[Entry]:
+    def unsent(self) -> list[OutboxEntry]:
         """What is in the outbox, in order within each chat."""
         return [unsettled.entry for unsettled in self._unsettled.values()]
 
@@ -159,7 +159,7 @@ class Client:
         if self._error is not None:
             raise self._error
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[ClientEvent]:
         """Everything that happens; one loop at a time. Nothing is asked of the server before the first.
 
         Asking for the next event says that the application is done with the last one: only then its message is
@@ -174,7 +174,7 @@ class Client:
             if isinstance(event, Message) and event.chat_id == chat_id:
                 yield event
 
-    async def _next(self) -> Event:
+    async def _next(self) -> ClientEvent:
         self._move_past()
         if not self._machine.listens:
             self._do(self._machine.listen(self._now()))
@@ -202,7 +202,7 @@ class Client:
         """Put a message on its way to the disk; a repeated call joins the first."""
         if self._error is not None:
             raise self._error
-        entry = Entry(client_message_id or self._ids.new("cmsg_"), chat_id, content, content_type)
+        entry = OutboxEntry(client_message_id or self._ids.new("cmsg_"), chat_id, content, content_type)
         check(entry, self._content_bytes_max)
         unsettled = self._unsettled.get(entry.key)
         if unsettled is None:
@@ -219,7 +219,7 @@ class Client:
             )
         return unsettled
 
-    def _written(self, entries: Iterable[Entry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
+    def _written(self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
         """The state has these, or could not take them."""
         for entry in entries:
             unsettled = self._unsettled[entry.key]
@@ -234,7 +234,7 @@ class Client:
         if error is None:
             self._do(self._machine.kept(cursors, self._now()))
 
-    def _settle(self, entry: Entry, outcome: Sent | HoldfastError) -> None:
+    def _settle(self, entry: OutboxEntry, outcome: Sent | HoldfastError) -> None:
         self._state.remove(entry)
         unsettled = self._unsettled.pop(entry.key)
         if not unsettled.sent.tell(outcome) and isinstance(outcome, HoldfastError):
@@ -257,7 +257,7 @@ class Client:
         except Exception as error:  # whatever it is, the application must hear of it, not the event loop
             self._stop(error)
 
-    async def _one_connection(self) -> Verdict:
+    async def _one_connection(self) -> ReconnectVerdict:
         self._tell("reconnecting")
         try:
             token = await self._get_token()
@@ -281,7 +281,7 @@ class Client:
             self._reconnect.lasted()
         return Stop(self._misfit) if self._misfit is not None else self._reconnect.closed(code)
 
-    def _opened(self, socket: Socket) -> None:
+    def _opened(self, socket: ClientSocket) -> None:
         self._socket = socket
         self._tell("connected")
         self._do(self._machine.opened(self._expires_at(), self._now()))
@@ -345,7 +345,7 @@ class Client:
 
     # The machine
 
-    def _do(self, actions: Iterable[Action]) -> None:
+    def _do(self, actions: Iterable[MachineAction]) -> None:
         for action in actions:
             match action:
                 case Write(frame):
@@ -379,7 +379,7 @@ class Client:
         if self._socket is not None:
             self._socket.cut()
 
-    def _tell(self, state: State, reason: str = "", retry_in_seconds: float = 0.0) -> None:
+    def _tell(self, state: ConnectionState, reason: str = "", retry_in_seconds: float = 0.0) -> None:
         self._machine.inbox.tell(ConnectionChanged(state, reason, retry_in_seconds))
         self._wake_reader()
 

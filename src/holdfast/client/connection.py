@@ -39,7 +39,7 @@ class Unreachable(Exception):
 class _Watched(asyncio.BufferedProtocol):
     """picows's protocol, and its listener told of every read: picows tells of whole frames alone."""
 
-    def __init__(self, protocol: Any, socket: Socket) -> None:
+    def __init__(self, protocol: Any, socket: ClientSocket) -> None:
         self._protocol = protocol
         self._socket = socket
 
@@ -65,7 +65,7 @@ class _Watched(asyncio.BufferedProtocol):
         self._protocol.resume_writing()
 
 
-class Socket(WSListener):
+class ClientSocket(WSListener):
     """An open connection. ``closed`` resolves to the close code, or None.
 
     ``opened`` is called before the first ``received``: the server's first frame may come with its handshake.
@@ -73,7 +73,7 @@ class Socket(WSListener):
     """
 
     def __init__(
-        self, opened: Callable[[Socket], None], received: Callable[[bytes], None], coming: Callable[[], None]
+        self, opened: Callable[[ClientSocket], None], received: Callable[[bytes], None], coming: Callable[[], None]
     ) -> None:
         self._opened = opened
         self._received = received
@@ -149,21 +149,21 @@ def socket_url(url: str) -> str:
 async def connect(
     url: str,
     headers: Mapping[str, str],
-    opened: Callable[[Socket], None],
+    opened: Callable[[ClientSocket], None],
     received: Callable[[bytes], None],
     coming: Callable[[], None],
     timeout_seconds: float,
-) -> Socket:
+) -> ClientSocket:
     """Open a connection. Raises HandshakeRefused or Unreachable, nothing foreign.
 
     Cancelled in the middle of the handshake, it leaves a socket behind that closes itself after the timeout.
 
     Redirects are not followed: they would carry the token to another host.
     """
-    sockets: list[Socket] = []
+    sockets: list[ClientSocket] = []
 
-    def listener() -> Socket:
-        sockets.append(Socket(opened, received, coming))
+    def listener() -> ClientSocket:
+        sockets.append(ClientSocket(opened, received, coming))
         return sockets[-1]
 
     try:

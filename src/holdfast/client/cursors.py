@@ -17,7 +17,7 @@ from holdfast.wire.frames import CursorClaim
 UNKNOWN_EPOCH = -1
 
 
-class Copy:
+class ChatCopy:
     """One chat as this device has it, within one epoch; a reset makes a new one.
 
     ``waiting`` counts its messages in the application's buffer; ``heard`` is the highest sequence we know exists.

@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.message import Message
 from holdfast.wire.frames import Presence, Receipt, Typing
 
-State = Literal[
+ConnectionState = Literal[
     "reconnecting", "connected", "syncing", "ready", "closing", "disconnected", "backoff", "stopped"
 ]  # fmt: skip
 """In the order of a connection's life. ``reconnecting``: one is being opened, the first too. ``connected``: the
@@ -41,7 +41,7 @@ class ConnectionChanged:
     ``ready`` comes behind the messages that were missed; every other state overtakes whatever waits.
     """
 
-    state: State
+    state: ConnectionState
     reason: str = ""
     retry_in_seconds: float = 0.0
 
@@ -86,6 +86,6 @@ class Warned:
     message: str
 
 
-Event = (
+ClientEvent = (
     Message | Typing | Presence | Receipt | ConnectionChanged | ChatJoined | ChatGone | ChatReset | SendRefused | Warned
 )

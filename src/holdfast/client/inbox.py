@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from holdfast.client.cursors import Copy
+from holdfast.client.cursors import ChatCopy
 from holdfast.client.events import (
     ChatGone,
     ChatJoined,
     ChatReset,
+    ClientEvent,
     ConnectionChanged,
-    Event,
     SendRefused,
     Warned,
 )
@@ -26,8 +26,8 @@ from holdfast.wire.frames import Presence, Receipt, Typing
 EPHEMERAL_MAX = 256
 _CONNECTION = ("connection",)
 
-Numbered = Message | ChatJoined | ChatGone | ChatReset | SendRefused
-Ephemeral = Typing | Presence | Receipt | ConnectionChanged | Warned
+_Numbered = Message | ChatJoined | ChatGone | ChatReset | SendRefused
+_Ephemeral = Typing | Presence | Receipt | ConnectionChanged | Warned
 
 
 class Inbox:
@@ -36,8 +36,8 @@ class Inbox:
     def __init__(self, messages_max: int) -> None:
         self._messages_max = messages_max
         self._messages = 0
-        self._numbered: deque[tuple[Numbered, Copy | None]] = deque()
-        self._ephemeral: dict[tuple[str, ...], Ephemeral] = {}
+        self._numbered: deque[tuple[_Numbered, ChatCopy | None]] = deque()
+        self._ephemeral: dict[tuple[str, ...], _Ephemeral] = {}
         self._before_ready = 0
         """How much the application takes before it is told that the connection is ready."""
 
@@ -49,13 +49,13 @@ class Inbox:
         """How many more messages may come in."""
         return self._messages_max - self._messages
 
-    def put(self, event: Numbered, copy: Copy | None = None) -> None:
+    def put(self, event: _Numbered, copy: ChatCopy | None = None) -> None:
         """``copy`` is what a message was taken into, so that a later reset or leave does not confuse the marks."""
         if isinstance(event, Message):
             self._messages += 1
         self._numbered.append((event, copy))
 
-    def tell(self, event: Ephemeral) -> None:
+    def tell(self, event: _Ephemeral) -> None:
         key = _key(event)
         if isinstance(event, ConnectionChanged):
             self._before_ready = len(self._numbered) if event.state == "ready" else 0
@@ -64,7 +64,7 @@ class Inbox:
             del self._ephemeral[next(iter(self._ephemeral))]
         self._ephemeral[key] = event
 
-    def take(self) -> tuple[Event, Copy | None] | None:
+    def take(self) -> tuple[ClientEvent, ChatCopy | None] | None:
         """The next event and what it was taken into; ephemeral ones first, for they age."""
         for key in self._ephemeral:
             if key != _CONNECTION or not self._before_ready:
@@ -78,7 +78,7 @@ class Inbox:
         return event, copy
 
 
-def _key(event: Ephemeral) -> tuple[str, ...]:
+def _key(event: _Ephemeral) -> tuple[str, ...]:
     match event:
         case Typing(chat_id=chat_id, user_id=user_id):
             return ("typing", chat_id, user_id)

@@ -11,15 +11,15 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
-from holdfast.client.chats import Chats
-from holdfast.client.cursors import Copy
-from holdfast.client.events import ChatReset, Event, SendRefused, Sent, Warned
+from holdfast.client.actions import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
+from holdfast.client.chats import ChatCopies
+from holdfast.client.cursors import ChatCopy
+from holdfast.client.events import ChatReset, ClientEvent, SendRefused, Sent, Warned
 from holdfast.client.inbox import Inbox
-from holdfast.client.outbox import Entry, Outbox
+from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.client.reads import Reads
 from holdfast.client.refusals import refusal
-from holdfast.client.session import NEVER, Pace, Resuming, Session, Sync
+from holdfast.client.session import NEVER, ClientSession, Pace, Resuming, Sync
 from holdfast.client.settings import ClientSettings
 from holdfast.errors import HoldfastError
 from holdfast.message import Cursor, Message, Page
@@ -73,23 +73,23 @@ class Machine:
     ) -> None:
         self.inbox = Inbox(settings.buffer_messages_max)
         self.outbox = outbox
-        self._chats = Chats(cursors, self.inbox, follow)
+        self._chats = ChatCopies(cursors, self.inbox, follow)
         self._settings = settings
         self._rng = rng
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self.listens = False
         self._page_messages = settings.page_messages
         self._resume_chats = settings.resume_chats_per_frame
         self._reads = Reads()
         self._ack_at = 0.0
         self._requests = 0
-        self._actions: list[Action] = []
+        self._actions: list[MachineAction] = []
 
     # The connection
 
-    def opened(self, expires_at: float | None, now: float) -> list[Action]:
+    def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
         """There is a socket; ``expires_at``: when its token ends."""
-        self._session = Session(now)
+        self._session = ClientSession(now)
         self._expires(self._session, expires_at, now)
         return self._done(now)
 
@@ -100,7 +100,7 @@ class Machine:
         self._chats.disconnected()
         self._reads.owe_again()
 
-    def receive(self, frame: ServerFrame, now: float) -> list[Action]:
+    def receive(self, frame: ServerFrame, now: float) -> list[MachineAction]:
         """One frame of the server, in the order in which they came."""
         session = self._session
         if session is None:
@@ -137,26 +137,26 @@ class Machine:
                 assert_never(other)
         return self._done(now)
 
-    def coming(self, now: float) -> list[Action]:
+    def coming(self, now: float) -> list[MachineAction]:
         """Bytes came and left a frame unfinished: what we wait for may be that frame, or be behind it."""
         session = self._session
         if session is not None:
             session.heard_at = session.coming_at = now
         return self._done(now)
 
-    def renewed(self, token: str, device_id: str, expires_at: float | None, now: float) -> list[Action]:
+    def renewed(self, token: str, device_id: str, expires_at: float | None, now: float) -> list[MachineAction]:
         """A new token, in answer to RenewToken: hand it to the server in band."""
         if self._session is not None:
             self._write(Authenticate(request_id=self._request(), payload=AuthenticateBody(token, device_id)))
             self._expires(self._session, expires_at, now)
         return self._done(now)
 
-    def leave(self, now: float) -> list[Action]:
+    def leave(self, now: float) -> list[MachineAction]:
         """The application is about to go: say the acks that waited for their turn."""
         self._ack_at = now
         return self._done(now)
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[MachineAction]:
         """Do what time alone asks for."""
         session = self._session
         if session is not None:
@@ -182,7 +182,7 @@ class Machine:
             times.append(max(self._next_question(session), session.pace.until))
         return min(times)
 
-    def _next_question(self, session: Session) -> float:
+    def _next_question(self, session: ClientSession) -> float:
         """When there is something to say that is no send."""
         times = [self._ack_at] if self._chats.owes_acks else []
         if self._reads:
@@ -195,50 +195,50 @@ class Machine:
 
     # The application
 
-    def send(self, entry: Entry, now: float) -> list[Action]:
+    def send(self, entry: OutboxEntry, now: float) -> list[MachineAction]:
         """A new entry, already on disk."""
         self.outbox.add(entry)
         return self._done(now)
 
-    def listen(self, now: float) -> list[Action]:
+    def listen(self, now: float) -> list[MachineAction]:
         """The application wants what comes. Before, nothing is asked for: nobody would take it, nothing be acked."""
         self.listens = True
         if self._session is not None and self._session.resuming is not None:
             self._session.resuming.at = now
         return self._done(now)
 
-    def moved_past(self, event: Event, copy: Copy | None, now: float) -> list[Action]:
+    def moved_past(self, event: ClientEvent, copy: ChatCopy | None, now: float) -> list[MachineAction]:
         """The application is done with an event it took from the inbox: only now may its cursor move."""
         if isinstance(event, ChatReset):
             self._reads.reset(event.chat_id)
         self._actions += self._chats.moved_past(event, copy)
         return self._done(now)
 
-    def kept(self, kept: Iterable[Keep], now: float) -> list[Action]:
+    def kept(self, kept: Iterable[Keep], now: float) -> list[MachineAction]:
         """These are on disk."""
         for keep in kept:
             self._chats.kept(keep)
         return self._done(now)
 
-    def typing(self, chat_id: str, active: bool, now: float) -> list[Action]:
+    def typing(self, chat_id: str, active: bool, now: float) -> list[MachineAction]:
         """Ephemeral: lost while offline."""
         if self._session is not None and self._session.accepted and self._session.pace.allows(now):
             body = ChatBody(chat_id)
             self._write(TypingStart(payload=body) if active else TypingStop(payload=body))
         return self._done(now)
 
-    def read(self, chat_id: str, sequence: int, now: float) -> list[Action]:
+    def read(self, chat_id: str, sequence: int, now: float) -> list[MachineAction]:
         """The user has read up to ``sequence``; while offline the highest is remembered."""
         self._reads.read(chat_id, sequence)
         return self._done(now)
 
-    def refused_unheard(self, entry: Entry, error: HoldfastError) -> None:
+    def refused_unheard(self, entry: OutboxEntry, error: HoldfastError) -> None:
         """Nobody waited for the send that was refused: tell the application as an event."""
         self.inbox.put(SendRefused(entry.chat_id, entry.client_message_id, entry.content, error))
 
     # Answers
 
-    def _established(self, session: Session, established: ConnectionEstablished, now: float) -> None:
+    def _established(self, session: ClientSession, established: ConnectionEstablished, now: float) -> None:
         session.accepted = True
         interval = established.heartbeat_interval_ms / 1000
         session.silence_seconds = interval + self._settings.silence_grace_seconds
@@ -250,7 +250,7 @@ class Machine:
         session.pace = Pace(limits, now)
         session.resuming = Resuming(now if self.listens else NEVER)
 
-    def _resumed(self, session: Session, request_id: str | None, resumed: Resumed, now: float) -> None:
+    def _resumed(self, session: ClientSession, request_id: str | None, resumed: Resumed, now: float) -> None:
         if session.resuming is not None and session.resuming.ends_with(request_id):
             session.resuming = None
         for chat_id in resumed.gone:
@@ -261,7 +261,7 @@ class Machine:
             self._actions += self._chats.settle(chat, now, heard=0)
         session.resumed_many = sum(bool(chat.messages) for chat in resumed.chats) >= MANY_CHATS
 
-    def _page(self, session: Session, request_id: str | None, page: Page, now: float) -> None:
+    def _page(self, session: ClientSession, request_id: str | None, page: Page, now: float) -> None:
         sync = session.sync
         if sync is not None and sync.request_id == request_id:
             session.sync = None
@@ -275,7 +275,7 @@ class Machine:
             )
             self._actions.append(Settled(entry, sent))
 
-    def _failed(self, session: Session, request_id: str | None, error: Error, now: float) -> None:
+    def _failed(self, session: ClientSession, request_id: str | None, error: Error, now: float) -> None:
         if error.code == "RATE_LIMITED":
             session.pace.hold(now + (error.retry_after_seconds or 1.0))
         entry = self.outbox.in_flight_under(request_id) if request_id is not None else None
@@ -296,14 +296,14 @@ class Machine:
                 self._chats.doubt(chat_id, now)
             self.inbox.tell(Warned(error.code, error.message))
 
-    def _sync_failed(self, session: Session, chat_id: str, error: Error, now: float) -> None:
+    def _sync_failed(self, session: ClientSession, chat_id: str, error: Error, now: float) -> None:
         session.sync = None
         if error.code in _GONE:
             self._actions += self._chats.gone(chat_id)
         else:
             self._chats.sync_later(chat_id, now + (error.retry_after_seconds or 1.0))
 
-    def _resume_failed(self, session: Session, resuming: Resuming, error: Error, now: float) -> None:
+    def _resume_failed(self, session: ClientSession, resuming: Resuming, error: Error, now: float) -> None:
         """The connection is good, and a new one would cost the server more: ask again on this one, later.
 
         Refused for good, every chat is pulled by itself; heads tell of those we do not know.
@@ -317,7 +317,7 @@ class Machine:
             self._chats.pull_all(now)
             self.inbox.tell(Warned(error.code, error.message))
 
-    def _send_failed(self, entry: Entry, error: Error, now: float) -> None:
+    def _send_failed(self, entry: OutboxEntry, error: Error, now: float) -> None:
         if error.retryable:
             everywhere = error.code == "RATE_LIMITED"
             self.outbox.defer(entry.chat_id, now, error.retry_after_seconds, everywhere)
@@ -329,7 +329,7 @@ class Machine:
 
     # What leaves
 
-    def _done(self, now: float) -> list[Action]:
+    def _done(self, now: float) -> list[MachineAction]:
         """Start whatever may start now, and hand over everything there is to do."""
         session = self._session
         if session is not None and session.accepted:
@@ -342,7 +342,7 @@ class Machine:
         actions, self._actions = self._actions, []
         return actions
 
-    def _look_if_synced(self, session: Session) -> None:
+    def _look_if_synced(self, session: ClientSession) -> None:
         if session.synced or session.resuming is not None:
             return
         if self._chats.caught_up(session.sync.chat_id if session.sync is not None else None):
@@ -354,13 +354,13 @@ class Machine:
             body = SendBody(entry.client_message_id, entry.chat_id, entry.content, entry.content_type)
             self._write(SendMessage(request_id=self._request(), payload=body))
 
-    def _resume_again(self, session: Session, now: float) -> None:
+    def _resume_again(self, session: ClientSession, now: float) -> None:
         """While many chats are behind, a resume brings hundreds of them in the time in which a few are pulled."""
         room = self.inbox.room * 2 >= self._settings.buffer_messages_max
         if session.resumed_many and room and self._may_sync(session) and self._chats.behind(now) >= MANY_CHATS:
             session.resuming = Resuming(now)
 
-    def _start_resume(self, session: Session, now: float) -> None:
+    def _start_resume(self, session: ClientSession, now: float) -> None:
         self._resume_again(session, now)
         resuming = session.resuming
         if resuming is None or now < resuming.at:
@@ -373,12 +373,12 @@ class Machine:
             self._write(Resume(request_id=request_id, payload=ResumeBody(cursors, more=bool(resuming.frames))))
             resuming.asked(request_id, now)
 
-    def _may_sync(self, session: Session) -> bool:
+    def _may_sync(self, session: ClientSession) -> bool:
         """One page in flight, after the resume, and only with room for half a page at least."""
         room = min(self._page_messages, self._settings.buffer_messages_max) // 2
         return session.sync is None and session.resuming is None and self.inbox.room > room
 
-    def _start_sync(self, session: Session, now: float) -> None:
+    def _start_sync(self, session: ClientSession, now: float) -> None:
         at = self._chats.next_sync_at() if self._may_sync(session) else NEVER
         if now < at or not session.pace.allows(now):
             return
@@ -388,7 +388,7 @@ class Machine:
             session.sync = Sync(body.chat_id, self._request(), heard, now)
             self._write(SyncRequest(request_id=session.sync.request_id, payload=body))
 
-    def _send_acks(self, session: Session, now: float) -> None:
+    def _send_acks(self, session: ClientSession, now: float) -> None:
         if now < self._ack_at or not self._chats.owes_acks:
             return
         self._ack_at = now + self._settings.ack_interval_seconds
@@ -398,11 +398,11 @@ class Machine:
             chat_id, cursor = self._chats.next_ack()
             self._write(Ack(payload=AckBody(chat_id, cursor.epoch, cursor.sequence)))
 
-    def _send_reads(self, session: Session, now: float) -> None:
+    def _send_reads(self, session: ClientSession, now: float) -> None:
         while self._reads and session.pace.allows(now):
             self._write(Read(payload=ReadBody(*self._reads.say())))
 
-    def _check_deadlines(self, session: Session, now: float) -> None:
+    def _check_deadlines(self, session: ClientSession, now: float) -> None:
         if now >= session.drop_at:
             self._actions.append(Drop("the server announced its closing and did not close"))
         elif now >= session.silent_at:
@@ -410,11 +410,11 @@ class Machine:
         elif now >= self._answer_due(session):
             self._actions.append(Drop("the server does not answer"))
 
-    def _answer_due(self, session: Session) -> float:
+    def _answer_due(self, session: ClientSession) -> float:
         asked_at = min(session.waits_since(), self.outbox.oldest_in_flight())
         return max(asked_at, session.coming_at) + self._settings.reply_timeout_seconds
 
-    def _expires(self, session: Session, expires_at: float | None, now: float) -> None:
+    def _expires(self, session: ClientSession, expires_at: float | None, now: float) -> None:
         if expires_at is not None:
             margin = min(self._settings.refresh_before_expiry_seconds, (expires_at - now) / 2)
             session.renew_at = max(now + 1.0, expires_at - margin)

@@ -18,7 +18,7 @@ from holdfast.message import check_id
 from holdfast.resilience import Backoff
 
 
-class Entry(Struct, frozen=True):
+class OutboxEntry(Struct, frozen=True):
     """One unsent message; a retry has the same ``client_message_id``, for ever."""
 
     client_message_id: str
@@ -31,7 +31,7 @@ class Entry(Struct, frozen=True):
         return (self.chat_id, self.client_message_id)
 
 
-def check(entry: Entry, content_bytes_max: int) -> None:
+def check(entry: OutboxEntry, content_bytes_max: int) -> None:
     """Refuse at once what the server would refuse later, perhaps long after the caller has gone."""
     for value, name in ((entry.chat_id, "chat_id"), (entry.client_message_id, "client_message_id")):
         wrong = check_id(value, name)
@@ -55,7 +55,7 @@ class _Line:
     __slots__ = ("entries", "failures", "not_before")
 
     def __init__(self) -> None:
-        self.entries: deque[Entry] = deque()
+        self.entries: deque[OutboxEntry] = deque()
         self.failures = 0
         self.not_before = 0.0
 
@@ -63,7 +63,9 @@ class _Line:
 class Outbox:
     """The unsent messages of all chats."""
 
-    def __init__(self, entries: Iterable[Entry], in_flight_max: int, backoff: Backoff, rng: random.Random) -> None:
+    def __init__(
+        self, entries: Iterable[OutboxEntry], in_flight_max: int, backoff: Backoff, rng: random.Random
+    ) -> None:
         self._in_flight_max = in_flight_max
         self._backoff = backoff
         self._rng = rng
@@ -77,19 +79,19 @@ class Outbox:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[OutboxEntry]:
         """Every unsent entry, in order within its chat."""
         for line in [*(line for line, _, _ in self._in_flight.values()), *self._idle.values()]:
             yield from line.entries
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: OutboxEntry) -> None:
         line = self._line(entry.chat_id)
         if line is None:
             line = self._idle[entry.chat_id] = _Line()
         line.entries.append(entry)
         self._count += 1
 
-    def start(self, now: float, request_id: str) -> Entry | None:
+    def start(self, now: float, request_id: str) -> OutboxEntry | None:
         """The next entry that may leave now, marked as in flight under ``request_id``; None if there is none."""
         if now < self._paused_until or len(self._in_flight) >= self._in_flight_max:
             return None
@@ -100,7 +102,7 @@ class Outbox:
                 return line.entries[0]
         return None
 
-    def settle(self, chat_id: str, client_message_id: str) -> Entry | None:
+    def settle(self, chat_id: str, client_message_id: str) -> OutboxEntry | None:
         """Acked or refused for good: take the entry out; None if it is not the one in flight."""
         line, _, _ = self._in_flight.get(chat_id, (None, "", 0.0))
         if line is None or line.entries[0].client_message_id != client_message_id:
@@ -112,7 +114,7 @@ class Outbox:
         self._count -= 1
         return line.entries.popleft()
 
-    def in_flight_under(self, request_id: str) -> Entry | None:
+    def in_flight_under(self, request_id: str) -> OutboxEntry | None:
         return next((line.entries[0] for line, name, _ in self._in_flight.values() if name == request_id), None)
 
     def defer(self, chat_id: str, now: float, retry_after: float | None, everywhere: bool) -> None:

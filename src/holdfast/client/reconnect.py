@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from holdfast.client.refusals import kept_out, locked_out, stopped, turned_away
 from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import ConnectionClosing
 
 RATE_LIMITED_SECONDS = 30.0
@@ -37,7 +37,7 @@ class Stop:
     error: HoldfastError
 
 
-Verdict = Retry | Stop
+ReconnectVerdict = Retry | Stop
 
 
 class Reconnect:
@@ -65,21 +65,21 @@ class Reconnect:
         """The server said that it will close, and why."""
         self._closing = closing
 
-    def closed(self, code: int | None) -> Verdict:
+    def closed(self, code: int | None) -> ReconnectVerdict:
         """The connection ended with ``code``; None: without a closing handshake."""
         closing, self._closing = self._closing, None
         lasted, self._lasted = self._lasted, False
         reason = closing.reason if closing else _reason_of(code)
         if (code is not None and 4500 <= code <= 4999) or (closing and not closing.reconnect_allowed):
             return Stop(stopped(reason, closing.message if closing else ""))
-        if code == Closing.TOKEN_EXPIRED.code or reason == Closing.TOKEN_EXPIRED.reason:
+        if code == CloseReason.TOKEN_EXPIRED.code or reason == CloseReason.TOKEN_EXPIRED.reason:
             return self._renew("the token has expired")
         if closing and closing.reconnect_delay_ms > 0:
             self._failures += not lasted  # a restart is no failure: if it takes longer, the next try is the first retry
             return Retry(closing.reconnect_delay_ms / 1000, reason)
-        return self._later(reason, RATE_LIMITED_SECONDS if code == Closing.RATE_LIMITED.code else None)
+        return self._later(reason, RATE_LIMITED_SECONDS if code == CloseReason.RATE_LIMITED.code else None)
 
-    def refused(self, status: int, retry_after: float | None, message: str) -> Verdict:
+    def refused(self, status: int, retry_after: float | None, message: str) -> ReconnectVerdict:
         """The handshake was answered with an HTTP status other than 101; ``message``: the server's own, or empty."""
         if status == 401:
             return self._renew(message or "the server does not accept the token")
@@ -95,7 +95,7 @@ class Reconnect:
         self._failures += 1
         return Retry(self._backoff.delay(self._failures, self._rng, at_least), reason)
 
-    def _renew(self, message: str) -> Verdict:
+    def _renew(self, message: str) -> ReconnectVerdict:
         """A new token may help once; a second one refused without a connection between proves it does not."""
         if not self._can_renew or self._renewed:
             return Stop(locked_out(message, self._can_renew))
@@ -107,4 +107,4 @@ class Reconnect:
 def _reason_of(code: int | None) -> str:
     if code is None:
         return "the connection broke"
-    return next((closing.reason for closing in Closing if closing.code == code), f"closed with {code}")
+    return next((closing.reason for closing in CloseReason if closing.code == code), f"closed with {code}")

@@ -17,7 +17,7 @@ from holdfast.errors import (
     Unauthorized,
     error_of,
 )
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import Error
 
 _NEXT: Mapping[str, str] = {
@@ -33,13 +33,13 @@ _NEXT: Mapping[str, str] = {
 }
 
 _STOPPED: Mapping[str, tuple[type[HoldfastError], str]] = {
-    Closing.DUPLICATE_CONNECTION.reason: (
+    CloseReason.DUPLICATE_CONNECTION.reason: (
         Forbidden,
         "another client took its place: give each running client a state file or device_id of its own, "
         "and end one if there are more than the server allows per user",
     ),
-    Closing.PROTOCOL_ERROR.reason: (InvalidMessage, "do client and server have versions that go together?"),
-    Closing.UNAUTHORIZED.reason: (Unauthorized, "get a new token"),
+    CloseReason.PROTOCOL_ERROR.reason: (InvalidMessage, "do client and server have versions that go together?"),
+    CloseReason.UNAUTHORIZED.reason: (Unauthorized, "get a new token"),
 }
 _STATUS: Mapping[int, tuple[type[HoldfastError], str]] = {
     400: (InvalidMessage, "do client and server have versions that go together?"),

@@ -85,7 +85,7 @@ class Resuming:
         return self.frames is not None and not self.frames and self._requests[-1] == request_id
 
 
-class Session:
+class ClientSession:
     """On one connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished.
 
     ``resumed_many``: the last resume brought many chats, so that another one may too. ``synced``: nothing that was

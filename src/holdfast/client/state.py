@@ -19,7 +19,7 @@ from typing import Protocol
 import apsw
 
 from holdfast.client.actions import Keep
-from holdfast.client.outbox import Entry
+from holdfast.client.outbox import OutboxEntry
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory, StateInUse
 from holdfast.wire.frames import CursorClaim
 
@@ -53,10 +53,10 @@ _MIGRATIONS = {1: "ALTER TABLE cursors ADD COLUMN proof TEXT"}
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedState:
     """What was in the state when it was opened. ``identity``: ``user_id`` and ``device_id``, once known."""
 
-    outbox: tuple[Entry, ...] = ()
+    outbox: tuple[OutboxEntry, ...] = ()
     cursors: Mapping[str, CursorClaim] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Saved:
 class _Batch:
     """Changes that wait for the next commit. ``outbox``: entries to put, keys to remove, in the order of the calls."""
 
-    outbox: list[Entry | tuple[str, str]] = field(default_factory=list)
+    outbox: list[OutboxEntry | tuple[str, str]] = field(default_factory=list)
     cursors: dict[str, Keep] = field(default_factory=dict)
     identity: dict[str, str] = field(default_factory=dict)
 
@@ -73,31 +73,33 @@ class _Batch:
         return bool(self.outbox or self.cursors or self.identity)
 
     @property
-    def puts(self) -> list[Entry]:
-        return [change for change in self.outbox if isinstance(change, Entry)]
+    def puts(self) -> list[OutboxEntry]:
+        return [change for change in self.outbox if isinstance(change, OutboxEntry)]
 
     def before(self, newer: _Batch) -> _Batch:
         """Both as one, without our puts: whoever waited for those was told that they failed."""
-        removals = [change for change in self.outbox if not isinstance(change, Entry)]
+        removals = [change for change in self.outbox if not isinstance(change, OutboxEntry)]
         return _Batch(
             [*removals, *newer.outbox], {**self.cursors, **newer.cursors}, {**self.identity, **newer.identity}
         )
 
 
-class Written(Protocol):
+class OnWritten(Protocol):
     """Called on the event loop after each commit: what is now kept, or why it is not."""
 
-    def __call__(self, entries: Iterable[Entry], cursors: Iterable[Keep], error: HoldfastError | None) -> None: ...
+    def __call__(
+        self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None
+    ) -> None: ...
 
 
 class ClientState(Protocol):
     """Where the client keeps what must outlive it. Calls return at once; ``written`` tells when it is done."""
 
-    def open(self, written: Written) -> Saved: ...
+    def open(self, written: OnWritten) -> SavedState: ...
 
-    def put(self, entry: Entry) -> None: ...
+    def put(self, entry: OutboxEntry) -> None: ...
 
-    def remove(self, entry: Entry) -> None: ...
+    def remove(self, entry: OutboxEntry) -> None: ...
 
     def keep(self, keep: Keep) -> None: ...
 
@@ -115,15 +117,15 @@ class ClientState(Protocol):
 class MemoryState:
     """Forgets everything with the process; ``written`` is called at the loop's next turn."""
 
-    def open(self, written: Written) -> Saved:
+    def open(self, written: OnWritten) -> SavedState:
         self._loop = asyncio.get_running_loop()
         self._written = written
-        return Saved()
+        return SavedState()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: OutboxEntry) -> None:
         self._loop.call_soon(self._written, [entry], [], None)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: OutboxEntry) -> None:
         pass
 
     def keep(self, keep: Keep) -> None:
@@ -154,7 +156,7 @@ class FileState:
         self._batch = _Batch()
         self._writing: asyncio.Future[None] | None = None
 
-    def open(self, written: Written) -> Saved:
+    def open(self, written: OnWritten) -> SavedState:
         self._loop = asyncio.get_running_loop()
         self._written = written
         with _translated(self._path):
@@ -169,11 +171,11 @@ class FileState:
                 self._db.close()
                 raise
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: OutboxEntry) -> None:
         self._batch.outbox.append(entry)
         self._write()
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: OutboxEntry) -> None:
         self._batch.outbox.append(entry.key)
         self._write()
 
@@ -197,7 +199,7 @@ class FileState:
         await self._loop.run_in_executor(self._thread, self._db.close)
         self._thread.shutdown(wait=False)
 
-    def _load(self) -> Saved:
+    def _load(self) -> SavedState:
         db = self._db
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = WAL")
@@ -214,8 +216,8 @@ class FileState:
         entries = db.execute("SELECT client_message_id, chat_id, content, content_type FROM outbox ORDER BY number")
         cursors = db.execute("SELECT chat_id, epoch, sequence, proof FROM cursors")
         identity = db.execute("SELECT name, value FROM identity")
-        return Saved(
-            tuple(Entry(*row) for row in entries),
+        return SavedState(
+            tuple(OutboxEntry(*row) for row in entries),
             {chat_id: CursorClaim(*cursor) for chat_id, *cursor in cursors},
             dict(identity),
         )
@@ -250,7 +252,7 @@ class FileState:
             self._db.pragma("synchronous", "FULL" if batch.puts else "NORMAL")
             with self._db:
                 for change in batch.outbox:
-                    if isinstance(change, Entry):
+                    if isinstance(change, OutboxEntry):
                         self._db.execute(
                             "INSERT OR IGNORE INTO outbox (client_message_id, chat_id, content, content_type)"
                             " VALUES (?, ?, ?, ?)",

@@ -6,7 +6,7 @@ import asyncio
 from typing import Generic, TypeVar
 
 from holdfast.client.events import Sent
-from holdfast.client.outbox import Entry
+from holdfast.client.outbox import OutboxEntry
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Unsettled:
 
     __slots__ = ("entry", "on_disk", "sent", "stored")
 
-    def __init__(self, entry: Entry, on_disk: bool = False) -> None:
+    def __init__(self, entry: OutboxEntry, on_disk: bool = False) -> None:
         self.entry = entry
         self.on_disk = on_disk
         self.stored: Waiters[bool] = Waiters()

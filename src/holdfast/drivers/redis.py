@@ -21,21 +21,21 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from holdfast.drivers.redis_url import secrets_of, sentinel_address
 from holdfast.telemetry import safe_text
 
-Reason = Literal[
+RedisReason = Literal[
     "unreachable", "timeout", "tls", "auth", "permission", "full", "read_only", "loading", "busy", "refuses_writes",
     "connections", "cluster", "eviction", "no_primary", "wrong_type", "script", "not_redis", "refused",
 ]  # fmt: skip
-REASONS: tuple[str, ...] = get_args(Reason)
+REASONS: tuple[str, ...] = get_args(RedisReason)
 DETAIL_CHARACTERS_MAX = 200
 
-_BY_CODE: dict[str, Reason] = {
+_BY_CODE: dict[str, RedisReason] = {
     "WRONGPASS": "auth", "NOAUTH": "auth", "NOPERM": "permission", "OOM": "full", "READONLY": "read_only",
     "LOADING": "loading", "MASTERDOWN": "loading", "BUSY": "busy", "MISCONF": "refuses_writes",
     "NOREPLICAS": "refuses_writes", "MOVED": "cluster", "ASK": "cluster", "CROSSSLOT": "cluster",
     "CLUSTERDOWN": "cluster", "TRYAGAIN": "cluster", "WRONGTYPE": "wrong_type",
 }  # fmt: skip
 """What Redis says first in an error."""
-_BY_TEXT: tuple[tuple[str, Reason], ...] = (
+_BY_TEXT: tuple[tuple[str, RedisReason], ...] = (
     ("ACL failure", "permission"), ("max number of clients", "connections"), ("without any password", "auth"),
     ("user_script", "script"), ("Script", "script"), ("script", "script"),
 )  # fmt: skip
@@ -44,7 +44,7 @@ _BY_TEXT: tuple[tuple[str, Reason], ...] = (
 class UnfitRedis(RedisError):
     """It answers, and counters must not be kept in it. ``fatal``: only an operator can change that."""
 
-    def __init__(self, reason: Reason, message: str, *, fatal: bool) -> None:
+    def __init__(self, reason: RedisReason, message: str, *, fatal: bool) -> None:
         super().__init__(message)
         self.reason = reason
         self.fatal = fatal
@@ -69,7 +69,7 @@ def connection_pool(url: str, **options: Any) -> ConnectionPool:
     return SentinelConnectionPool(service.service, sentinel, ssl=tls, **server)  # type: ignore[no-untyped-call]
 
 
-def trouble_of(error: BaseException | str, url: str) -> tuple[Reason, str]:
+def trouble_of(error: BaseException | str, url: str) -> tuple[RedisReason, str]:
     """Why Redis did not do what it was asked: a word of a closed set, and its own words without a secret.
 
     Of an exception that redis-py or the system raised, or of an error that Redis answered.
@@ -80,7 +80,7 @@ def trouble_of(error: BaseException | str, url: str) -> tuple[Reason, str]:
     return _reason(error), safe_text(" ".join(text.split()))[:DETAIL_CHARACTERS_MAX]
 
 
-def _reason(error: BaseException | str) -> Reason:
+def _reason(error: BaseException | str) -> RedisReason:
     if isinstance(error, str):
         return _of_reply(error)
     if isinstance(error, UnfitRedis):
@@ -88,7 +88,7 @@ def _reason(error: BaseException | str) -> Reason:
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
         causes.append(cause)
-    kinds: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Reason], ...] = (
+    kinds: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], RedisReason], ...] = (
         (InvalidResponse, "not_redis"),
         (MasterNotFoundError, "no_primary"),
         (ssl.SSLError, "tls"),
@@ -103,7 +103,7 @@ def _reason(error: BaseException | str) -> Reason:
     return reply if isinstance(error, ResponseError) or reply != "refused" else "unreachable"
 
 
-def _of_reply(text: str) -> Reason:
+def _of_reply(text: str) -> RedisReason:
     by_code = _BY_CODE.get(text.partition(" ")[0])
     if by_code is not None:
         return by_code

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from holdfast.message import Entry
+from holdfast.message import LogEntry
 
 
 class EventLog(Protocol):
@@ -19,7 +19,7 @@ class EventLog(Protocol):
         """The position of the newest entry; 0 if there is none."""
         ...
 
-    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
         """Up to ``limit`` entries with position > ``after``, in order; empty if there is none yet.
 
         Unavailable if the log cannot be read now. UnreadableEvent if the first of them cannot be decoded; one that

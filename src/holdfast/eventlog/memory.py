@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from holdfast.message import Entry
+from holdfast.message import LogEntry
 
 
 class MemoryEventLog:
@@ -16,14 +16,14 @@ class MemoryEventLog:
     """
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._positions: list[int] = []
         self._grown = asyncio.Event()
 
     async def end(self) -> int:
         return self._positions[-1] if self._positions else 0
 
-    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
         first = bisect_right(self._positions, after)
         return self._entries[first : first + limit]
 
@@ -31,7 +31,7 @@ class MemoryEventLog:
         while not self._positions or self._positions[-1] <= after:
             await self._grown.wait()
 
-    def committed(self, entries: Sequence[Entry]) -> None:
+    def committed(self, entries: Sequence[LogEntry]) -> None:
         """Append in order, at the store's positions."""
         self._entries.extend(entries)
         self._positions.extend(entry.position for entry in entries)

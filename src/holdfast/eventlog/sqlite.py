@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from holdfast.bounds import MIB
-from holdfast.message import Entry
+from holdfast.message import LogEntry
 
 TAIL_ENTRIES_MAX = 4_096
 TAIL_CONTENT_BYTES_MAX = 16 * MIB
@@ -27,29 +27,29 @@ _position = attrgetter("position")
 class Listener(Protocol):
     """Told of each commit; see ``holdfast.store.contract.Committed``."""
 
-    def __call__(self, entries: Sequence[Entry]) -> None: ...
+    def __call__(self, entries: Sequence[LogEntry]) -> None: ...
 
 
-class Source(Protocol):
+class CommitSource(Protocol):
     """What the log needs of its store."""
 
     def on_commit(self, listener: Listener) -> None: ...
 
     async def log_end(self) -> int: ...
 
-    async def log_after(self, after: int, limit: int) -> Sequence[Entry]: ...
+    async def log_after(self, after: int, limit: int) -> Sequence[LogEntry]: ...
 
 
 class SqliteEventLog:
     """See ``holdfast.eventlog.contract.EventLog``. There is nothing to publish: a commit is its own entry."""
 
     def __init__(
-        self, source: Source, entries_max: int = TAIL_ENTRIES_MAX, content_bytes_max: int = TAIL_CONTENT_BYTES_MAX
+        self, source: CommitSource, entries_max: int = TAIL_ENTRIES_MAX, content_bytes_max: int = TAIL_CONTENT_BYTES_MAX
     ) -> None:
         self._source = source
         self._entries_max = entries_max
         self._content_bytes_max = content_bytes_max
-        self._tail: list[Entry] = []
+        self._tail: list[LogEntry] = []
         self._tail_bytes = 0
         self._floor: int | None = None
         """Every entry past this position is in the tail; None while nothing is."""
@@ -66,7 +66,7 @@ class SqliteEventLog:
                 self._end = end
         return self._end
 
-    async def read(self, after: int, limit: int) -> Sequence[Entry]:
+    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
         if self._floor is None or after < self._floor:
             return await self._source.log_after(after, limit)
         first = bisect_right(self._tail, after, key=_position)
@@ -76,7 +76,7 @@ class SqliteEventLog:
         if await self.end() <= after:
             await self._grown.wait()
 
-    def _committed(self, entries: Sequence[Entry]) -> None:
+    def _committed(self, entries: Sequence[LogEntry]) -> None:
         if entries:
             self._append(entries)
         else:
@@ -84,7 +84,7 @@ class SqliteEventLog:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
-    def _append(self, entries: Sequence[Entry]) -> None:
+    def _append(self, entries: Sequence[LogEntry]) -> None:
         if self._floor is None:
             self._floor = entries[0].position - 1
         self._tail.extend(entries)

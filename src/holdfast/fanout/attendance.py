@@ -23,7 +23,7 @@ RETRY_SECONDS = 1.0
 """How long a registry that failed is left in peace."""
 
 
-class Attendance:
+class PresenceReporter:
     """One gateway's users. ``run`` must be running; when it is cancelled, all users are withdrawn."""
 
     def __init__(self, gateway: str, registry: Registry, ephemeral: Ephemeral, heartbeat_seconds: float) -> None:
@@ -39,13 +39,13 @@ class Attendance:
     def here(self) -> Collection[User]:
         return self._here
 
-    def came(self, user: User) -> None:
+    def on_user_connected(self, user: User) -> None:
         """The user's first connection here."""
         self._here.add(user)
         self._note(user, True)
         self._ephemeral.presence(user, "online")
 
-    def left(self, user: User) -> None:
+    def on_user_disconnected(self, user: User) -> None:
         """The user's last connection here is gone."""
         self._here.discard(user)
         self._note(user, False)

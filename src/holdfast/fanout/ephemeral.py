@@ -21,7 +21,7 @@ from holdfast.clock import Clock, Turns, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
-from holdfast.message import Cursor, Entry, User, Watermark
+from holdfast.message import Cursor, LogEntry, User, Watermark
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Presence, Receipt, Typing
 
@@ -29,18 +29,18 @@ Status = Literal["online", "offline"]
 GATHER_SECONDS = 0.02
 """Who comes or leaves within it is looked up in one read, and told in one write to those who share their chats."""
 
-Key = tuple[str, ...]
-Memberships = Mapping[User, Mapping[str, Cursor]]
+_Key = tuple[str, ...]
+_MembershipsOf = Mapping[User, Mapping[str, Cursor]]
 
 
 class Sessions(Protocol):
     """The sessions that can be reached; the newest frame of a key takes the place of one that still waits there."""
 
-    async def push_to_chats(self, chat_ids: Iterable[str], key: Key, frame: bytes) -> None:
+    async def push_to_chats(self, chat_ids: Iterable[str], key: _Key, frame: bytes) -> None:
         """To every session of these chats, once each. It gives way to other work."""
         ...
 
-    def push_to_user(self, user: User, chat_id: str, key: Key, frame: bytes) -> None:
+    def push_to_user(self, user: User, chat_id: str, key: _Key, frame: bytes) -> None:
         """To the sessions of the user that are in the chat."""
         ...
 
@@ -90,7 +90,7 @@ class _Note:
         return self.payload.type
 
     @property
-    def key(self) -> Key:
+    def key(self) -> _Key:
         chat = self.chat_id or ""
         reader = "" if self.to is None else self.to.user_id
         return (self.kind, self.about.tenant, self.about.user_id, chat, reader)
@@ -102,7 +102,7 @@ class Ephemeral:
     def __init__(
         self,
         members: Members,
-        memberships: Callable[[Sequence[User]], Awaitable[Memberships]],
+        memberships: Callable[[Sequence[User]], Awaitable[_MembershipsOf]],
         clock: Clock,
         settings: EphemeralSettings | None = None,
     ) -> None:
@@ -112,11 +112,11 @@ class Ephemeral:
         self._clock = clock
         self._settings = settings or EphemeralSettings()
         self._receipts = Receipts()
-        self._ready: dict[Key, _Note] = {}
-        self._ready_presences: dict[Key, _Note] = {}
-        self._held: dict[Key, _Note] = {}
+        self._ready: dict[_Key, _Note] = {}
+        self._ready_presences: dict[_Key, _Note] = {}
+        self._held: dict[_Key, _Note] = {}
         """What was told within the last second and has changed since."""
-        self._told_at: OrderedDict[Key, float] = OrderedDict()
+        self._told_at: OrderedDict[_Key, float] = OrderedDict()
         self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
         self._typing_rates = Buckets(self._settings.typing_per_second, self._settings.typing_burst)
         self._last_seen: OrderedDict[User, str] = OrderedDict()
@@ -164,7 +164,7 @@ class Ephemeral:
         """When the user last came or left, as far as this node remembers."""
         return self._last_seen.get(user)
 
-    def saw(self, entries: Sequence[Entry]) -> None:
+    def saw(self, entries: Sequence[LogEntry]) -> None:
         """A batch of the log passes: receipts for it will be due."""
         self._receipts.saw(entries)
 
@@ -186,7 +186,7 @@ class Ephemeral:
         self._stop_typing(now)
         self._release(now)
         presences = dict(islice(self._ready_presences.items(), self._settings.max_presences))
-        memberships: Memberships | None = None
+        memberships: _MembershipsOf | None = None
         due = [*((self._ready, key) for key in self._ready), *((self._ready_presences, key) for key in presences)]
         turns = Turns(self._clock)
         for number, (ready, key) in enumerate(due):
@@ -214,10 +214,10 @@ class Ephemeral:
             if (note := self._held.pop(key, None)) is not None:
                 self._ready_for(note)[key] = note
 
-    def _ready_for(self, note: _Note) -> dict[Key, _Note]:
+    def _ready_for(self, note: _Note) -> dict[_Key, _Note]:
         return self._ready_presences if note.kind == Presence.type else self._ready
 
-    async def _tell(self, note: _Note, memberships: Memberships) -> None:
+    async def _tell(self, note: _Note, memberships: _MembershipsOf) -> None:
         frame = encode_frame(note.payload)
         if note.chat_id is None:
             shared = await self._shared_chats(note.about, memberships[note.about])
@@ -276,7 +276,7 @@ class Ephemeral:
         self._gathers = False
         self._news.set()
 
-    def _drop(self, due: Iterable[tuple[dict[Key, _Note], Key]]) -> None:
+    def _drop(self, due: Iterable[tuple[dict[_Key, _Note], _Key]]) -> None:
         """The store is in trouble: nobody waits for it with something that is worth nothing a moment later."""
         for ready, key in due:
             ready.pop(key, None)

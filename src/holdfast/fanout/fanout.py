@@ -28,8 +28,8 @@ from holdfast.fanout.contract import Envelope, Link, Registry
 from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
 from holdfast.fanout.gaps import Gaps
 from holdfast.fanout.members import Members
-from holdfast.fanout.routing import Leg, envelopes, legs, recipients, unheard
-from holdfast.message import Cursor, Entry, User
+from holdfast.fanout.routing import Leg, envelopes, legs, recipients, undeliverable
+from holdfast.message import Cursor, LogEntry, User
 from holdfast.resilience import Backoff
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class RetrySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class FanoutDeps:
     """What fanout stands between. ``here`` is this node's gateway, reached also when the registry is down."""
 
     log: EventLog
@@ -77,12 +77,12 @@ class Fanout:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: FanoutDeps,
         clock: Clock,
         rng: random.Random,
         retry: RetrySettings | None = None,
         max_poll_records: int = 500,
-        watch: Callable[[Sequence[Entry]], None] = lambda entries: None,
+        watch: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
     ) -> None:
         self._around = around
         self._clock = clock
@@ -124,12 +124,12 @@ class Fanout:
         self.position = entries[-1].position
         await self._measure(entries)
 
-    async def _read(self) -> Sequence[Entry]:
+    async def _read(self) -> Sequence[LogEntry]:
         """The next entries; none after one that cannot be decoded was put aside: the next round reads on behind it."""
         try:
             return await self._patiently(lambda: self._around.log.read(self.position, self._max_poll_records))
         except UnreadableEvent as event:
-            await self._bury("undecodable", event.position, event.message, event.data)
+            await self._dead_letter("undecodable", event.position, event.message, event.data)
             self.position = event.position
             return ()
 
@@ -146,7 +146,7 @@ class Fanout:
                 failures += 1
                 await asyncio.sleep(self._retry.backoff.bound(failures))
 
-    async def _attempt(self, entries: Sequence[Entry]) -> None:
+    async def _attempt(self, entries: Sequence[LogEntry]) -> None:
         """Spread a batch. If a defect of ours stops it, spread its entries one by one and put the guilty ones aside:
         one event must not keep everybody from everything."""
         try:
@@ -159,9 +159,9 @@ class Fanout:
                 for entry in entries:
                     await self._attempt([entry])
             else:
-                await self._bury("defect", entries[0].position, repr(error), msgspec.json.encode(entries[0]))
+                await self._dead_letter("defect", entries[0].position, repr(error), msgspec.json.encode(entries[0]))
 
-    async def _spread(self, entries: Sequence[Entry]) -> None:
+    async def _spread(self, entries: Sequence[LogEntry]) -> None:
         chats = {entry.message.chat_id: entry.tenant for entry in entries}
         before = await self._members_of(chats)
         after = dict(before)
@@ -169,7 +169,7 @@ class Fanout:
         self._keep(chats, before, after)
         for entry in unreadable:
             data = msgspec.json.encode(entry)
-            await self._bury("event", entry.position, "the event does not say what it changes", data)
+            await self._dead_letter("event", entry.position, "the event does not say what it changes", data)
         if unknown:
             telemetry.delivery_skipped("members_unknown", unknown)
         if cut:
@@ -178,7 +178,7 @@ class Fanout:
                 *(self._hand_over(gateway, envelope) for gateway, envelope in envelopes(cut, online).items())
             )
 
-    def _with_proof(self, entry: Entry) -> Entry:
+    def _with_proof(self, entry: LogEntry) -> LogEntry:
         """Made once per message, not per connection: what is delivered is encoded once too."""
         message = entry.message
         proof = self._around.proofs.of(entry.tenant, message.chat_id, Cursor(entry.epoch, message.sequence))
@@ -227,7 +227,7 @@ class Fanout:
             telemetry.delivery_skipped("registry_down", sum(len(leg.messages) for leg in cut))
             return {self._around.here: users}
         telemetry.dependency_up("registry", True)
-        if nobody := unheard(cut, online):
+        if nobody := undeliverable(cut, online):
             telemetry.delivery_skipped("offline", nobody)
         return online
 
@@ -250,11 +250,11 @@ class Fanout:
                     await asyncio.sleep(retry.backoff.delay(attempt, self._rng))
         telemetry.delivery_skipped("unreachable", count)
 
-    async def _bury(self, reason: str, position: int, message: str, data: bytes) -> None:
+    async def _dead_letter(self, reason: str, position: int, message: str, data: bytes) -> None:
         at = timestamp(self._clock.now())
         await self._around.dead_letters.put(DeadLetter(position, reason, message, data[:DATA_BYTES_MAX], at))
 
-    async def _measure(self, entries: Sequence[Entry]) -> None:
+    async def _measure(self, entries: Sequence[LogEntry]) -> None:
         """How far behind the log this reader is; the end is asked for only if the batch was full."""
         behind = 0
         if len(entries) == self._max_poll_records:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.message import Entry
+from holdfast.message import LogEntry
 
 MAX_CHATS = 100_000
 """Chats watched at once; at the bound all are forgotten and watching starts anew."""
@@ -20,7 +20,7 @@ class Gaps:
         self._max_chats = max_chats
         self._newest: dict[str, int] = {}
 
-    def missing(self, entries: Iterable[Entry]) -> int:
+    def missing(self, entries: Iterable[LogEntry]) -> int:
         """How many sequences are missing before these entries. Repeated entries are no gap."""
         missing = 0
         newest = self._newest

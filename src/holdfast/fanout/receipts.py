@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
-from holdfast.message import Entry, User, Watermark
+from holdfast.message import LogEntry, User, Watermark
 from holdfast.wire.frames import Receipt
 
 MAX_CHATS = 10_000
@@ -27,7 +27,7 @@ class Receipts:
         self._senders: OrderedDict[str, deque[tuple[int, str, str]]] = OrderedDict()
         self._told: OrderedDict[tuple[User, str], tuple[int, int, int]] = OrderedDict()
 
-    def saw(self, entries: Iterable[Entry]) -> None:
+    def saw(self, entries: Iterable[LogEntry]) -> None:
         """Remember who sent what."""
         for entry in entries:
             message = entry.message

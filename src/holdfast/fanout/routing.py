@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
 from typing import NamedTuple
 
 from holdfast.fanout.contract import Envelope, Stretch
-from holdfast.message import Entry, Message, User
+from holdfast.message import LogEntry, Message, User
 from holdfast.store.changes import membership_event
 
 
@@ -24,16 +24,16 @@ class Leg(NamedTuple):
     members: Set[User]
 
 
-class Cut(NamedTuple):
+class RoutingResult(NamedTuple):
     """What a batch comes to. ``unknown``: messages of chats whose members are not known. ``unreadable``: events
     that do not say what they change; they are delivered, but their chat's members must be loaded anew."""
 
     legs: list[Leg]
     unknown: int
-    unreadable: list[Entry]
+    unreadable: list[LogEntry]
 
 
-def legs(entries: Iterable[Entry], members: MutableMapping[str, frozenset[User]]) -> Cut:
+def legs(entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[User]]) -> RoutingResult:
     """Cut a batch; ``members`` is moved on to the members after it. Chats it does not name are left out, and so is,
     after it, a chat with an event that cannot be read.
 
@@ -42,7 +42,7 @@ def legs(entries: Iterable[Entry], members: MutableMapping[str, frozenset[User]]
     found: list[Leg] = []
     open_legs: dict[str, Leg] = {}
     unknown = 0
-    unreadable: list[Entry] = []
+    unreadable: list[LogEntry] = []
     for entry in entries:
         message = entry.message
         chat_id = message.chat_id
@@ -67,10 +67,10 @@ def legs(entries: Iterable[Entry], members: MutableMapping[str, frozenset[User]]
             members[chat_id] = after
     for entry in unreadable:
         members.pop(entry.message.chat_id, None)
-    return Cut(found, unknown, unreadable)
+    return RoutingResult(found, unknown, unreadable)
 
 
-def _around(entry: Entry, before: frozenset[User]) -> tuple[frozenset[User], frozenset[User]] | None:
+def _around(entry: LogEntry, before: frozenset[User]) -> tuple[frozenset[User], frozenset[User]] | None:
     """Who gets an event, and who gets what follows it; None if the event cannot be read."""
     event = membership_event(entry.message)
     if event is None:
@@ -120,6 +120,6 @@ def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Str
     return stretches
 
 
-def unheard(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> int:
+def undeliverable(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> int:
     """Messages for which nobody is connected anywhere."""
     return sum(len(leg.messages) for leg in cut if all(leg.members.isdisjoint(held) for held in online.values()))

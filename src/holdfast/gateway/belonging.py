@@ -17,7 +17,7 @@ from holdfast.gateway.connection import Connection
 from holdfast.message import Cursor, Message, User
 from holdfast.session.roster import Roster
 from holdfast.store.changes import membership_event
-from holdfast.store.history import History
+from holdfast.store.history import ChatHistory
 from holdfast.store.memberships import USERS_PER_READ
 
 T = TypeVar("T")
@@ -27,10 +27,10 @@ EPOCH_UNKNOWN = 0
 """An event tells a chat's newest sequence but not its epoch; epochs start at 1, and the first page tells it."""
 
 
-class Belonging:
+class RosterSync:
     """Keeps the roster and the sessions of a gateway true."""
 
-    def __init__(self, roster: Roster[Connection], history: History, clock: Clock) -> None:
+    def __init__(self, roster: Roster[Connection], history: ChatHistory, clock: Clock) -> None:
         self._roster = roster
         self._history = history
         self._clock = clock
@@ -62,14 +62,14 @@ class Belonging:
         self._note_move(user)
         self._roster.joined(user, chat_id)
         for connection in self._roster.of_user(user):
-            connection.do(connection.owed.membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
+            connection.do(connection.owed.on_membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
 
     def _leave(self, user: User, chat_id: str, *, heard: bool) -> None:
         """``heard``: by the event, which those who are live in the chat have got."""
         self._note_move(user)
         self._roster.left(user, chat_id)
         for connection in self._roster.of_user(user):
-            connection.do(connection.owed.membership(chat_id, None, heard=heard))
+            connection.do(connection.owed.on_membership(chat_id, None, heard=heard))
 
     async def ask_heads(self) -> None:
         """Every session learns the heads of its chats from the store itself, not from what passed through here,
@@ -117,7 +117,7 @@ class Belonging:
         now = self._clock.monotonic()
         for connection in self._roster.in_chat(chat_id):
             if not connection.owed.knows(chat_id, head):
-                connection.do(connection.owed.head(chat_id, head, now))
+                connection.do(connection.owed.on_head(chat_id, head, now))
 
 
 async def _in_parts(what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]) -> None:

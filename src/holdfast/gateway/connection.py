@@ -18,17 +18,17 @@ from holdfast import telemetry
 from holdfast.access.principal import Principal
 from holdfast.clock import timestamp
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized, Unavailable
-from holdfast.gateway.contract import Host, Plane, Socket
+from holdfast.gateway.contract import ConnectionHost, GatewayDeps, Socket
 from holdfast.gateway.linger import LINGER_SECONDS
 from holdfast.message import Outcome, Page, ResumeRead, User
 from holdfast.session import effects
-from holdfast.session.deliveries import Deliveries
-from holdfast.session.effects import Effects, Sign
+from holdfast.session.deliveries import OutboundBuffer
+from holdfast.session.effects import Effects, SessionEvent
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
-from holdfast.session.words import farewell
+from holdfast.session.words import closing_frame
 from holdfast.session.work_rate import WorkRate
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, pong_frame, request_id_of
 from holdfast.wire.frames import Authenticate
 
@@ -37,7 +37,7 @@ WRITE_BYTES = 64 * 1024
 EARLY_FRAMES_MAX = 100
 EARLY_BYTES_MAX = 256 * 1024
 """What may come before ``connection_established``, kept until the memberships are read."""
-LOGGED = {Sign.BUFFER_ABOVE_WARNING, Sign.SLOW_CONSUMER_WARNED, Sign.SLOW_CONSUMER_RECOVERED}
+LOGGED = {SessionEvent.BUFFER_ABOVE_WARNING, SessionEvent.SLOW_CONSUMER_WARNED, SessionEvent.SLOW_CONSUMER_RECOVERED}
 """The signs of a client in trouble, which are rare; the others are only counted."""
 
 
@@ -79,8 +79,8 @@ class Connection:
 
     def __init__(
         self,
-        plane: Plane,
-        host: Host,
+        plane: GatewayDeps,
+        host: ConnectionHost,
         socket: Socket,
         device_id: str,
         identify: Callable[[Principal], None] = lambda principal: None,
@@ -100,14 +100,14 @@ class Connection:
         self.device_id = device_id or self.connection_id
         self.established = False
         self.session: Session | None = None
-        self.deliveries: Deliveries
+        self.deliveries: OutboundBuffer
         """The outbound side of the session, from when there is one."""
         self.write = socket.write
         self.paused = False
         self.dirty = False
         self.due = 0.0
         """When ``tick`` is to be called; 0 after anything that may have brought it forward."""
-        self.closing: Closing | None = None
+        self.closing: CloseReason | None = None
         self.leaving = False
         """Nothing more is taken from the client; it closes when what it sent is answered."""
 
@@ -172,7 +172,7 @@ class Connection:
         """Answer a ping within the rate of frames. While the socket is not read only the last one is remembered."""
         if self.closing is not None:
             return
-        if self.session is not None and not self.session.ping(self._plane.clock.monotonic()):
+        if self.session is not None and not self.session.on_ping(self._plane.clock.monotonic()):
             return
         if self.paused:
             self._pong = body
@@ -186,11 +186,11 @@ class Connection:
         if self.closing is None and self._work.spend(work, self._plane.clock.monotonic()):
             self._hold(_Hold.WORK)
             self.due = 0.0
-            telemetry.session_noticed(Sign.WORK_RATE_EXCEEDED.value)
+            telemetry.session_noticed(SessionEvent.WORK_RATE_EXCEEDED.value)
 
     def protocol_broken(self, message: str) -> None:
         """The client broke the WebSocket protocol or a frame was too large: there is no way back."""
-        self.close(Closing.PROTOCOL_ERROR, message=message)
+        self.close(CloseReason.PROTOCOL_ERROR, message=message)
 
     def writing_paused(self) -> None:
         self.paused = True
@@ -203,7 +203,7 @@ class Connection:
         """The socket is gone, or the client has ended it; sends on their way go on, their answers go nowhere."""
         if self.closing is None:
             telemetry.connection_lost()
-        self.closing = self.closing or Closing.IDLE_TIMEOUT
+        self.closing = self.closing or CloseReason.IDLE_TIMEOUT
         self._host.lost(self)
 
     # --- what the gateway tells ------------------------------------------------------------------------
@@ -219,12 +219,12 @@ class Connection:
             self.write(pong_frame(body))
         if session is None:
             return
-        if (run := session.take_run()) is not None:
+        if (run := session.take_single()) is not None:
             self.write(run)
             return
         while not self.paused and (chunks := session.take(WRITE_BYTES)):
             self.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-            if steps := session.taken(self._plane.clock.monotonic()):
+            if steps := session.on_written(self._plane.clock.monotonic()):
                 self.do(steps)
 
     def tick(self, now: float) -> None:
@@ -234,7 +234,7 @@ class Connection:
         if self.session is None:
             self.due = self._opened_at + self._plane.limits.timeouts.authentication_seconds
             if self.closing is None and now >= self.due:
-                self.close(Closing.UNAUTHORIZED, message="no `authenticate` frame in time")
+                self.close(CloseReason.UNAUTHORIZED, message="no `authenticate` frame in time")
         else:
             if now >= self.session.next_tick:
                 self.do(self.session.tick(now, self._socket.transmission()))
@@ -246,14 +246,14 @@ class Connection:
         """Reading is paused: go on if the rate allows it, close if this has lasted too long."""
         if self._work.is_exceeded(now):
             if self.session is None:
-                self.close(Closing.UNAUTHORIZED, message="too many frames before authentication")
+                self.close(CloseReason.UNAUTHORIZED, message="too many frames before authentication")
             else:
                 window = self._plane.limits.backpressure.inbound.work_pause_window_seconds
-                self.close(Closing.RATE_LIMITED, delay_ms=int(window * 1000) + self._host.spread_ms())
+                self.close(CloseReason.RATE_LIMITED, delay_ms=int(window * 1000) + self._host.spread_ms())
         elif self._work.resume(now):
             self._release(_Hold.WORK)
 
-    def close(self, closing: Closing, *, delay_ms: int = 0, message: str | None = None) -> None:
+    def close(self, closing: CloseReason, *, delay_ms: int = 0, message: str | None = None) -> None:
         """Answer what is open, say why, close. Safe to call twice."""
         if self.closing is not None:
             return
@@ -261,7 +261,7 @@ class Connection:
         if self.session is not None:
             self.do(self.session.close(closing, delay_ms, message))
             return
-        self.write(encode_frame(farewell(closing, message, delay_ms, {})))
+        self.write(encode_frame(closing_frame(closing, message, delay_ms, {})))
         self._close_socket(closing)
 
     def take_no_more(self) -> None:
@@ -298,11 +298,11 @@ class Connection:
                     )
                 case effects.IsTyping():
                     self._host.typing(self.user, effect.chat_id, effect.active)
-                case effects.StopReading():
+                case effects.PauseReading():
                     self._hold(_Hold.CONTROL_LANE)
-                case effects.ReadOn():
+                case effects.ResumeReading():
                     self._release(_Hold.CONTROL_LANE)
-                case effects.Observed():
+                case effects.Emit():
                     telemetry.session_noticed(effect.sign.value)
                     if effect.sign in LOGGED:
                         self._host.log(self, effect.sign.value)
@@ -325,11 +325,11 @@ class Connection:
         plane = self._plane
         deadline = plane.clock.monotonic() + plane.limits.timeouts.durability_rpc_seconds
         answer = partial(self._answered, effect.token)
-        plane.intake.submit(effect.body, self.owed.user, self.connection_id, deadline, answer)
+        plane.sends.submit(effect.body, self.owed.user, self.connection_id, deadline, answer)
 
     def _answered(self, token: int, outcome: Outcome) -> None:
         if self.session is not None and self.closing is None:
-            self.do(self.session.sent(token, outcome, self._plane.clock.monotonic()))
+            self.do(self.session.on_send_result(token, outcome, self._plane.clock.monotonic()))
 
     async def _read(self, effect: effects.Fetch | effects.FetchResume) -> None:
         """Read a page for the session; one at a time, so a slow reader holds back only itself."""
@@ -344,11 +344,11 @@ class Connection:
                 result = await history.resume(session.user, effect.cursors, effect.asked_at, only, effect.proofs)
         except HoldfastError as error:
             result = error
-        steps = session.pulled(effect.token, result, self._plane.clock.monotonic())
+        steps = session.on_page(effect.token, result, self._plane.clock.monotonic())
         if self.closing is None:
             self.do(steps)
 
-    def _close(self, closing: Closing) -> None:
+    def _close(self, closing: CloseReason) -> None:
         """The session has put its last words on the control lane: write them, whatever the socket says."""
         assert self.session is not None
         chunks = self.session.take(WRITE_BYTES)
@@ -356,7 +356,7 @@ class Connection:
             self.write(b"".join(chunks))
         self._close_socket(closing)
 
-    def _close_socket(self, closing: Closing) -> None:
+    def _close_socket(self, closing: CloseReason) -> None:
         self.closing = closing
         telemetry.connection_closed(closing.reason)
         self._host.log(self, "connection_closed", reason=closing.reason)
@@ -381,17 +381,17 @@ class Connection:
     def _refuse(self, error: HoldfastError, request_id: str | None) -> None:
         self.write(encode_frame(error_payload(error), request_id))
         if error.retryable:
-            self.close(Closing.OVERLOADED, delay_ms=self._host.spread_ms())
+            self.close(CloseReason.OVERLOADED, delay_ms=self._host.spread_ms())
         elif error.details.get("expired"):
-            self.close(Closing.TOKEN_EXPIRED)
+            self.close(CloseReason.TOKEN_EXPIRED)
         else:
-            self.close(Closing.UNAUTHORIZED)
+            self.close(CloseReason.UNAUTHORIZED)
 
     def _invalid(self, error: InvalidMessage, request_id: str | None, now: float) -> None:
         if self.session is None:
             self._refuse(error, request_id)
         else:
-            self.do(self.session.invalid(error, request_id, now))
+            self.do(self.session.on_invalid_frame(error, request_id, now))
 
     def open(self, principal: Principal, request_id: str | None = None) -> None:
         """Authenticated: on the roster first, then the memberships, so that no event can pass in between.
@@ -437,7 +437,7 @@ class Connection:
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
             self._answer_early(error)
-            self.close(Closing.UPSTREAM_FAILURE, delay_ms=self._host.spread_ms())
+            self.close(CloseReason.UPSTREAM_FAILURE, delay_ms=self._host.spread_ms())
             return
         if self.closing is None:
             self.established = True
@@ -458,12 +458,12 @@ class Connection:
             if refusal := self._plane.refusal(principal, self.device_id):
                 raise refusal
         except HoldfastError as error:
-            self.do(self.session.authenticated(effect.token, error, now))
+            self.do(self.session.on_token_checked(effect.token, error, now))
             return
-        self.do(self.session.authenticated(effect.token, self._expiry(principal), now))
+        self.do(self.session.on_token_checked(effect.token, self._expiry(principal), now))
         held, self.session.principal = self.session.principal, principal
         if (principal.scopes, principal.chats) != (held.scopes, held.chats):
-            self.close(Closing.ROTATION, message="the new token allows other things: reconnect with it")
+            self.close(CloseReason.ROTATION, message="the new token allows other things: reconnect with it")
 
     def _expiry(self, principal: Principal) -> float | None:
         """The credential's end as a monotonic time."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.access.principal import Principal
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError
-from holdfast.gateway.limits import GatewayLimits
+from holdfast.gateway.limits import GatewaySettings
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.entrances import Sends
 from holdfast.message import User
 from holdfast.session.heartbeat import Transmission
-from holdfast.session.limits import SessionLimits
-from holdfast.store.history import History
+from holdfast.session.limits import SessionSettings
+from holdfast.store.history import ChatHistory
 
 if TYPE_CHECKING:
     from holdfast.gateway.connection import Connection
@@ -54,7 +54,7 @@ class Socket(Protocol):
     def resume_reading(self) -> None: ...
 
 
-class Host(Protocol):
+class ConnectionHost(Protocol):
     """The gateway a connection lives in."""
 
     def opened(self, connection: Connection, now: float) -> None:
@@ -90,14 +90,14 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plane:
+class GatewayDeps:
     """What connections need of the rest of the node."""
 
-    limits: GatewayLimits
+    limits: GatewaySettings
     clock: Clock
     ids: Ids
-    intake: Sends
-    history: History
+    sends: Sends
+    history: ChatHistory
     watermarks: Watermarks
     verify: Callable[[str], Principal]
     rng: random.Random
@@ -106,7 +106,7 @@ class Plane:
     """Why somebody, with this device, is cut off by now; None if not."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
     """For how long every send has been refused because the store is away."""
-    session_limits: SessionLimits = field(init=False)
+    session_limits: SessionSettings = field(init=False)
     """Those of every session: one value for all."""
 
     def __post_init__(self) -> None:

@@ -14,10 +14,10 @@ from holdfast import telemetry
 from holdfast.access.revocations.contract import Revocation
 from holdfast.clock import Turns
 from holdfast.gateway.connection import Connection
-from holdfast.gateway.contract import Plane
+from holdfast.gateway.contract import GatewayDeps
 from holdfast.message import User
 from holdfast.session.roster import Roster
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 
 ANSWER_SECONDS = 0.5
 """How long a connection that is to close waits for the answers to what it sent."""
@@ -25,14 +25,16 @@ ANSWER_SECONDS = 0.5
 
 class _Leaving(NamedTuple):
     until: float
-    closing: Closing
+    closing: CloseReason
     message: str
 
 
 class Cutoff:
     """Closes connections of one gateway that are refused from now on, or that an operator wants closed."""
 
-    def __init__(self, plane: Plane, roster: Roster[Connection], everybody: Callable[[], Iterable[Connection]]) -> None:
+    def __init__(
+        self, plane: GatewayDeps, roster: Roster[Connection], everybody: Callable[[], Iterable[Connection]]
+    ) -> None:
         self._plane = plane
         self._roster = roster
         self._everybody = everybody
@@ -55,7 +57,7 @@ class Cutoff:
         """Close a user's connections, or those of one device, which may come back; how many."""
         found = [c for c in self._roster.of_user(user) if device_id is None or c.device_id == device_id]
         for connection in found:
-            self._close(connection, Closing.ROTATION, "an operator closed this connection; open a new one")
+            self._close(connection, CloseReason.ROTATION, "an operator closed this connection; open a new one")
         return len(found)
 
     def tick(self, now: float) -> None:
@@ -78,9 +80,9 @@ class Cutoff:
         if connection.session is None:
             return
         if (refusal := self._plane.refusal(connection.session.principal, connection.device_id)) is not None:
-            self._close(connection, Closing.UNAUTHORIZED, refusal.message)
+            self._close(connection, CloseReason.UNAUTHORIZED, refusal.message)
 
-    def _close(self, connection: Connection, closing: Closing, message: str) -> None:
+    def _close(self, connection: Connection, closing: CloseReason, message: str) -> None:
         if connection.closing is not None:  # it is read to its end, so that its closing is read
             return
         connection.take_no_more()
@@ -105,7 +107,7 @@ class Cutoff:
             telemetry.defect("gateway", error)
 
 
-def _end(connection: Connection, closing: Closing, message: str) -> None:
+def _end(connection: Connection, closing: CloseReason, message: str) -> None:
     """One that is broken must not keep the others open."""
     try:
         connection.close(closing, message=message)

@@ -11,8 +11,8 @@ from holdfast import telemetry
 from holdfast.errors import InternalError
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake, Refusal, UpgradeRequest
-from holdfast.gateway.listener import Listener
-from holdfast.session.limits import Inbound
+from holdfast.gateway.listener import WebSocketListener
+from holdfast.session.limits import InboundSettings
 from holdfast.wire.assembler import Assembler
 from holdfast.wire.codec import error_payload
 from holdfast.wire.frames import ErrorBody
@@ -24,15 +24,15 @@ _DEFECT = Refusal(
 )
 
 
-class Entrance:
+class WebSocketUpgrade:
     """Decides upgrades for the port; every connection that it admits is counted until it is gone."""
 
-    def __init__(self, handshake: Handshake, gateway: Gateway, limits: Inbound) -> None:
+    def __init__(self, handshake: Handshake, gateway: Gateway, limits: InboundSettings) -> None:
         self._handshake = handshake
         self._gateway = gateway
         self._limits = limits
 
-    def __call__(self, request: UpgradeRequest, transport: Transport) -> Listener | Refusal:
+    def __call__(self, request: UpgradeRequest, transport: Transport) -> WebSocketListener | Refusal:
         try:
             decision = self._decide(request, transport)
         except Exception as error:
@@ -42,13 +42,13 @@ class Entrance:
             telemetry.handshake_refused(decision.status)
         return decision
 
-    def _decide(self, request: UpgradeRequest, transport: Transport) -> Listener | Refusal:
+    def _decide(self, request: UpgradeRequest, transport: Transport) -> WebSocketListener | Refusal:
         peer = transport.get_extra_info("peername")
         decision = self._handshake.decide(request, peer[0] if peer else "")
         if isinstance(decision, Refusal):
             return decision
         seat = decision.seat
-        return Listener(
+        return WebSocketListener(
             lambda socket: self._gateway.accept(socket, decision.principal, decision.device_id, seat.identify),
             seat.leave,
             Assembler(self._limits.max_frame_bytes, self._limits.max_fragments),

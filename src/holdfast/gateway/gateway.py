@@ -18,17 +18,17 @@ from holdfast import telemetry
 from holdfast.access.principal import Principal
 from holdfast.clock import Turns, wait_at_most
 from holdfast.fanout.contract import Envelope
-from holdfast.gateway.belonging import Belonging
+from holdfast.gateway.belonging import RosterSync
 from holdfast.gateway.connection import Connection
-from holdfast.gateway.contract import Plane, Socket
+from holdfast.gateway.contract import GatewayDeps, Socket
 from holdfast.gateway.cutoff import Cutoff
 from holdfast.gateway.linger import LINGER_SECONDS
 from holdfast.gateway.unread_answers import UnreadAnswers
 from holdfast.message import Message, User
 from holdfast.session.deliveries import WAKE
 from holdfast.session.roster import Roster
-from holdfast.wire.closing import Closing
-from holdfast.wire.run import Run
+from holdfast.wire.closing import CloseReason
+from holdfast.wire.run import EncodedRun
 
 TICK_SECONDS = 0.25
 LINES_AT_ONCE = 100
@@ -38,14 +38,14 @@ RETURNS_PER_SECOND = 500
 """Clients that are sent away together come back at this rate, or sooner (``reconnect_spread_seconds``)."""
 
 
-class Neighbours(Protocol):
+class PresenceListener(Protocol):
     """What the gateway tells the rest of the fanout plane."""
 
-    def came(self, user: User) -> None:
+    def on_user_connected(self, user: User) -> None:
         """The user's first connection here."""
         ...
 
-    def left(self, user: User) -> None:
+    def on_user_disconnected(self, user: User) -> None:
         """The user's last connection here is gone."""
         ...
 
@@ -57,7 +57,7 @@ class Gateway:
 
     connection_type = Connection
 
-    def __init__(self, plane: Plane, neighbours: Neighbours, memory_budget_bytes: int) -> None:
+    def __init__(self, plane: GatewayDeps, neighbours: PresenceListener, memory_budget_bytes: int) -> None:
         self._plane = plane
         self._neighbours = neighbours
         self._memory_budget_bytes = memory_budget_bytes
@@ -67,7 +67,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.Task[None]] = []
         self.cutoff = Cutoff(plane, self._roster, self._connections.values)
-        self.belonging = Belonging(self._roster, plane.history, plane.clock)
+        self.belonging = RosterSync(self._roster, plane.history, plane.clock)
         self.unread_answers = UnreadAnswers()
         self._log = telemetry.ThrottledLog(LINES_AT_ONCE, LINES_SECONDS)
         self._empty = asyncio.Event()
@@ -136,12 +136,12 @@ class Gateway:
             self.belonging.meet(stretch)
             parts = _cut_behind_events(stretch.messages)
             for messages in parts:
-                delivered += self._deliver_run(Run(messages), now, alone=one_stretch and len(parts) == 1)
+                delivered += self._deliver_run(EncodedRun(messages), now, alone=one_stretch and len(parts) == 1)
                 if messages[-1].kind == "event":
                     self.belonging.apply(stretch.tenant, messages[-1])
         telemetry.delivered(delivered)
 
-    def _deliver_run(self, run: Run, now: float, *, alone: bool) -> int:
+    def _deliver_run(self, run: EncodedRun, now: float, *, alone: bool) -> int:
         """The hot path: nothing is done per connection that can be done per run.
 
         A run that comes alone is written past the lanes where nothing waits in them; of several, the lanes make one
@@ -152,7 +152,7 @@ class Gateway:
         writes: list[Callable[[bytes], None]] = []
         for connection in connections:
             try:
-                if alone and not connection.paused and connection.deliveries.pass_through(run):
+                if alone and not connection.paused and connection.deliveries.deliver_at_once(run):
                     writes.append(connection.write)
                     continue
                 steps = connection.deliveries.deliver(run, now)
@@ -196,9 +196,9 @@ class Gateway:
     def opened(self, connection: Connection, now: float) -> None:
         first = not self._roster.of_user(connection.user)
         for displaced in self._roster.add(connection):
-            displaced.close(Closing.DUPLICATE_CONNECTION)
+            displaced.close(CloseReason.DUPLICATE_CONNECTION)
         if first:
-            self._neighbours.came(connection.user)
+            self._neighbours.on_user_connected(connection.user)
 
     def established(self, connection: Connection) -> None:
         self._roster.established(connection)
@@ -210,7 +210,7 @@ class Gateway:
         if connection.session is not None:
             self._roster.remove(connection)
             if not self._roster.of_user(connection.user):
-                self._neighbours.left(connection.user)
+                self._neighbours.on_user_disconnected(connection.user)
         telemetry.connection_ended(len(self._connections))
         if not self._connections:
             self._empty.set()
@@ -274,7 +274,7 @@ class Gateway:
             self._shed()
         patience = self._plane.limits.upstream_failure_close_seconds
         if patience and self._plane.sends_failing_seconds() >= patience:
-            self._send_away(Closing.UPSTREAM_FAILURE)
+            self._send_away(CloseReason.UPSTREAM_FAILURE)
 
     def _shed(self) -> None:
         """Close the fullest connections until the rest fits: a disconnected client heals, a dead node does not.
@@ -289,7 +289,7 @@ class Gateway:
                 return
             waiting -= size
             if isinstance(holder, Connection):
-                holder.close(Closing.MEMORY_PRESSURE, delay_ms=self.spread_ms())
+                holder.close(CloseReason.MEMORY_PRESSURE, delay_ms=self.spread_ms())
             else:
                 telemetry.http_connection_shed()
                 holder.abort()
@@ -306,16 +306,16 @@ class Gateway:
         while self._connections and clock.monotonic() < end:
             for connection in list(self._connections.values()):
                 if connection.session is None or not connection.session.open_requests:
-                    connection.close(Closing.SERVER_SHUTDOWN, delay_ms=self.spread_ms())
+                    connection.close(CloseReason.SERVER_SHUTDOWN, delay_ms=self.spread_ms())
             self._empty.clear()
             if self._connections:
                 await wait_at_most(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
-        self._send_away(Closing.SERVER_SHUTDOWN)
+        self._send_away(CloseReason.SERVER_SHUTDOWN)
         self._empty.clear()
         if self._connections:  # the process must not end before they have read why
             await wait_at_most(self._empty, LINGER_SECONDS)
 
-    def _send_away(self, closing: Closing) -> None:
+    def _send_away(self, closing: CloseReason) -> None:
         """Close everybody, each with a time of its own to come back."""
         for connection in list(self._connections.values()):
             connection.close(closing, delay_ms=self.spread_ms())

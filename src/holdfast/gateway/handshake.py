@@ -25,7 +25,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.limits.answers import PROBLEM_TYPE, problem, rate_limit_headers, refusing
-from holdfast.limits.entrances import Entrances
+from holdfast.limits.entrances import EntryPoints
 from holdfast.message import User, check_id
 from holdfast.wire.codec import error_payload
 from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL
@@ -64,7 +64,7 @@ class UpgradeRequest(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
 
 
-class Seat:
+class ConnectionSlot:
     """One connection among those counted, from its handshake to its end."""
 
     __slots__ = ("_address", "_handshake", "_tenant")
@@ -86,12 +86,12 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AcceptedHandshake:
     """May come in. ``principal`` None: no header carried a credential, the first frame must."""
 
     principal: Principal | None
     device_id: str
-    seat: Seat
+    seat: ConnectionSlot
     subprotocol: bool
 
 
@@ -113,19 +113,19 @@ class Handshake:
     origins: Collection[str]
     proxies: Collection[Network]
     draining: Callable[[], bool]
-    rules: Entrances | None = None
+    rules: EntryPoints | None = None
     legacy_rate_limit_headers: bool = False
     """The same as over REST."""
     refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None
     """Why somebody, with this device, is cut off; None if not."""
 
-    def decide(self, request: UpgradeRequest, peer: str) -> Admitted | Refusal:
+    def decide(self, request: UpgradeRequest, peer: str) -> AcceptedHandshake | Refusal:
         try:
             return self._admit(request, peer)
         except HoldfastError as error:
             return refused_with(error, legacy=self.legacy_rate_limit_headers)
 
-    def _admit(self, request: UpgradeRequest, peer: str) -> Admitted:
+    def _admit(self, request: UpgradeRequest, peer: str) -> AcceptedHandshake:
         joined, repeated = joined_headers(request.headers)
         headers = {name: value.decode("latin-1") for name, value in joined.items()}
         address = client_ip(peer, headers.get(b"x-forwarded-for", ""), self.proxies)
@@ -154,7 +154,9 @@ class Handshake:
             self.ask_rules(user, address)
         if full := self.counts.open(address, user.tenant):
             raise Unavailable(full, retry_after_seconds=RETURN_SECONDS)
-        return Admitted(principal, device_id, Seat(self, address, user.tenant), SUBPROTOCOL in offered)
+        return AcceptedHandshake(
+            principal, device_id, ConnectionSlot(self, address, user.tenant), SUBPROTOCOL in offered
+        )
 
     def ask_rules(self, user: User, address: str) -> None:
         """RateLimited by the rules ``connect:*``: of the address while nobody is known, then of the user."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from holdfast.bounds import positive
 from holdfast.resilience import BreakerSettings
-from holdfast.session.limits import Backpressure, Pages, SessionLimits, Timeouts
+from holdfast.session.limits import BackpressureSettings, PageSettings, SessionSettings, TimeoutSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown:
+class ShutdownSettings:
     """A drain asks every client to come back later and elsewhere; what is left after it is closed."""
 
     drain_timeout_seconds: float = 30
@@ -23,15 +23,15 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayLimits:
+class GatewaySettings:
     """The connection plane."""
 
-    backpressure: Backpressure = field(default_factory=Backpressure)
+    backpressure: BackpressureSettings = field(default_factory=BackpressureSettings)
     circuit_breaker: BreakerSettings = field(default_factory=BreakerSettings)
     """The breaker before the store's writes."""
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    pages: Pages = field(default_factory=Pages)
-    shutdown: Shutdown = field(default_factory=Shutdown)
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    pages: PageSettings = field(default_factory=PageSettings)
+    shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     memory_budget_bytes: int = 0
     """Bytes in all outbound buffers of this node, HTTP answers too; 0 is a quarter of the machine's memory. Above: the
     fullest connections are shed (memory_pressure, 4003).
@@ -53,5 +53,5 @@ class GatewayLimits:
             raise ValueError("memory_budget_bytes and upstream_failure_close_seconds must not be negative")
 
     @property
-    def session(self) -> SessionLimits:
-        return SessionLimits(self.backpressure, self.timeouts, self.pages)
+    def session(self) -> SessionSettings:
+        return SessionSettings(self.backpressure, self.timeouts, self.pages)

@@ -35,7 +35,7 @@ _TCP_INFO_FIELDS = struct.Struct("=24xI92xQ16xI")
 """Of Linux' ``tcp_info``: segments that are not acknowledged, bytes that are, bytes that wait to be sent."""
 
 
-class Listener(WSListener):
+class WebSocketListener(WSListener):
     """One WebSocket, as picows tells of it; also the ``Socket`` its connection writes to."""
 
     __slots__ = (

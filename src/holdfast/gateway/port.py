@@ -18,7 +18,7 @@ from picows import WSAutoPingStrategy
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not in its stubs
 
 from holdfast.gateway.handshake import KEY, Refusal, UpgradeRequest
-from holdfast.gateway.listener import HEADER_BYTES_MAX, Listener
+from holdfast.gateway.listener import HEADER_BYTES_MAX, WebSocketListener
 
 READ_BUFFER_BYTES = 2048
 """picows's least; it grows with the frames a client really sends."""
@@ -34,7 +34,7 @@ _HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: holdfast\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %b\r\n\r\n"
 )
-Decide = Callable[[UpgradeRequest, Transport], Listener | Refusal]
+Decide = Callable[[UpgradeRequest, Transport], WebSocketListener | Refusal]
 
 
 class _Heard(Exception):
@@ -51,7 +51,7 @@ class _Ear:
 
     __slots__ = ("listener",)
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: WebSocketListener) -> None:
         self.listener = listener
 
     def error(self, message: str, *args: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from holdfast.message import Draft, Outcome, Watermark
-from holdfast.store.changes import Changed, Command
+from holdfast.store.changes import Command, CommandResult
 
 
 class Durability(Protocol):
@@ -16,7 +16,7 @@ class Durability(Protocol):
         """One outcome per draft, in order, by ``deadline`` (monotonic). Never raises but for cancellation."""
         ...
 
-    async def change(self, command: Command, deadline: float) -> Changed:
+    async def change(self, command: Command, deadline: float) -> CommandResult:
         """Commit a command, or raise one of ``holdfast.errors``."""
         ...
 

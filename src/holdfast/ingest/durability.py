@@ -31,9 +31,9 @@ from holdfast.errors import (
 )
 from holdfast.message import Acked, Cursor, Draft, Outcome, Watermark
 from holdfast.resilience import BreakerSettings, BreakerState
-from holdfast.store.changes import Changed, Command, RaiseEpoch, RecoverChat
+from holdfast.store.changes import Command, CommandResult, RaiseEpoch, RecoverChat
 from holdfast.store.contract import Store
-from holdfast.store.guard import Guard
+from holdfast.store.guard import DependencyBreaker
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class ChangeSettings:
         positive(self, "max_at_once")
 
 
-class GuardedStore:
+class StoreDurability:
     """Implements ``ingest.contract.Durability``."""
 
     def __init__(
@@ -71,7 +71,7 @@ class GuardedStore:
         self._store = store
         self._clock = clock
         refusal = "messages cannot be stored now; send it again later"
-        self._guard = Guard("store", refusal, breaker or BreakerSettings(), clock)
+        self._guard = DependencyBreaker("store", refusal, breaker or BreakerSettings(), clock)
         self._overdue: set[asyncio.Future[Any]] = set()
         self._abandoned: set[asyncio.Future[Any]] = set()
         """Their caller was cancelled; they go on, within their time, and hold nobody up."""
@@ -111,7 +111,7 @@ class GuardedStore:
             telemetry.sends_answered(name, count)
         return outcomes
 
-    async def change(self, command: Command, deadline: float) -> Changed:
+    async def change(self, command: Command, deadline: float) -> CommandResult:
         if self._changes >= self._changes_max:
             raise ServerBusy("too many changes are in progress; try again", limit=self._changes_max)
         self._changes += 1

@@ -16,7 +16,7 @@ from holdfast.clock import Clock
 from holdfast.errors import ChatHalted, NotFound
 from holdfast.ingest.contract import Durability
 from holdfast.message import Member, User
-from holdfast.store.changes import ERASE_AT_ONCE, Act, ChangeRole, Command, Erase, RemoveMember
+from holdfast.store.changes import ERASE_AT_ONCE, ChangeRole, Command, CommandContext, Erase, RemoveMember
 from holdfast.store.contract import Store
 
 STEP_SECONDS_MAX = 2.0
@@ -55,7 +55,7 @@ class Eraser:
         self._clock = clock
         self._forget_devices = forget_devices
 
-    async def erase(self, user: User, act: Callable[[], Act], after: int, until: float) -> Erasure:
+    async def erase(self, user: User, act: Callable[[], CommandContext], after: int, until: float) -> Erasure:
         """``act`` makes a new act of the operator for each step. Raises what the store raises; ask again then."""
         chats_left, kept, unfinished = await self._leave(user, act, until)
         await self._store.forget_user(user)
@@ -69,7 +69,7 @@ class Eraser:
                 through, ended = found.through, found.ended
         return Erasure(messages, chats_left, kept, through, ended and not unfinished)
 
-    async def _leave(self, user: User, act: Callable[[], Act], until: float) -> tuple[int, list[str], bool]:
+    async def _leave(self, user: User, act: Callable[[], CommandContext], until: float) -> tuple[int, list[str], bool]:
         """How many chats were left, which were not, and whether there was no time for more."""
         left = 0
         kept: list[str] = []
@@ -82,7 +82,7 @@ class Eraser:
                 kept.append(chat_id)
         return left, kept, False
 
-    async def _leave_one(self, chat_id: str, user: User, act: Callable[[], Act]) -> bool:
+    async def _leave_one(self, chat_id: str, user: User, act: Callable[[], CommandContext]) -> bool:
         """Whether the user is out of the chat. Its last owner hands it to whoever is next."""
         if (await self._store.chat(chat_id)).kind == "direct":
             return False
@@ -101,7 +101,9 @@ class Eraser:
         """Every step has its own time, so that none is cut off because those before it took theirs."""
         await self._durability.change(command, self._clock.monotonic() + STEP_SECONDS_MAX)
 
-    async def _empty(self, user: User, places: Sequence[tuple[str, int]], act: Callable[[], Act], until: float) -> int:
+    async def _empty(
+        self, user: User, places: Sequence[tuple[str, int]], act: Callable[[], CommandContext], until: float
+    ) -> int:
         by_chat: dict[str, list[int]] = defaultdict(list)
         for chat_id, sequence in places:
             by_chat[chat_id].append(sequence)

@@ -15,7 +15,7 @@ from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.hot import HotChats
-from holdfast.ingest.waiting import IntakeSettings, Refusals, Send, Waiting
+from holdfast.ingest.waiting import IntakeSettings, Refusals, Send, SendQueue
 from holdfast.message import Acked, Draft, Outcome, User
 from holdfast.wire.frames import SendBody
 
@@ -42,7 +42,7 @@ class Intake:
         self._clock = clock
         self._ids = ids
         self._settings = settings or IntakeSettings()
-        self._waiting = Waiting(self._settings)
+        self._waiting = SendQueue(self._settings)
         self._in_flight: Sequence[Send] = ()
         self._settled: list[tuple[Send, Outcome]] = []
         """What is known and not yet answered."""

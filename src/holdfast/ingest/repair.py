@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.ingest.contract import Durability
 from holdfast.message import User
-from holdfast.store.changes import Act, RaiseEpoch
+from holdfast.store.changes import CommandContext, RaiseEpoch
 
 SERVER = "holdfast"
 """The actor of acts that no person did."""
@@ -23,7 +23,7 @@ class EpochRaiser:
 
     async def __call__(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
         """Raises what ``Durability.change`` raises; on return the chat's epoch is above ``epoch``."""
-        act = Act(
+        act = CommandContext(
             actor=User(user.tenant, SERVER),
             at=timestamp(self._clock.now()),
             message_id=self._ids.new("msg_"),

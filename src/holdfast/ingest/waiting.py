@@ -71,7 +71,7 @@ class Send(Struct, gc=False):
 Refusals = list[tuple[Send, HoldfastError]]
 
 
-class Waiting:
+class SendQueue:
     """A bounded queue of sends, cut into groups."""
 
     def __init__(self, settings: IntakeSettings) -> None:

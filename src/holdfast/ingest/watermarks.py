@@ -16,7 +16,7 @@ from holdfast.clock import wait_at_most
 from holdfast.ingest.contract import Durability
 from holdfast.message import User, Watermark
 
-Key = tuple[User, str, str]
+_Key = tuple[User, str, str]
 """User, device, chat."""
 
 
@@ -47,7 +47,7 @@ class Watermarks:
         self._durability = durability
         self._told = told
         self._settings = settings or WatermarkSettings()
-        self._waiting: dict[Key, Watermark] = {}
+        self._waiting: dict[_Key, Watermark] = {}
         self._stopping = asyncio.Event()
 
     def delivered(self, user: User, device_id: str, chat_id: str, epoch: int, sequence: int) -> None:

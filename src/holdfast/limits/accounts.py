@@ -14,14 +14,16 @@ from holdfast import telemetry
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Counters
 from holdfast.limits.leases import Leases
-from holdfast.limits.share import LocalShare
+from holdfast.limits.share import FallbackLimiter
 
 RELEASES_MAX = 10_000
 """Ends of holds that the counters were not told yet; the oldest are dropped, and end with their window."""
 
 
-class Accounts:
-    def __init__(self, counters: Counters, share: LocalShare, leases: Leases, monotonic: Callable[[], float]) -> None:
+class Reconciler:
+    def __init__(
+        self, counters: Counters, share: FallbackLimiter, leases: Leases, monotonic: Callable[[], float]
+    ) -> None:
         self._counters = counters
         self._share = share
         self._leases = leases
@@ -41,7 +43,7 @@ class Accounts:
         self._settling = True
         try:
             while self._share.owes:
-                owed = self._share.debts(self._monotonic() * 1000, KEYS_PER_CALL_MAX)
+                owed = self._share.pending(self._monotonic() * 1000, KEYS_PER_CALL_MAX)
                 try:
                     await self._adjust(owed)
                 except Unavailable:

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from msgspec import Struct, field
 
-from holdfast.limits.rules import Algorithm, Rule, Stamp
+from holdfast.limits.rules import Algorithm, Rule, RuleVersion
 
 EPSILON: Final = 1e-6
 """Drained amounts are fractions; a token that is whole but for rounding is whole."""
@@ -36,7 +36,7 @@ WAIT_MS_MIN: Final = 1.0
 CODES: Final[dict[Algorithm, int]] = {"token_bucket": 1, "fixed_window": 2, "sliding_window": 3, "concurrency": 4}
 
 
-class Terms(Struct, frozen=True, gc=False):
+class LimitParams(Struct, frozen=True, gc=False):
     """What of a rule a counter needs to know; of two, the newer stamp decides.
 
     Stamps of two stores of rules say nothing of each other: there, who asks decides. ``store`` tells them apart; 0 is
@@ -44,21 +44,21 @@ class Terms(Struct, frozen=True, gc=False):
     """
 
     algorithm: Algorithm
-    stamp: Stamp
+    stamp: RuleVersion
     limit: int
     window_ms: float
     capacity: int
     store: int = 0
 
-    def overrule(self, asked: Terms) -> bool:
+    def overrule(self, asked: LimitParams) -> bool:
         """Whether a counter that was counted by these goes on by them."""
         return self.stamp > asked.stamp and (self.store == asked.store or not self.store or not asked.store)
 
 
-def terms_of(rule: Rule, stamp: Stamp, store: str = "") -> Terms:
+def terms_of(rule: Rule, stamp: RuleVersion, store: str = "") -> LimitParams:
     """``stamp`` is that by which the rule is in force."""
     number = crc32(store.encode())  # short, because every counter has it
-    return Terms(rule.algorithm, stamp, rule.limit, rule.window_seconds * 1000, rule.capacity, number)
+    return LimitParams(rule.algorithm, stamp, rule.limit, rule.window_seconds * 1000, rule.capacity, number)
 
 
 def begin(now: float, window_ms: float) -> float:
@@ -66,7 +66,7 @@ def begin(now: float, window_ms: float) -> float:
     return math.floor(now / window_ms) * window_ms
 
 
-class Reading(Struct, frozen=True, gc=False):
+class CounterReading(Struct, frozen=True, gc=False):
     """What a counter says after a take: how many of the equal costs were admitted, and what comes next.
 
     ``wait_ms`` is how long the first refused cost has to wait, 0 if none was refused. ``limit``, ``stamp`` and
@@ -79,16 +79,16 @@ class Reading(Struct, frozen=True, gc=False):
     wait_ms: float
     leased: int
     limit: int
-    stamp: Stamp
+    stamp: RuleVersion
     capacity: int
 
 
 class Counter(Struct, gc=False):
     """One subject's use of one rule. There may be a million, none in a cycle: the garbage collector passes them by."""
 
-    terms: Terms
+    terms: LimitParams
 
-    def agree(self, terms: Terms, now: float) -> None:
+    def agree(self, terms: LimitParams, now: float) -> None:
         """Count by these terms, of our algorithm, from now on, unless ours are newer."""
         ours = self.terms
         if terms is ours or ours.overrule(terms):
@@ -126,7 +126,7 @@ class Counter(Struct, gc=False):
         """``take`` for who only looks ahead, in a copy."""
         self.take(now, cost)
 
-    def admit(self, terms: Terms, now: float, cost: int) -> Reading:
+    def admit(self, terms: LimitParams, now: float, cost: int) -> CounterReading:
         """``take`` for one cost, where there is a shorter way to say it."""
         return take(self, terms, now, cost)
 
@@ -164,7 +164,7 @@ class TokenBucket(Counter, gc=False):
     def take(self, now: float, cost: float) -> None:
         self.used += cost
 
-    def admit(self, terms: Terms, now: float, cost: int) -> Reading:
+    def admit(self, terms: LimitParams, now: float, cost: int) -> CounterReading:
         """The steps above in one: embedded servers ask this for every frame."""
         if terms is not self.terms:
             self.agree(terms, now)
@@ -182,7 +182,9 @@ class TokenBucket(Counter, gc=False):
             return reading(self, now, 0, cost)
         self.used = used = used + cost
         left = capacity - used + EPSILON
-        return Reading(1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms.stamp, capacity)
+        return CounterReading(
+            1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms.stamp, capacity
+        )
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
         drained = max(0.0, now - taken_at) * self.terms.limit / self.terms.window_ms
@@ -343,7 +345,7 @@ COUNTERS: Final[dict[Algorithm, type[Counter]]] = {
 }
 
 
-def carried_over(counter: Counter, terms: Terms, now: float) -> Counter:
+def carried_over(counter: Counter, terms: LimitParams, now: float) -> Counter:
     """The counter to go on with when asked by these terms: itself, or one of their algorithm with what it has used."""
     ours = counter.terms
     if terms.algorithm == ours.algorithm or ours.overrule(terms):
@@ -357,7 +359,7 @@ def carried_over(counter: Counter, terms: Terms, now: float) -> Counter:
     return after
 
 
-def peek(counter: Counter, terms: Terms, now: float, cost: int) -> bool:
+def peek(counter: Counter, terms: LimitParams, now: float, cost: int) -> bool:
     """Whether ``cost`` would be admitted; the counter is brought to ``now`` and nothing is used."""
     counter.agree(terms, now)
     counter.settle(now)
@@ -365,8 +367,8 @@ def peek(counter: Counter, terms: Terms, now: float, cost: int) -> bool:
 
 
 def take(
-    counter: Counter, terms: Terms, now: float, cost: int, times: int = 1, want: int = 0, spent: int = 0
-) -> Reading:
+    counter: Counter, terms: LimitParams, now: float, cost: int, times: int = 1, want: int = 0, spent: int = 0
+) -> CounterReading:
     """Admit as many of ``times`` equal costs as fit; then lease ``want`` more if that is far from the limit.
 
     Far means that a tenth of the capacity stays free after the lease: near the limit every check is exact. ``spent``
@@ -385,7 +387,7 @@ def take(
     return reading(counter, now, admitted, cost if admitted < times else 0, leased)
 
 
-def hold(counter: Concurrency, terms: Terms, now: float, name: str, spent: int = 0) -> Reading:
+def hold(counter: Concurrency, terms: LimitParams, now: float, name: str, spent: int = 0) -> CounterReading:
     """Admit one holder if there is room; who holds already is renewed and never refused.
 
     One that was let through before (``spent``) holds, room or not.
@@ -398,7 +400,7 @@ def hold(counter: Concurrency, terms: Terms, now: float, name: str, spent: int =
     return reading(counter, now, int(fits), int(not fits))
 
 
-def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leased: int = 0) -> Reading:
+def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leased: int = 0) -> CounterReading:
     """What a settled counter says. A cost above the capacity of newer terms is told to wait a window."""
     terms = counter.terms
     wait = 0.0
@@ -407,4 +409,4 @@ def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leas
         wait = max(WAIT_MS_MIN, wait)
     remaining = max(0, math.floor(counter.room(now) + EPSILON))
     reset = counter.reset(now)
-    return Reading(admitted, remaining, reset, wait, leased, terms.limit, terms.stamp, terms.capacity)
+    return CounterReading(admitted, remaining, reset, wait, leased, terms.limit, terms.stamp, terms.capacity)

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.errors import RateLimited
 from holdfast.limits.rules import Decision
 
-Headers = list[tuple[str, str]]
+_Headers = list[tuple[str, str]]
 
 _INTEGER_MAX = 999_999_999_999_999
 """The largest integer of a structured field (RFC 9651)."""
@@ -23,7 +23,7 @@ PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 PROBLEM_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 
 
-def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -> Headers:
+def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -> _Headers:
     """What the decisions say, one policy per rule; nothing where no rule was asked."""
     ruled = [decision for decision in decisions if decision.rule]
     if not ruled:

@@ -22,11 +22,11 @@ from holdfast.limits.answers import PROBLEM_TYPE, problem, rate_limit_headers, r
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.rules import Check, Decision
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+_Scope = MutableMapping[str, Any]
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 Encoded = list[tuple[bytes, bytes]]
 
 TRY_AGAIN_LATER = 1013
@@ -34,18 +34,18 @@ _ANSWERED = {"http": "http.response", "websocket": "websocket.http.response"}
 """What is asked for, and how it is answered."""
 
 
-class RateLimited:
+class RateLimitMiddleware:
     """ASGI middleware. ``who`` says what a request or a WebSocket is to be asked for; an empty answer lets it pass."""
 
     def __init__(
-        self, app: App, limiter: Limiter, who: Callable[[Scope], Sequence[Check]], *, legacy: bool = False
+        self, app: _App, limiter: Limiter, who: Callable[[_Scope], Sequence[Check]], *, legacy: bool = False
     ) -> None:
         self._app = app
         self._limiter = limiter
         self._who = who
         self._legacy = legacy
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         checks = self._who(scope) if scope["type"] in _ANSWERED else ()
         if not checks:
             await self._app(scope, receive, send)
@@ -64,8 +64,8 @@ class RateLimited:
                 wait = (b"retry-after", str(retry_after(told)).encode())
                 await _tell(scope, receive, send, problem(told), [*added, wait])
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, added: Encoded) -> None:
-        async def with_headers(message: Message) -> None:
+    async def _pass_on(self, scope: _Scope, receive: _Receive, send: _Send, added: Encoded) -> None:
+        async def with_headers(message: _Message) -> None:
             if message["type"] in ("http.response.start", "websocket.accept"):
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
@@ -91,7 +91,7 @@ class RateLimited:
                 await self._limiter.renew(check, hold)
 
 
-async def _tell(scope: Scope, receive: Receive, send: Send, told: Mapping[str, Any], added: Encoded) -> None:
+async def _tell(scope: _Scope, receive: _Receive, send: _Send, told: Mapping[str, Any], added: Encoded) -> None:
     """Answer in the application's place."""
     body = msgspec.json.encode(told)
     headers = [

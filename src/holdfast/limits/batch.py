@@ -21,9 +21,9 @@ from msgspec import Struct
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
-from holdfast.limits.algorithms import Reading
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Ask, Counters, Key, Taken
-from holdfast.limits.plans import Plan
+from holdfast.limits.algorithms import CounterReading
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, CounterKey, CounterRequest, CounterResponse, Counters
+from holdfast.limits.plans import CompiledRule
 from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
 
@@ -57,23 +57,23 @@ TURNS_OF_GRACE = 4
 """Turns of the event loop between the deadline and giving up: a loop that was held up reads what has arrived first."""
 
 
-class Answer(Struct, frozen=True, gc=False):
+class BatchResult(Struct, frozen=True, gc=False):
     """The readings of an entry; when it was sent by our clock, and counted by that of the counters."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[CounterReading, ...]
     sent_at: float
     counted_at: float
 
 
-class Entry(Struct):
+class BatchedCheck(Struct):
     """What is asked together by the same rules. ``waiters`` asked last: who does not wait has the first places."""
 
-    plans: tuple[Plan, ...]
-    asks: tuple[Ask, ...]
+    plans: tuple[CompiledRule, ...]
+    asks: tuple[CounterRequest, ...]
     waiters: list[asyncio.Future[Any]]
 
 
-Tell = Callable[[Entry, Answer | None], None]
+Tell = Callable[[BatchedCheck, BatchResult | None], None]
 """Answers those who wait for an entry; None: the counters did not."""
 
 
@@ -85,7 +85,7 @@ class _Batch:
 
     __slots__ = ("entries", "gone", "sent_at")
 
-    def __init__(self, entries: list[Entry], sent_at: float) -> None:
+    def __init__(self, entries: list[BatchedCheck], sent_at: float) -> None:
         self.entries = entries
         self.sent_at = sent_at
         self.gone = False
@@ -103,18 +103,18 @@ class Batcher:
         self._tell = tell
         self._on_success = on_success
         self.breaker = Breaker(settings.breaker)
-        self._merged: dict[Key, Entry] = {}
-        self._waiting: list[Entry] = []
+        self._merged: dict[CounterKey, BatchedCheck] = {}
+        self._waiting: list[BatchedCheck] = []
         self._waiting_max = settings.waiting_max
         self._keys_waiting = 0
         self._expiry: asyncio.TimerHandle | None = None
         self._flush_due = False
-        self._calls: set[asyncio.Future[Taken]] = set()
+        self._calls: set[asyncio.Future[CounterResponse]] = set()
         self._overdue_calls = 0
         self._probes = True
         self.keys_per_call = 0
 
-    def ask(self, plan: Plan, ask: Ask) -> Entry | None:
+    def ask(self, plan: CompiledRule, ask: CounterRequest) -> BatchedCheck | None:
         """Ask for one key; who waits joins the entry. None if the counters are not to be asked now."""
         entry = self._merged.get(ask.key)
         if entry is not None and _alike(entry.asks[0], ask):
@@ -126,12 +126,12 @@ class Batcher:
             self._merged[ask.key] = entry
         return entry
 
-    def ask_all(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> Entry | None:
+    def ask_all(self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]) -> BatchedCheck | None:
         """Ask for several keys, all or none."""
         keys_waiting = self._keys_waiting + len(asks)
         if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
             return None
-        entry = Entry(plans, asks, [])
+        entry = BatchedCheck(plans, asks, [])
         self._waiting.append(entry)
         self._keys_waiting = keys_waiting
         return entry
@@ -211,7 +211,7 @@ class Batcher:
     def _send(self, batch: _Batch) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
-        call: asyncio.Future[Taken]
+        call: asyncio.Future[CounterResponse]
         try:
             call = asyncio.ensure_future(self._counters.take([entry.asks for entry in batch.entries]))
         except Exception as error:  # a defect; those who asked must not wait for an answer that nobody will give
@@ -220,7 +220,7 @@ class Batcher:
         self._calls.add(call)
         call.add_done_callback(partial(self._ended, batch, timer))
 
-    def _ended(self, batch: _Batch, timer: asyncio.TimerHandle, call: asyncio.Future[Taken]) -> None:
+    def _ended(self, batch: _Batch, timer: asyncio.TimerHandle, call: asyncio.Future[CounterResponse]) -> None:
         timer.cancel()
         self._calls.discard(call)
         self._overdue_calls -= batch.gone
@@ -247,11 +247,11 @@ class Batcher:
         self._overdue_calls += 1
         self._send(probe)
 
-    def _answered(self, batch: _Batch, taken: Taken) -> None:
+    def _answered(self, batch: _Batch, taken: CounterResponse) -> None:
         batch.gone = True
         self.breaker.success(self._monotonic())
         for entry, readings in zip(batch.entries, taken.readings, strict=True):
-            self._answer(entry, Answer(readings, batch.sent_at, taken.now))
+            self._answer(entry, BatchResult(readings, batch.sent_at, taken.now))
         self._on_success()
 
     def _due(self, batch: _Batch, turns: int) -> None:
@@ -274,7 +274,7 @@ class Batcher:
         for entry in batch.entries:
             self._answer(entry, None)
 
-    def _answer(self, entry: Entry, answer: Answer | None) -> None:
+    def _answer(self, entry: BatchedCheck, answer: BatchResult | None) -> None:
         """A defect in one answer is its askers' and nobody else's."""
         try:
             self._tell(entry, answer)
@@ -285,5 +285,5 @@ class Batcher:
                     waiter.set_exception(error)
 
 
-def _alike(one: Ask, other: Ask) -> bool:
+def _alike(one: CounterRequest, other: CounterRequest) -> bool:
     return one.cost == other.cost and one.terms is other.terms and not one.hold

@@ -16,15 +16,15 @@ from msgspec import Struct, structs
 
 from holdfast.errors import HoldfastError, KeyReused, NotFound, VersionConflict
 from holdfast.limits.form import changed_rule, new_rule, render, settable
-from holdfast.limits.rules import ANY, AnyRule, Rule, RuleName, Unreadable
+from holdfast.limits.rules import ANY, AnyRule, Rule, RuleName, UnreadableRule
 
-Action = Literal["create", "update", "delete", "rollback"]
+_Action = Literal["create", "update", "delete", "rollback"]
 
 
 class Change(Struct, frozen=True):
     """One admin call. ``body`` holds the rule's fields; ``expected_version`` is what the caller saw."""
 
-    action: Action
+    action: _Action
     name: RuleName
     actor: str
     at: str
@@ -53,7 +53,7 @@ class RuleChange(Struct, frozen=True):
     """Of an import: the same for all that it changed."""
 
 
-class Changed(Struct, frozen=True):
+class RuleChangeResult(Struct, frozen=True):
     """The answer to a change; ``repeated`` if the key had been used for it before."""
 
     rule: AnyRule
@@ -72,7 +72,7 @@ class Remembered(Struct, frozen=True):
 
 def decide(
     change: Change, current: AnyRule | None, remembered: Remembered | None, epoch: int, forgotten_version: int = 0
-) -> Rule | Changed:
+) -> Rule | RuleChangeResult:
     """The rule to write, or the answer given before. Raises NotFound, VersionConflict, KeyReused, InvalidRule.
 
     ``current`` may be a tombstone; a name without one may have had one, of ``forgotten_version`` at most. An update
@@ -82,7 +82,7 @@ def decide(
     if remembered is not None:
         check_key(remembered, change.fingerprint)
         assert remembered.rule is not None
-        return Changed(remembered.rule, remembered.seq, repeated=True)
+        return RuleChangeResult(remembered.rule, remembered.seq, repeated=True)
     version = (current.version if current is not None else forgotten_version) + 1
     made = structs.replace(
         _content(change, current), epoch=epoch, version=version, updated_at=change.at, updated_by=change.actor
@@ -123,8 +123,8 @@ def _content(change: Change, current: AnyRule | None) -> Rule:
                 raise missing(change.name)
             _expect(change, there)
             if change.action == "update":
-                return _whole(change) if isinstance(there, Unreadable) else changed_rule(there, change.body)
-            return _nothing_of(change.name) if isinstance(there, Unreadable) else there
+                return _whole(change) if isinstance(there, UnreadableRule) else changed_rule(there, change.body)
+            return _nothing_of(change.name) if isinstance(there, UnreadableRule) else there
 
 
 def _whole(change: Change) -> Rule:

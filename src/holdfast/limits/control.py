@@ -25,10 +25,10 @@ from holdfast.errors import (
     Unavailable,
     VersionConflict,
 )
-from holdfast.limits.changes import Action, Change, Changed, RuleChange, missing, rollback_body
+from holdfast.limits.changes import Change, RuleChange, RuleChangeResult, _Action, missing, rollback_body
 from holdfast.limits.form import REQUIRED, check_names, field_problems, name_problems, refuse, settable
 from holdfast.limits.rule_import import ImportResult, RuleDifference, RuleImport, read_rules
-from holdfast.limits.rules import AnyRule, Rule, RuleName, Unreadable
+from holdfast.limits.rules import AnyRule, Rule, RuleName, UnreadableRule
 from holdfast.limits.rulestore.contract import RuleStore
 from holdfast.message import ID_BYTES_MAX, check_id
 
@@ -47,12 +47,12 @@ _WORDS: list[tuple[type[HoldfastError], str]] = [
 ]
 
 
-class Request:
+class RuleRequest:
     """An admin call's body, read: which rule, its fields, and what is not part of the rule."""
 
     __slots__ = ("expected_version", "fields", "key", "name", "reason", "version")
 
-    def __init__(self, action: Action, body: Mapping[str, Any], key: str | None) -> None:
+    def __init__(self, action: _Action, body: Mapping[str, Any], key: str | None) -> None:
         """InvalidRule names all that is wrong with the request.
 
         If nothing is, what is wrong with the fields of a rule is for the store to say: a repetition gets its answer.
@@ -71,7 +71,7 @@ class Request:
         refuse(problems)
         self.name = RuleName(self.fields.pop("tenantID"), self.fields.pop("resource"))
 
-    def _problems(self, action: Action) -> dict[str, str]:
+    def _problems(self, action: _Action) -> dict[str, str]:
         problems = {}
         if action in ("delete", "rollback"):
             problems = {field: "has no meaning here" for field in self.fields if field not in ("tenantID", "resource")}
@@ -107,7 +107,7 @@ def _read_rules(rules: Raw) -> tuple[Rule, ...]:
         raise
 
 
-class Control:
+class RuleAdmin:
     """The operator's verbs; errors are those of the store. ``database`` is its name in ``health``."""
 
     def __init__(self, store: RuleStore, clock: Clock, database: str) -> None:
@@ -116,28 +116,28 @@ class Control:
         self._ids = Ids(clock)
         self._database = database
 
-    async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+    async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
         async with _told("create_rule"):
-            return await self._change("create", Request("create", body, key), actor)
+            return await self._change("create", RuleRequest("create", body, key), actor)
 
-    async def update(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+    async def update(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
         """Change the fields that the body names. It must say which version it saw."""
         async with _told("update_rule"):
-            return await self._change("update", Request("update", body, key), actor)
+            return await self._change("update", RuleRequest("update", body, key), actor)
 
-    async def delete(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+    async def delete(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
         async with _told("delete_rule"):
-            return await self._change("delete", Request("delete", body, key), actor)
+            return await self._change("delete", RuleRequest("delete", body, key), actor)
 
-    async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> Changed:
+    async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
         """Make the rule what it was in ``version``, as a new version."""
         async with _told("rollback_rule"):
-            request = Request("rollback", body, key)
+            request = RuleRequest("rollback", body, key)
             past = await self._store.history(request.name, (request.version or 0) + 1, 1)
             if not past or past[0].rule.version != request.version or past[0].rule.deleted:
                 raise NotFound(f"there is no version {request.version} of this rule to go back to")
             earlier = past[0].rule
-            if isinstance(earlier, Unreadable):
+            if isinstance(earlier, UnreadableRule):
                 refuse({"version": f"is no rule that this version of Holdfast knows ({earlier.why})"})
             else:
                 request.fields = rollback_body(earlier)
@@ -210,7 +210,7 @@ class Control:
                 except VersionConflict:
                     continue  # another node was first
 
-    async def _change(self, action: Action, request: Request, actor: str) -> Changed:
+    async def _change(self, action: _Action, request: RuleRequest, actor: str) -> RuleChangeResult:
         change = Change(
             action,
             request.name,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from holdfast import telemetry
-from holdfast.limits.counters.contract import Trouble
+from holdfast.limits.counters.contract import CountersTrouble
 
 CountersState = Literal["up", "degraded", "down"]
 
@@ -21,7 +21,7 @@ WINDOW_SECONDS = 10.0
 DEGRADED_RATIO_MAX = 0.1
 """Above this ratio of answers without the counters, they are not up. One lost heartbeat of ten is not above it."""
 
-_NO_ANSWER = Trouble("timeout", "no answer within the deadline of a check")
+_NO_ANSWER = CountersTrouble("timeout", "no answer within the deadline of a check")
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 
 
@@ -34,7 +34,7 @@ class CounterHealth:
         self._up = True
         self._logged: set[str] = set()
         """Reasons that were logged since it was last up: each once."""
-        self.trouble: Trouble | None = None
+        self.trouble: CountersTrouble | None = None
 
     @property
     def ratio(self) -> float:
@@ -49,7 +49,7 @@ class CounterHealth:
         answers, degraded = self._beats[-1]
         return "down" if degraded == answers else "degraded"
 
-    def observe(self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: Trouble | None) -> None:
+    def observe(self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: CountersTrouble | None) -> None:
         """What was decided since the last heartbeat, by what; whether this one was answered; why not, if known."""
         asked = sum(sum(counts) for by, counts in tally.items() if by != "no_rule")
         degraded = sum(sum(counts) for by, counts in tally.items() if by in _DEGRADED)

@@ -12,11 +12,11 @@ from typing import get_args
 from msgspec import Struct, structs
 
 from holdfast import telemetry
-from holdfast.limits.algorithms import EPSILON, Reading
-from holdfast.limits.counters.contract import Ask
-from holdfast.limits.plans import Plan
+from holdfast.limits.algorithms import EPSILON, CounterReading
+from holdfast.limits.counters.contract import CounterRequest
+from holdfast.limits.plans import CompiledRule
 from holdfast.limits.rules import DecidedBy, Decision
-from holdfast.limits.shortcuts import Denial, Known
+from holdfast.limits.shortcuts import CacheEntry, Denial
 
 _REFUSED, _ALLOWED, _EXCEEDED = 0, 1, 2
 _DEGRADED = frozenset(("local_share", "open", "closed"))
@@ -40,7 +40,7 @@ class Standing(Struct, frozen=True):
     reset_after: float
 
 
-def standing_of(plan: Plan, reading: Reading) -> Standing:
+def standing_of(plan: CompiledRule, reading: CounterReading) -> Standing:
     rule, used = plan.rule, max(0, reading.capacity - reading.remaining)
     if rule.algorithm == "token_bucket" and reading.stamp == plan.terms.stamp:
         used = max(used, math.ceil(reading.reset_ms * reading.limit / plan.terms.window_ms - EPSILON))
@@ -48,7 +48,7 @@ def standing_of(plan: Plan, reading: Reading) -> Standing:
     return Standing(plan.label, reading.stamp.version, *told, reading.reset_ms / 1000)
 
 
-class Decisions:
+class DecisionBuilder:
     """Makes the decisions of one node; ``region`` is told in each.
 
     ``tally`` counts what was refused, allowed, and exceeded the limit of a rule in shadow mode.
@@ -61,7 +61,7 @@ class Decisions:
         self._monotonic = monotonic
         self.tally: dict[str, list[int]] = {by: [0, 0, 0] for by in get_args(DecidedBy)}
 
-    def of(self, plan: Plan, reading: Reading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
+    def of(self, plan: CompiledRule, reading: CounterReading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
         """``hold`` is what was asked for, and given only with a yes."""
         if not allowed:
             return self.refused(plan, reading, by)
@@ -71,7 +71,7 @@ class Decisions:
             by, by in _DEGRADED, False, plan.rule.window_seconds, self._region, hold,
         )  # fmt: skip
 
-    def refused(self, plan: Plan, reading: Reading, by: DecidedBy, times: int = 1) -> Decision:
+    def refused(self, plan: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1) -> Decision:
         """What the rule refuses, told to so many; in shadow mode all the same allowed."""
         self.tally[by][_EXCEEDED if plan.shadow else _REFUSED] += times
         wait = reading.wait_ms / 1000
@@ -80,7 +80,9 @@ class Decisions:
             reading.stamp.version, by, by in _DEGRADED, wait > 0, plan.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def of_alike(self, plan: Plan, reading: Reading, count: int, by: DecidedBy) -> tuple[int, Decision | None]:
+    def of_alike(
+        self, plan: CompiledRule, reading: CounterReading, count: int, by: DecidedBy
+    ) -> tuple[int, Decision | None]:
         """How many of so many may pass, and what the others are told."""
         admitted = reading.admitted
         self.tally[by][_ALLOWED] += admitted
@@ -94,7 +96,11 @@ class Decisions:
         self.tally[decision.decided_by][_ALLOWED if decision.allowed else _REFUSED] += 1
 
     def of_group(
-        self, plans: Sequence[Plan], asks: Sequence[Ask], readings: Sequence[Reading], by: DecidedBy | None
+        self,
+        plans: Sequence[CompiledRule],
+        asks: Sequence[CounterRequest],
+        readings: Sequence[CounterReading],
+        by: DecidedBy | None,
     ) -> list[Decision]:
         """All are allowed, or none; ``by`` None: each rule's own word for what happens without the counters."""
         allowed = all(reading.admitted for reading in readings)
@@ -103,7 +109,7 @@ class Decisions:
             for plan, ask, reading in zip(plans, asks, readings, strict=True)
         ]
 
-    def from_memory(self, plan: Plan, known: Known, cost: int, times: int = 1) -> Decision | None:
+    def from_memory(self, plan: CompiledRule, known: CacheEntry, cost: int, times: int = 1) -> Decision | None:
         """By a denial that still holds, or by a lease that has enough; None if neither can answer.
 
         ``times`` alike have one answer.
@@ -127,7 +133,7 @@ class Decisions:
             terms.stamp.version, "lease", False, False, plan.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def denied(self, plan: Plan, denial: Denial, now: float, times: int = 1) -> Decision:
+    def denied(self, plan: CompiledRule, denial: Denial, now: float, times: int = 1) -> Decision:
         reading = structs.replace(denial.reading, wait_ms=(denial.until - now) * 1000)
         return self.refused(plan, reading, "denial_cache", times)
 

@@ -18,15 +18,15 @@ from holdfast import telemetry
 from holdfast.clock import Ids
 from holdfast.files import replace_file
 from holdfast.limits.counters.contract import NODE_NAMES_MAX
-from holdfast.limits.hearsay import Place
-from holdfast.limits.rules import RuleSet, Snapshot
+from holdfast.limits.hearsay import _LogPosition
+from holdfast.limits.rules import RuleSet, RuleSnapshot
 from holdfast.message import ID_BYTES_MAX
 
 T = TypeVar("T")
 NODE_NAME_FILE = "name.json"
 
 
-class Saved(Struct, frozen=True):
+class SavedRules(Struct, frozen=True):
     """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole.
 
     ``heard`` is the last place in the log from which doorbells had brought rules that are in it.
@@ -34,8 +34,8 @@ class Saved(Struct, frozen=True):
 
     known_at: float
     digest: str
-    snapshot: Snapshot
-    heard: Place
+    snapshot: RuleSnapshot
+    heard: _LogPosition
 
 
 class _SavedName(Struct, frozen=True):
@@ -56,9 +56,9 @@ class RulesFile:
         self._path = path
         self._there: tuple[str, str, int] | None = None
 
-    def load(self) -> Saved | None:
+    def load(self) -> SavedRules | None:
         """What was saved; None if there is nothing, or nothing that can be trusted."""
-        found = _read(self._path, Saved)
+        found = _read(self._path, SavedRules)
         if found is None:
             return None
         saved, modified_at = found
@@ -68,7 +68,7 @@ class RulesFile:
         self._there = _what(saved)
         return structs.replace(saved, known_at=max(saved.known_at, modified_at))
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: SavedRules) -> None:
         """All of it if others are there, else only when they were known to be complete.
 
         That alone is not forced to the disk: at worst the rules look older than they are.
@@ -79,11 +79,11 @@ class RulesFile:
             self._there = _what(saved)
 
 
-def _what(saved: Saved) -> tuple[str, str, int]:
+def _what(saved: SavedRules) -> tuple[str, str, int]:
     return saved.digest, saved.snapshot.store, saved.snapshot.epoch
 
 
-def kept_name(state: Path, ids: Ids) -> str:
+def identity(state: Path, ids: Ids) -> str:
     """The name made up for the node of this state directory; a restart is nobody new to those who count nodes.
 
     A disk that cannot keep it does no more harm than that the next start is.

@@ -29,7 +29,7 @@ from holdfast.limits.rules import ANY, Check, Decision
 from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody
 
-Entrance = Literal["connect", "send", "rest", "check", "admin"]
+EntryPoint = Literal["connect", "send", "rest", "check", "admin"]
 
 CONNECT_ADDRESS = "connect:address"
 QUESTIONS_MAX = 16_384
@@ -37,7 +37,7 @@ QUESTIONS_MAX = 16_384
 
 
 @lru_cache(QUESTIONS_MAX)
-def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Check]:
+def questions(entrance: EntryPoint, who: User, address: str = "") -> Sequence[Check]:
     """What is asked at an entrance. An unknown user, tenant or address is not asked about.
 
     An address stands for whose it is: an IPv6 customer has a whole /64. A handshake asks twice: for its address before
@@ -57,7 +57,7 @@ def questions(entrance: Entrance, who: User, address: str = "") -> Sequence[Chec
     return asked
 
 
-class Entrances:
+class EntryPoints:
     """What the doors ask; a refusal to give, or None."""
 
     def __init__(self, limiter: Limiter) -> None:
@@ -65,7 +65,7 @@ class Entrances:
         self._operators = Buckets(ADMIN_CALLS_PER_MINUTE_MIN / 60, ADMIN_CALLS_PER_MINUTE_MIN)
         """What each has here when the share of a limit is used up: among many nodes the share may be nothing."""
 
-    async def decide(self, entrance: Entrance, who: User, address: str = "") -> list[Decision]:
+    async def decide(self, entrance: EntryPoint, who: User, address: str = "") -> list[Decision]:
         """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline.
 
         Rules in shadow mode are counted and not told. While the counters are unavailable an operator has so many calls
@@ -78,12 +78,12 @@ class Entrances:
             return decisions if wait else []
         return decisions
 
-    def ask_at_once(self, entrance: Entrance, who: User, address: str = "") -> RateLimited | None:
+    def ask_at_once(self, entrance: EntryPoint, who: User, address: str = "") -> RateLimited | None:
         """For doors that cannot wait."""
         return self.admit_at_once(entrance, who, 1, address)[1]
 
     def admit_at_once(
-        self, entrance: Entrance, who: User, count: int, address: str = ""
+        self, entrance: EntryPoint, who: User, count: int, address: str = ""
     ) -> tuple[int, RateLimited | None]:
         """``ask_at_once`` for ``count`` alike: how many of them may pass, and what the others are told.
 
@@ -100,7 +100,7 @@ class Entrances:
                 count, refused = admitted, refusal([decision])
         return count, refused
 
-    def _asked(self, entrance: Entrance, who: User, address: str) -> Sequence[Check]:
+    def _asked(self, entrance: EntryPoint, who: User, address: str) -> Sequence[Check]:
         """The address of somebody known was charged before; a rule of his own tenant is asked besides."""
         asked = questions(entrance, who, address)
         if entrance != "connect" or not who.tenant or self._limiter.has_own_rule(who.tenant, CONNECT_ADDRESS):
@@ -122,14 +122,14 @@ _Send = tuple[SendBody, User, str, float, Callable[[Outcome], None]]
 _sender = itemgetter(1)
 
 
-class LimitedSends:
+class AdmissionControl:
     """Sends with the entrance ``send`` before them; a refused one is answered and goes no further.
 
     What comes in one turn of the loop is asked for together, once per sender, and goes on in its order. What waits
     here is bounded by what sessions and requests may have open.
     """
 
-    def __init__(self, sends: Sends, entrances: Entrances) -> None:
+    def __init__(self, sends: Sends, entrances: EntryPoints) -> None:
         self._sends = sends
         self._entrances = entrances
         self._waiting: list[_Send] = []

@@ -33,11 +33,17 @@ from msgspec import structs
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
-from holdfast.limits.disk import RulesFile, Saved
-from holdfast.limits.hearsay import Hearsay
-from holdfast.limits.rules import Rule, RuleName, RuleSet, Snapshot
+from holdfast.limits.disk import RulesFile, SavedRules
+from holdfast.limits.hearsay import PendingNotifications
+from holdfast.limits.rules import Rule, RuleName, RuleSet, RuleSnapshot
 from holdfast.limits.rulestore.bell import RINGS_WAITING_MAX, end_tasks
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Doorbell, Head, Ring, RuleReader
+from holdfast.limits.rulestore.contract import (
+    CHANGES_PER_READ,
+    ChangeNotification,
+    ChangeNotifications,
+    RuleLogHead,
+    RuleReader,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +70,13 @@ class FeedSettings:
             )
 
 
-class Feed:
+class RuleFeed:
     """Keeps a RuleSet up to date and hands each new one to ``apply``. ``async with`` starts and stops it."""
 
     def __init__(
         self,
         reader: RuleReader,
-        doorbells: Sequence[Doorbell],
+        doorbells: Sequence[ChangeNotifications],
         apply: Callable[[RuleSet], None],
         clock: Clock,
         file: Path | None = None,
@@ -88,8 +94,8 @@ class Feed:
         self.cursor = (0, 0)
         self.from_disk = False
         self._store = ""
-        self._early: deque[Ring] = deque(maxlen=RINGS_WAITING_MAX)
-        self._hearsay = Hearsay()
+        self._early: deque[ChangeNotification] = deque(maxlen=RINGS_WAITING_MAX)
+        self._hearsay = PendingNotifications()
         self._believes = True
         self._known_at = -math.inf
         self._nudged = asyncio.Event()
@@ -167,7 +173,7 @@ class Feed:
         self.from_disk = False
         await self._save()
 
-    async def _take_changes(self, head: Head) -> None:
+    async def _take_changes(self, head: RuleLogHead) -> None:
         while self.cursor[1] < head.seq:
             changes = await self._reader.changes_after(self.cursor[1], CHANGES_PER_READ)
             if not changes or changes[0].seq != self.cursor[1] + 1:
@@ -177,10 +183,10 @@ class Feed:
             self._put(self.rules.merge(*changed), "sync", {rule.name for rule in changed})
             self.cursor = (head.epoch, changes[-1].seq)
 
-    async def _take_snapshot(self, head: Head) -> None:
+    async def _take_snapshot(self, head: RuleLogHead) -> None:
         """Everything, unless the digest says that we have it."""
         if self.rules.digest == head.digest:
-            snapshot = Snapshot(head.epoch, head.seq, tuple(self.rules.all()), store=head.store)
+            snapshot = RuleSnapshot(head.epoch, head.seq, tuple(self.rules.all()), store=head.store)
         else:
             snapshot = await self._reader.snapshot()
         self._put(self.rules.merge_snapshot(snapshot, max(self.cursor[1], self._heard)), "snapshot")
@@ -200,7 +206,7 @@ class Feed:
         """From here on we know which rings are ours, also of those that came too early."""
         self._store = store
         while self._early:
-            self.rung(self._early.popleft())
+            self.on_notification(self._early.popleft())
 
     def _put(self, rules: RuleSet, by: str, names: Set[RuleName] | None = None) -> None:
         """Put rules in place; only those of these names are not what they were, if whoever merged them knows."""
@@ -210,13 +216,13 @@ class Feed:
             names = before.names() | rules.names() if names is None else names
             telemetry.rules_applied(by, sum(before.get(name) != rules.get(name) for name in names))
 
-    async def _listen(self, doorbell: Doorbell, listening: asyncio.Event) -> None:
+    async def _listen(self, doorbell: ChangeNotifications, listening: asyncio.Event) -> None:
         """Follow one doorbell for ever; whenever it was away, rings may have been lost."""
         while True:
             try:
                 async for ring in doorbell.rings():
                     listening.set()
-                    self.rung(ring)
+                    self.on_notification(ring)
             except HoldfastError:
                 listening.set()  # it will not ring now; the start need not wait for it
             except Exception as error:  # whatever it is, the next ring must be heard
@@ -224,7 +230,7 @@ class Feed:
                 telemetry.defect("limits", error)
             await asyncio.sleep(self._settings.retry_seconds)
 
-    def rung(self, ring: Ring) -> None:
+    def on_notification(self, ring: ChangeNotification) -> None:
         """A hint. Its rule is applied if it is newer; a gap before it, or a rule left at home, makes us read.
 
         A ring of another store is not for us, and one that does not say whose it is only makes us read.
@@ -237,7 +243,7 @@ class Feed:
         elif not ring.store:
             self.nudge()
 
-    def _heed(self, ring: Ring) -> None:
+    def _heed(self, ring: ChangeNotification) -> None:
         expected = max(self.cursor[1], self._heard) + 1
         if ring.rule is not None and self._believes:
             self._put(self.rules.merge(ring.rule), "event", {ring.rule.name})
@@ -304,6 +310,6 @@ class Feed:
     async def _save(self) -> None:
         if self._file is not None:
             known_at = self._clock.now() - self.staleness_seconds
-            snapshot = Snapshot(*self.cursor, tuple(self.rules.all()), store=self._store)
-            saved = Saved(known_at, self.rules.digest, snapshot, self._hearsay.last)
+            snapshot = RuleSnapshot(*self.cursor, tuple(self.rules.all()), store=self._store)
+            saved = SavedRules(known_at, self.rules.digest, snapshot, self._hearsay.last)
             await asyncio.to_thread(self._file.save, saved)

@@ -22,7 +22,7 @@ from holdfast.limits.rules import (
     Precision,
     Rule,
     RuleName,
-    Unreadable,
+    UnreadableRule,
     is_reached,
 )
 
@@ -121,7 +121,7 @@ def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
 def render(rule: AnyRule) -> dict[str, Any]:
     """The rule as everybody outside sees it; one that cannot be read says so, and how to be rid of it."""
     unreadable = {}
-    if isinstance(rule, Unreadable):
+    if isinstance(rule, UnreadableRule):
         unreadable["unreadable"] = f"no rule that this version knows ({rule.why}): set it anew, whole, or delete it"
     return {
         **settable(rule),

@@ -7,9 +7,9 @@ two at a time. Memory: as many leases as keys are remembered; one that is pushed
 
 from __future__ import annotations
 
-from holdfast.limits.algorithms import Reading, Terms
-from holdfast.limits.counters.contract import Adjustment, Key
-from holdfast.limits.shortcuts import Bounded, Known, Lease
+from holdfast.limits.algorithms import CounterReading, LimitParams
+from holdfast.limits.counters.contract import Adjustment, CounterKey
+from holdfast.limits.shortcuts import CacheEntry, Lease, LruDict
 
 FIRST_LEASE = 4
 """Tokens leased with a subject's first check: enough for the few that most subjects ask."""
@@ -21,7 +21,7 @@ class Leases:
     def __init__(self, keys_max: int, seconds: float) -> None:
         self._keys_max = keys_max
         self._seconds = seconds
-        self._leases: Bounded[Lease] = Bounded(keys_max)
+        self._leases: LruDict[Lease] = LruDict(keys_max)
         self._left_over: list[Adjustment] = []
 
     @property
@@ -29,23 +29,23 @@ class Leases:
         """Tokens leased and not yet spent."""
         return sum(lease.tokens for lease in self._leases.values())
 
-    def wanted(self, known: Known | None, whole: int, now: float) -> int:
+    def wanted(self, known: CacheEntry | None, whole: int, now: float) -> int:
         """How many tokens to take with the next check."""
         if known is None or known.at < now - 2 * self._seconds:  # longer than the lease it may have lived on
             return min(FIRST_LEASE, whole)
         lease = known.lease
         return 0 if lease is not None and lease.tokens > 0 and now < lease.until else whole
 
-    def begin(self, key: Key, known: Known, terms: Terms, taken_at: float, now: float) -> None:
+    def begin(self, key: CounterKey, known: CacheEntry, terms: LimitParams, taken_at: float, now: float) -> None:
         """What ``known`` has just been told was leased to it; what is left of its last lease ends."""
         if known.lease is not None:
             self._end(key, known.lease)
-        reading: Reading = known.reading
+        reading: CounterReading = known.reading
         reset_at, until = now + reading.reset_ms / 1000, known.at + self._seconds
         known.lease = Lease(terms, reading.leased, reading.remaining, reset_at, taken_at, until)
         self._leases.put_last(key, known.lease)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: CounterKey) -> None:
         """What was taken is not charged any more, and not given back. Its ``Known`` is forgotten, too."""
         self._leases.drop(key)
 
@@ -57,7 +57,7 @@ class Leases:
         left_over, self._left_over = self._left_over, []
         return left_over
 
-    def _end(self, key: Key, lease: Lease) -> None:
+    def _end(self, key: CounterKey, lease: Lease) -> None:
         if lease.tokens and len(self._left_over) < self._keys_max:
             self._left_over.append(Adjustment(key, lease.terms, given=lease.tokens, taken_at=lease.taken_at))
         lease.tokens = 0

@@ -21,21 +21,21 @@ from typing import Any
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError, InvalidCheck
-from holdfast.limits.accounts import Accounts
-from holdfast.limits.algorithms import Reading, Terms
-from holdfast.limits.batch import Answer, Batcher, Entry
+from holdfast.limits.accounts import Reconciler
+from holdfast.limits.algorithms import CounterReading, LimitParams
+from holdfast.limits.batch import BatchedCheck, Batcher, BatchResult
 from holdfast.limits.counter_health import CounterHealth, CountersState
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, Ask, Counters, Key
-from holdfast.limits.decisions import Decisions, Standing, standing_of
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, CounterKey, CounterRequest, Counters
+from holdfast.limits.decisions import DecisionBuilder, Standing, standing_of
 from holdfast.limits.holds import Holds
 from holdfast.limits.leases import Leases
-from holdfast.limits.limiter_settings import LimiterSettings, Place
-from holdfast.limits.nodes import Nodes
-from holdfast.limits.plans import SUBJECT_LENGTH_MAX, Plan, Plans, validate
+from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.nodes import NodeCount
+from holdfast.limits.plans import SUBJECT_LENGTH_MAX, CompiledRule, RuleCompiler, validate
 from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
-from holdfast.limits.share import LocalShare
-from holdfast.limits.shortcuts import Bounded, Denial, Known
-from holdfast.limits.upkeep import Upkeep
+from holdfast.limits.share import FallbackLimiter
+from holdfast.limits.shortcuts import CacheEntry, Denial, LruDict
+from holdfast.limits.upkeep import NodeHeartbeat
 
 COUNTED_LATER_MAX = 10_000
 """Checks on their way to the counters whose askers do not wait; above it the local share decides."""
@@ -54,7 +54,7 @@ class Limiter:
         clock: Clock,
         settings: LimiterSettings | None = None,
         rules: RuleSet | None = None,
-        place: Place | None = None,
+        place: NodeIdentity | None = None,
         on_behind: Callable[[], None] = lambda: None,
         file: Path | None = None,
     ) -> None:
@@ -65,19 +65,19 @@ class Limiter:
         self._monotonic = clock.monotonic
         self._holds = Holds(Ids(clock), self.settings.keys_max)
         self._on_behind = on_behind
-        self.place = place or Place()
+        self.place = place or NodeIdentity()
         self._rules = rules or RuleSet()
-        self._plans = Plans(self._rules, self.settings.lease_percent)
+        self._plans = RuleCompiler(self._rules, self.settings.lease_percent)
         self._found = self._plans.found
-        self._decisions = Decisions(self.place.region, clock.monotonic)
-        self._known: Bounded[Known] = Bounded(self.settings.keys_max)
+        self._decisions = DecisionBuilder(self.place.region, clock.monotonic)
+        self._known: LruDict[CacheEntry] = LruDict(self.settings.keys_max)
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
-        self._share = LocalShare(self.settings.keys_max, self.place.node)
-        self._accounts = Accounts(counters, self._share, self._leases, clock.monotonic)
-        nodes = Nodes(counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file)
+        self._share = FallbackLimiter(self.settings.keys_max, self.place.node)
+        self._accounts = Reconciler(counters, self._share, self._leases, clock.monotonic)
+        nodes = NodeCount(counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file)
         beat = self.settings.heartbeat_seconds
         self.health = CounterHealth(beat)
-        self._upkeep = Upkeep(nodes, self._share, self._accounts, beat, self._report, self._forget_named)
+        self._upkeep = NodeHeartbeat(nodes, self._share, self._accounts, beat, self._report, self._forget_named)
         self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._upkeep.recovered)
         self._counted_later = 0
 
@@ -94,7 +94,7 @@ class Limiter:
             for known in self._known.values():
                 known.denial = None
         self._rules = rules
-        self._plans = Plans(rules, self.settings.lease_percent)
+        self._plans = RuleCompiler(rules, self.settings.lease_percent)
         self._found = self._plans.found
 
     def has_own_rule(self, tenant: str, resource: str) -> bool:
@@ -141,7 +141,7 @@ class Limiter:
         still holds and by a lease that has enough. It costs about a microsecond.
         """
         try:
-            plan: Plan | None = self._found[tenant, resource]
+            plan: CompiledRule | None = self._found[tenant, resource]
         except KeyError:
             plan = self._plans.find(tenant, resource)
         if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
@@ -156,7 +156,7 @@ class Limiter:
         known = self._known.get((plan.prefix, subject))
         return self._decisions.from_memory(plan, known, cost) if known is not None and not plan.holds else None
 
-    def check_soon(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
+    def check_optimistic(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
         """``check`` for who cannot wait: ``try_check``, or allowed and counted a moment later.
 
         Exact where the counters need no I/O. Otherwise a first check of a subject is allowed, and what may slip
@@ -196,13 +196,13 @@ class Limiter:
     def _one_by_one(self, check: Check, count: int) -> tuple[int, Decision | None]:
         """Up to the first that is refused: so are the others."""
         for passed in range(count):
-            decision = self.check_soon(*check)
+            decision = self.check_optimistic(*check)
             if not decision.allowed:
                 self._decisions.tally[decision.decided_by][False] += count - passed - 1
                 return passed, decision
         return count, None
 
-    def _soon(self, plan: Plan, ask: Ask) -> tuple[Reading, DecidedBy]:
+    def _soon(self, plan: CompiledRule, ask: CounterRequest) -> tuple[CounterReading, DecidedBy]:
         """What can be said without waiting: allowed, while it is asked for; or what this node's share says."""
         healthy, now = self._batcher.healthy, self._monotonic() * 1000
         exhausted = self._share.exhausted(ask.key, now)
@@ -211,10 +211,12 @@ class Limiter:
             if self._batcher.ask(plan, ask) is not None:
                 self._counted_later += times
                 terms = plan.terms
-                reading = Reading(times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity)
+                reading = CounterReading(times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity)
                 return reading, "counted_later"
         elif self._batcher.idle or (healthy and exhausted):
-            self._batcher.ask(plan, Ask(ask.key, plan.terms, ask.cost, 0))  # takes nothing; somebody may answer again
+            self._batcher.ask(
+                plan, CounterRequest(ask.key, plan.terms, ask.cost, 0)
+            )  # takes nothing; somebody may answer again
         reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), now, ask.times)
         return reading, plan.rule.on_store_failure
 
@@ -245,7 +247,7 @@ class Limiter:
         if len(checks) > KEYS_PER_CALL_MAX:
             raise InvalidCheck(f"at most {KEYS_PER_CALL_MAX} checks at once", field="checks")
         plans = [self._plans.find(check.tenant, check.resource) for check in checks]
-        group: dict[Key, tuple[Plan, int]] = {}
+        group: dict[CounterKey, tuple[CompiledRule, int]] = {}
         for plan, check in zip(plans, checks, strict=True):
             validate(plan, check.subject, check.cost)
             if plan is not None and not plan.shadow:
@@ -258,7 +260,7 @@ class Limiter:
             if plan is None or plan.shadow
         }
         together = await self._check_group(group)
-        decisions, told = [], set[Key]()
+        decisions, told = [], set[CounterKey]()
         for at, (plan, check) in enumerate(zip(plans, checks, strict=True)):
             if plan is None or plan.shadow:
                 begun = alone[at]
@@ -283,7 +285,7 @@ class Limiter:
         validate(plan, check.subject, 1)
         if plan is None:
             return None
-        taken = await self._counters.take([[Ask((plan.prefix, check.subject), plan.terms, 1, 0)]])
+        taken = await self._counters.take([[CounterRequest((plan.prefix, check.subject), plan.terms, 1, 0)]])
         return standing_of(plan, taken.readings[0][0])
 
     async def reset(self, check: Check) -> None:
@@ -299,7 +301,7 @@ class Limiter:
         for key in [key for key, _ in self._known.items() if self._counters.name(key) in names]:
             self._forget(key)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: CounterKey) -> None:
         self._leases.forget(key)
         self._known.drop(key)
         self._share.forget(key)
@@ -312,7 +314,7 @@ class Limiter:
         place, plan = self._place(check, hold), self._plans.find(check.tenant, check.resource)
         if place is None or plan is None or not plan.holds or plan.prefix != place[0][0]:
             return self._decisions.free  # another rule limits now, or none; what is held is given back where it is
-        ask = Ask(place[0], plan.terms, hold=hold)
+        ask = CounterRequest(place[0], plan.terms, hold=hold)
         if self._batcher.hanging:
             return self._local(plan, ask)
         try:
@@ -341,7 +343,7 @@ class Limiter:
             return ours
         return await self._accounts.release(released) or ours
 
-    def _place(self, check: Check, hold: str) -> tuple[Key, Terms] | None:
+    def _place(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
         """The counter of a hold; of one that was asked for elsewhere, that of today's rule, whatever that counts."""
         place = self._holds.place(check, hold)
         plan = self._plans.find(check.tenant, check.resource)
@@ -360,7 +362,7 @@ class Limiter:
                     self._give_back(decision.hold)
             raise
 
-    def _unless_held(self, asks: Sequence[Ask], told: Sequence[Decision]) -> None:
+    def _unless_held(self, asks: Sequence[CounterRequest], told: Sequence[Decision]) -> None:
         """The counters hold, or will, what nobody was told that he has: it goes back when they have answered again."""
         held = [decision.hold for decision in told]
         for ask in asks:
@@ -372,10 +374,10 @@ class Limiter:
             self._share.release(*place, hold, self._monotonic() * 1000)
             self._accounts.release_soon(Adjustment(*place, released=hold))
 
-    def _question(self, plan: Plan, subject: str, cost: int) -> Ask:
+    def _question(self, plan: CompiledRule, subject: str, cost: int) -> CounterRequest:
         key = (plan.prefix, subject)
         want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
-        return Ask(key, plan.terms, cost, 1, want, self._holds.ask(key, plan.terms) if plan.holds else "")
+        return CounterRequest(key, plan.terms, cost, 1, want, self._holds.ask(key, plan.terms) if plan.holds else "")
 
     def _begin(self, tenant: str, resource: str, subject: str, cost: int) -> Decision | asyncio.Future[Decision]:
         """Ask the counters what ``try_check`` could not answer."""
@@ -389,7 +391,7 @@ class Limiter:
         entry.waiters.append(waiter)
         return waiter
 
-    def _told(self, entry: Entry, answer: Answer | None) -> None:
+    def _told(self, entry: BatchedCheck, answer: BatchResult | None) -> None:
         """Remember what the counters said, once for all who asked together, and answer each."""
         self._counted_later -= entry.asks[0].spent
         if answer is None:
@@ -406,7 +408,9 @@ class Limiter:
         else:
             self._told_one(entry.plans[0], entry.asks[0], entry.waiters, answer)
 
-    def _told_one(self, plan: Plan, ask: Ask, waiters: list[asyncio.Future[Decision]], answer: Answer) -> None:
+    def _told_one(
+        self, plan: CompiledRule, ask: CounterRequest, waiters: list[asyncio.Future[Decision]], answer: BatchResult
+    ) -> None:
         reading = answer.readings[0]
         known = self._learn(plan, ask, reading, answer.sent_at)
         if reading.leased and ask.terms.stamp == reading.stamp:
@@ -418,7 +422,7 @@ class Limiter:
             elif reading.admitted:
                 self._unless_held((ask,), ())
 
-    def _told_nothing(self, entry: Entry) -> None:
+    def _told_nothing(self, entry: BatchedCheck) -> None:
         """Everybody has his part of the local share; of who does not wait it is only charged."""
         plan, ask, together = entry.plans[0], entry.asks[0], len(entry.asks) > 1
         if ask.spent:
@@ -430,10 +434,10 @@ class Limiter:
                 waiter.set_result(decisions if together else decisions[0])
             self._unless_held(entry.asks, decisions)
 
-    def _learn(self, plan: Plan, ask: Ask, reading: Reading, sent_at: float) -> Known:
+    def _learn(self, plan: CompiledRule, ask: CounterRequest, reading: CounterReading, sent_at: float) -> CacheEntry:
         known = self._known.get(ask.key)
         if known is None:
-            known = Known(reading, sent_at)
+            known = CacheEntry(reading, sent_at)
             self._known.put(ask.key, known)
         else:
             known.reading, known.at = reading, sent_at
@@ -444,13 +448,13 @@ class Limiter:
             self._on_behind()
         return known
 
-    async def _check_group(self, group: dict[Key, tuple[Plan, int]]) -> dict[Key, Decision]:
+    async def _check_group(self, group: dict[CounterKey, tuple[CompiledRule, int]]) -> dict[CounterKey, Decision]:
         """What ``check_many`` asks together: the plan and the cost of each key."""
         if not group:
             return {}
         plans = tuple(plan for plan, _ in group.values())
         asks = tuple(
-            Ask(key, plan.terms, cost, 1, 0, self._holds.ask(key, plan.terms) if plan.holds else "")
+            CounterRequest(key, plan.terms, cost, 1, 0, self._holds.ask(key, plan.terms) if plan.holds else "")
             for key, (plan, cost) in group.items()
         )
         if self._immediate:
@@ -464,12 +468,12 @@ class Limiter:
         decided = await self._taken(waiter)
         return dict(zip(group, [decided] if isinstance(decided, Decision) else decided, strict=True))
 
-    def _local(self, plan: Plan, ask: Ask) -> Decision:
+    def _local(self, plan: CompiledRule, ask: CounterRequest) -> Decision:
         """Decide by this node's share; the counters did not answer or are not to be asked."""
         reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
         return self._decisions.of(plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold)
 
-    def _local_group(self, plans: tuple[Plan, ...], asks: tuple[Ask, ...]) -> list[Decision]:
+    def _local_group(self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]) -> list[Decision]:
         known = [self._known.get(ask.key) for ask in asks]
         readings = self._share.decide([plan.rule for plan in plans], asks, known, self._monotonic() * 1000)
         return self._decisions.of_group(plans, asks, readings, None)

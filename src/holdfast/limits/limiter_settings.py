@@ -34,7 +34,7 @@ class LimiterSettings:
             raise ValueError("node_ttl_seconds must be at least two heartbeats")
 
 
-class Place(NamedTuple):
+class NodeIdentity(NamedTuple):
     """Which node this is, and whose counters it shares: each region has its own and grants the whole limit."""
 
     node: str = "node"

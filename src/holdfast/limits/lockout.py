@@ -25,12 +25,12 @@ ADMIN_WINDOW_SECONDS_MAX = 60.0
 when it ends."""
 
 _WILDCARDS = (ADMIN.resource[:length] + ANY for length in range(len(ADMIN.resource), -1, -1))
-DOOR = (ADMIN.resource, *(wildcard for wildcard in _WILDCARDS if is_reached(ADMIN.resource, wildcard)))
+ADMIN_RESOURCES = (ADMIN.resource, *(wildcard for wildcard in _WILDCARDS if is_reached(ADMIN.resource, wildcard)))
 """The resources whose rule, for ``*``, can be the one that answers the admin API; the most specific first."""
 
 
 def is_of_the_door(name: RuleName) -> bool:
-    return name.tenant == ADMIN.tenant and name.resource in DOOR
+    return name.tenant == ADMIN.tenant and name.resource in ADMIN_RESOURCES
 
 
 def keep_open(made: Iterable[Rule], there: Iterable[Rule]) -> None:
@@ -67,4 +67,4 @@ def locks_out(rule: Rule) -> str:
 
 
 def _answering(rules: Mapping[str, Rule]) -> Rule | None:
-    return next((rule for resource in DOOR if (rule := rules.get(resource)) and not rule.deleted), None)
+    return next((rule for resource in ADMIN_RESOURCES if (rule := rules.get(resource)) and not rule.deleted), None)

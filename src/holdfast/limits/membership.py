@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Membership:
+class NodeMembership:
     """Live nodes as last known: more are believed at once, fewer only after no more were seen for a whole TTL.
 
     Counters that were restarted, emptied or away for long know nobody, and count up again as nodes announce

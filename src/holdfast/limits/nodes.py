@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.limits.counters.contract import NODE_NAMES_MAX, Announced, Counters
+from holdfast.limits.counters.contract import NODE_NAMES_MAX, Counters, NodesAnnounced
 from holdfast.limits.disk import SavedNodes, load_nodes, save_nodes
-from holdfast.limits.membership import Membership
+from holdfast.limits.membership import NodeMembership
 
 ANNOUNCE_SECONDS = 1.0
 """How long a heartbeat waits for the counters: what it reports must not be late because they are."""
 
 
-class Nodes:
+class NodeCount:
     """This node among the others. Without a ``file`` nothing is kept."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Nodes:
         self._ttl_seconds = ttl_seconds
         self._monotonic = monotonic
         self._file = file
-        self._membership = Membership(ttl_seconds, node)
+        self._membership = NodeMembership(ttl_seconds, node)
         self._kept: SavedNodes | None = None
         self._keeping = False
 
@@ -45,10 +45,10 @@ class Nodes:
     async def recall(self) -> None:
         """Begin with what was known when this node last ran."""
         if self._file is not None and (kept := await asyncio.to_thread(load_nodes, self._file)):
-            self._membership = Membership(self._ttl_seconds, self._node, kept.nodes, kept.names)
+            self._membership = NodeMembership(self._ttl_seconds, self._node, kept.nodes, kept.names)
             self._kept = kept
 
-    async def announce(self) -> Announced | None:
+    async def announce(self) -> NodesAnnounced | None:
         """Say that this node lives, learn who else does. None if nobody answers; who was last known stays."""
         try:
             async with asyncio.timeout(ANNOUNCE_SECONDS):

@@ -19,32 +19,32 @@ from holdfast import telemetry
 from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.extras import extra
-from holdfast.limits.control import Control
+from holdfast.limits.control import RuleAdmin
 from holdfast.limits.counters.contract import Counters
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.disk import kept_name
-from holdfast.limits.entrances import Entrances
-from holdfast.limits.feed import Feed
+from holdfast.limits.disk import identity
+from holdfast.limits.entrances import EntryPoints
+from holdfast.limits.feed import RuleFeed
 from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import Place
-from holdfast.limits.plane import LimitsPlane, LimitsSettings
+from holdfast.limits.limiter_settings import NodeIdentity
+from holdfast.limits.plane import LimitsParts, LimitsSettings
 from holdfast.limits.rules import Rule
-from holdfast.limits.rulestore.contract import Doorbell, RuleReader, RuleStore
+from holdfast.limits.rulestore.contract import ChangeNotifications, RuleReader, RuleStore
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 
 if TYPE_CHECKING:
-    from holdfast.limits.rulestore.redis import RedisBell
+    from holdfast.limits.rulestore.redis import RedisNotifications
 
-__all__ = ["RULES_NAME", "LimitsPlane", "LimitsSettings", "opened"]
+__all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "open_limits"]
 
 RULES_NAME = "rules.json"
 NODES_NAME = "nodes.json"
 
 
 @asynccontextmanager
-async def opened(
+async def open_limits(
     chosen: LimitsSettings, state: Path, node_id: str = "", starts_with: Sequence[Rule] = (), clock: Clock | None = None
-) -> AsyncIterator[LimitsPlane]:
+) -> AsyncIterator[LimitsParts]:
     """Running limits. They start, and go on, while every engine but the embedded ones is away.
 
     ``state`` is a directory that no other process uses: what was last known of the rules and of the other nodes is kept
@@ -56,13 +56,13 @@ async def opened(
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
     async with AsyncExitStack() as stack:
         counters, bell = await _counters_of(chosen, clock, stack)
-        place = Place(node_id or await asyncio.to_thread(kept_name, state, Ids(clock)), chosen.region)
+        place = NodeIdentity(node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region)
         nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process are nobody else's
         limiter = Limiter(counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file)
         rules = await _rules_of(chosen, state, clock, bell, stack)
         kept = state / RULES_NAME if rules.follower is not None else None  # embedded rules are on this disk already
-        feed = Feed(rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with)
-        control = Control(rules.store, clock, rules.database)
+        feed = RuleFeed(rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with)
+        control = RuleAdmin(rules.store, clock, rules.database)
 
         async def settle() -> None:
             """What is done once for all nodes, before they follow: the tables and the rules to start with."""
@@ -80,7 +80,7 @@ async def opened(
         await stack.enter_async_context(feed)
         if rules.follower is not None:
             await stack.enter_async_context(rules.follower(settle))
-        yield LimitsPlane(limiter, control, feed, Entrances(limiter), bell)
+        yield LimitsParts(limiter, control, feed, EntryPoints(limiter), bell)
 
 
 class _Rules(NamedTuple):
@@ -88,7 +88,7 @@ class _Rules(NamedTuple):
 
     store: RuleStore
     reader: RuleReader
-    bells: list[Doorbell]
+    bells: list[ChangeNotifications]
     database: str
     prepare: Callable[[], Awaitable[None]] | None = None
     follower: Callable[[Callable[[], Awaitable[None]]], AbstractAsyncContextManager[object]] | None = None
@@ -97,13 +97,13 @@ class _Rules(NamedTuple):
 
 async def _counters_of(
     chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack
-) -> tuple[Counters, RedisBell | None]:
+) -> tuple[Counters, RedisNotifications | None]:
     if chosen.counters_url == "memory:":
         return MemoryCounters(clock), None
     with extra("redis"):
         from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-        from holdfast.limits.rulestore.redis import RedisBell
-    counters, bell = RedisCounters(RedisSettings(chosen.counters_url)), RedisBell(chosen.counters_url)
+        from holdfast.limits.rulestore.redis import RedisNotifications
+    counters, bell = RedisCounters(RedisSettings(chosen.counters_url)), RedisNotifications(chosen.counters_url)
     stack.push_async_callback(counters.aclose)
     stack.push_async_callback(bell.aclose)
     await counters.check()
@@ -111,7 +111,7 @@ async def _counters_of(
 
 
 async def _rules_of(
-    chosen: LimitsSettings, state: Path, clock: Clock, bell: RedisBell | None, stack: AsyncExitStack
+    chosen: LimitsSettings, state: Path, clock: Clock, bell: RedisNotifications | None, stack: AsyncExitStack
 ) -> _Rules:
     if chosen.rules_url == "sqlite:":
         embedded = await stack.enter_async_context(
@@ -122,13 +122,13 @@ async def _rules_of(
         from holdfast.limits.rulestore import postgres
     primary = postgres.PostgresSettings(chosen.rules_url)
     store = await stack.enter_async_context(postgres.PostgresRuleStore(primary, chosen.retention))
-    bells: list[Doorbell] = [bell] if bell else []
+    bells: list[ChangeNotifications] = [bell] if bell else []
     reader: RuleReader = store
     if chosen.replica_url:
         replica = postgres.PostgresRuleReader(postgres.PostgresSettings(chosen.replica_url))
         reader = await stack.enter_async_context(replica)
         await replica.check()
     else:
-        bells.append(postgres.PostgresBell(primary))
+        bells.append(postgres.PostgresNotifications(primary))
     follower = partial(postgres.LogFollower, primary, bell.publish if bell else None, region=chosen.region)
     return _Rules(store, reader, bells, "postgres", store.prepare, follower)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.drivers.redis_url import check_redis_url
-from holdfast.limits.control import Control
-from holdfast.limits.counters.contract import Trouble
-from holdfast.limits.entrances import Entrances
-from holdfast.limits.feed import Feed, FeedSettings
+from holdfast.limits.control import RuleAdmin
+from holdfast.limits.counters.contract import CountersTrouble
+from holdfast.limits.entrances import EntryPoints
+from holdfast.limits.feed import FeedSettings, RuleFeed
 from holdfast.limits.limiter import Limiter
 from holdfast.limits.limiter_settings import LimiterSettings
 from holdfast.limits.rulestore.contract import RetentionSettings
@@ -52,19 +52,19 @@ class Notifications(Protocol):
     """How changes come by way of Redis."""
 
     @property
-    def trouble(self) -> Trouble | None:
+    def trouble(self) -> CountersTrouble | None:
         """Why they do not; None if they do."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsPlane:
+class LimitsParts:
     """``limiter`` answers, ``control`` changes, ``feed`` carries changes here, ``entrances`` asks for our own doors."""
 
     limiter: Limiter
-    control: Control
-    feed: Feed
-    entrances: Entrances
+    control: RuleAdmin
+    feed: RuleFeed
+    entrances: EntryPoints
     notifications: Notifications | None = None
 
     def dependencies(self) -> dict[str, str]:

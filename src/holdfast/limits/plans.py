@@ -7,7 +7,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from holdfast.errors import InvalidCheck
-from holdfast.limits.algorithms import Terms, terms_of
+from holdfast.limits.algorithms import LimitParams, terms_of
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.form import LIMIT_MAX, RESOURCE_LENGTH_MAX, TENANT_LENGTH_MAX
 from holdfast.limits.rules import Rule, RuleName, RuleSet
@@ -19,11 +19,11 @@ PLANS_MAX = 65_536
 K = TypeVar("K")
 
 
-class Plan(Struct, frozen=True, gc=False):
+class CompiledRule(Struct, frozen=True, gc=False):
     """What a check needs to know of its rule, worked out once."""
 
     rule: Rule
-    terms: Terms
+    terms: LimitParams
     prefix: str
     label: str
     lease: int
@@ -31,7 +31,7 @@ class Plan(Struct, frozen=True, gc=False):
     shadow: bool
 
 
-class Plans:
+class RuleCompiler:
     """The plans of one set of rules, by tenant and resource.
 
     Who asks chooses the text of a resource, so little of it is kept: one plan for each tenant and rule, and under which
@@ -42,11 +42,11 @@ class Plans:
     def __init__(self, rules: RuleSet, lease_percent: float) -> None:
         self._rules = rules
         self._lease_percent = lease_percent
-        self._of_rules: dict[tuple[str, RuleName], Plan] = {}
-        self.found: dict[tuple[str, str], Plan] = {}
+        self._of_rules: dict[tuple[str, RuleName], CompiledRule] = {}
+        self.found: dict[tuple[str, str], CompiledRule] = {}
         """For who cannot spend the time of a call."""
 
-    def find(self, tenant: str, resource: str) -> Plan | None:
+    def find(self, tenant: str, resource: str) -> CompiledRule | None:
         """None where nothing limits: no rule, or one that is off."""
         plan = self.found.get((tenant, resource))
         if plan is not None:
@@ -64,21 +64,21 @@ class Plans:
             _put(self.found, (tenant, resource), plan)
         return plan
 
-    def _made(self, tenant: str, rule: Rule) -> Plan:
+    def _made(self, tenant: str, rule: Rule) -> CompiledRule:
         holds = rule.algorithm == "concurrency"
         leased = rule.precision == "leased" and not holds
         lease = int(rule.capacity * self._lease_percent / 100) if leased else 0
         terms = terms_of(rule, self._rules.in_force(rule), self._rules.store)
-        return Plan(rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow")
+        return CompiledRule(rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow")
 
 
-def _put(plans: dict[K, Plan], key: K, plan: Plan) -> None:
+def _put(plans: dict[K, CompiledRule], key: K, plan: CompiledRule) -> None:
     if len(plans) >= PLANS_MAX:
         plans.clear()
     plans[key] = plan
 
 
-def validate(plan: Plan | None, subject: str, cost: int) -> None:
+def validate(plan: CompiledRule | None, subject: str, cost: int) -> None:
     """InvalidCheck for what no rule, or not this one, can ever answer."""
     most, whose = (LIMIT_MAX, "any rule") if plan is None else (plan.terms.capacity, plan.label)
     if not 1 <= cost <= most:

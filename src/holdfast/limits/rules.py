@@ -67,7 +67,7 @@ class RuleName(NamedTuple):
     resource: str
 
 
-class Stamp(NamedTuple):
+class RuleVersion(NamedTuple):
     """Orders the states of one rule: the newer stamp wins."""
 
     epoch: int
@@ -97,8 +97,8 @@ class Rule(Struct, frozen=True):
         return RuleName(self.tenant, self.resource)
 
     @property
-    def stamp(self) -> Stamp:
-        return Stamp(self.epoch, self.version)
+    def stamp(self) -> RuleVersion:
+        return RuleVersion(self.epoch, self.version)
 
     @property
     def capacity(self) -> int:
@@ -111,7 +111,7 @@ class Rule(Struct, frozen=True):
         return f"{self.tenant}/{self.resource}"
 
 
-class Unreadable(Struct, frozen=True):
+class UnreadableRule(Struct, frozen=True):
     """A rule in words that this version of Holdfast does not know, so that it cannot be applied here.
 
     Its name and its stamp are known, and so it can be shown, replaced and deleted; all else is as it was written.
@@ -138,11 +138,11 @@ class Unreadable(Struct, frozen=True):
         return RuleName(self.tenant, self.resource)
 
     @property
-    def stamp(self) -> Stamp:
-        return Stamp(self.epoch, self.version)
+    def stamp(self) -> RuleVersion:
+        return RuleVersion(self.epoch, self.version)
 
 
-AnyRule = Rule | Unreadable
+AnyRule = Rule | UnreadableRule
 
 
 class Check(NamedTuple):
@@ -178,7 +178,7 @@ class Decision(Struct, frozen=True, gc=False):
     hold: str = ""
 
 
-class Snapshot(Struct, frozen=True):
+class RuleSnapshot(Struct, frozen=True):
     """All rules as a database had them at one moment of its log, tombstones included.
 
     Not ``whole``: there are rules in it that this node cannot read; what is missing here need not be missing there.
@@ -256,9 +256,9 @@ class RuleSet:
                 return rule
         return None
 
-    def in_force(self, rule: Rule) -> Stamp:
+    def in_force(self, rule: Rule) -> RuleVersion:
         """The stamp by which counters know one of our rules: newer than that of any which our snapshot has lost."""
-        return Stamp(max(rule.epoch, self.epoch), rule.version)
+        return RuleVersion(max(rule.epoch, self.epoch), rule.version)
 
     def get(self, name: RuleName) -> Rule | None:
         """The rule of exactly this name, tombstones included."""
@@ -288,7 +288,7 @@ class RuleSet:
         """
         return self._with_newer(rule for rule in rules if rule.epoch >= self.epoch)
 
-    def merge_snapshot(self, snapshot: Snapshot, seen: int | None = None) -> RuleSet:
+    def merge_snapshot(self, snapshot: RuleSnapshot, seen: int | None = None) -> RuleSet:
         """With a full snapshot: of a newer epoch it replaces everything, of ours it adds what is newer.
 
         A lagging replica's snapshot can therefore neither take a rule back nor remove one. What replaces us
@@ -312,7 +312,7 @@ class RuleSet:
             return self._replaced(snapshot)
         return self._with_newer(snapshot.rules)
 
-    def _replaced(self, snapshot: Snapshot) -> RuleSet:
+    def _replaced(self, snapshot: RuleSnapshot) -> RuleSet:
         """The snapshot, and what we heard of an epoch that it does not know yet."""
         rules = {rule.name: rule for rule in snapshot.rules}
         rules |= {rule.name: rule for rule in self._rules.values() if rule.epoch > snapshot.epoch}

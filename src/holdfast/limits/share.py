@@ -23,11 +23,11 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from holdfast.limits.algorithms import EPSILON, Reading, Terms
-from holdfast.limits.counters.contract import Adjustment, Ask, Key
+from holdfast.limits.algorithms import EPSILON, CounterReading, LimitParams
+from holdfast.limits.counters.contract import Adjustment, CounterKey, CounterRequest
 from holdfast.limits.counters.table import CounterTable
 from holdfast.limits.rules import Rule
-from holdfast.limits.shortcuts import Bounded, Known
+from holdfast.limits.shortcuts import CacheEntry, LruDict
 
 OPEN_FACTOR = 10
 CLOSED_RETRY_MS = 1000.0
@@ -35,23 +35,23 @@ TERMS_MAX = 1024
 """Rules whose share is remembered; when full they are forgotten and worked out again."""
 
 
-class LocalShare:
+class FallbackLimiter:
     """The node's own counters while the shared ones are away. Milliseconds are the caller's clock."""
 
     def __init__(self, keys_max: int, node: str = "node") -> None:
         self._node = node
         self._table = CounterTable(keys_max, overflows=True)
-        self._spent: Bounded[tuple[Terms, int]] = Bounded(keys_max)
-        self._held: Bounded[tuple[Key, Terms]] = Bounded(keys_max)
+        self._spent: LruDict[tuple[LimitParams, int]] = LruDict(keys_max)
+        self._held: LruDict[tuple[CounterKey, LimitParams]] = LruDict(keys_max)
         """By rule and hold: granted here, and unknown to the shared counters."""
-        self._unheard: Bounded[float] = Bounded(keys_max)
+        self._unheard: LruDict[float] = LruDict(keys_max)
         """Of what was let through, and when, the shared counters did not tell how it stands."""
-        self._seeded: Bounded[float] = Bounded(keys_max)
-        self._terms: dict[tuple[int, int, int], tuple[Terms, Terms]] = {}
+        self._seeded: LruDict[float] = LruDict(keys_max)
+        self._terms: dict[tuple[int, int, int], tuple[LimitParams, LimitParams]] = {}
         """Our share of a rule's terms, by their identity, for which they are kept, and by our parts of them."""
         self._nodes = 1
         self._names: tuple[str, ...] = ()
-        self._ranks: Bounded[int] = Bounded(keys_max)
+        self._ranks: LruDict[int] = LruDict(keys_max)
 
     @property
     def nodes(self) -> int:
@@ -65,11 +65,13 @@ class LocalShare:
             self._terms.clear()
             self._ranks.clear()
 
-    def decide_one(self, rule: Rule, ask: Ask, last: Known | None, now: float, times: int = 1) -> Reading:
+    def decide_one(
+        self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float, times: int = 1
+    ) -> CounterReading:
         """One ask, for so many alike; ``last`` is what the shared counters last said of its key."""
         if self._is_shut(rule, ask.key):
             return _closed(ask)
-        own = Ask(ask.key, self._scaled(rule, ask), ask.cost, times, hold=ask.hold)
+        own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, times, hold=ask.hold)
         self._seed(rule, own, last, now)
         reading = self._table.take(own, now)
         if reading.admitted:
@@ -77,14 +79,14 @@ class LocalShare:
         return reading
 
     def decide(
-        self, rules: Sequence[Rule], asks: Sequence[Ask], known: Sequence[Known | None], now: float
-    ) -> tuple[Reading, ...]:
+        self, rules: Sequence[Rule], asks: Sequence[CounterRequest], known: Sequence[CacheEntry | None], now: float
+    ) -> tuple[CounterReading, ...]:
         """One entry, all or none; ``known`` is what the shared counters last said of each key.
 
         Everybody asks for himself here, also who asked the counters together with others.
         """
         scaled = [
-            Ask(ask.key, self._scaled(rule, ask), ask.cost, hold=ask.hold)
+            CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, hold=ask.hold)
             for rule, ask in zip(rules, asks, strict=True)
         ]
         for rule, own, last in zip(rules, scaled, known, strict=True):
@@ -99,25 +101,25 @@ class LocalShare:
                 self._remember(ask)
         return readings
 
-    def spend(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
+    def spend(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
         """What was let through before it was counted, and never was, is used here whether it fits or not."""
         if rule.on_store_failure != "closed":
-            own = Ask(ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent)
+            own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent)
             self._seed(rule, own, last, now)
             self._table.take(own, now)
             self._remember(ask, ask.spent)
             self._unheard.put(ask.key, now)
 
-    def exhausted(self, key: Key, now: float) -> bool:
+    def exhausted(self, key: CounterKey, now: float) -> bool:
         """Whether our share of this key is used up by what was let through, and nobody has told how it stands since."""
         return self._unheard.get(key) is not None and self._table.full(key, now)
 
-    def heard(self, key: Key) -> None:
+    def heard(self, key: CounterKey) -> None:
         """The shared counters told how this key stands."""
         if len(self._unheard):
             self._unheard.drop(key)
 
-    def debts(self, now: float, most: int) -> list[Adjustment]:
+    def pending(self, now: float, most: int) -> list[Adjustment]:
         """At most so many of what was admitted here and has neither drained nor ended; they are off the books.
 
         Our own counters stay: counters that come and go do not get a new share each time.
@@ -143,30 +145,30 @@ class LocalShare:
     def owes(self) -> bool:
         return len(self._spent) > 0 or len(self._held) > 0
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: CounterKey) -> None:
         """The counter of this key was reset: nothing was admitted here, and nothing is owed, holds included: what is
         not in the table is not charged."""
         self._table.reset(key)
         for memory in (self._spent, self._unheard, self._seeded):
             memory.drop(key)
 
-    def release(self, key: Key, terms: Terms, hold: str, now: float) -> bool:
+    def release(self, key: CounterKey, terms: LimitParams, hold: str, now: float) -> bool:
         """Whether it was ours alone; what the shared counters know of they must be told."""
         found = self._table.adjust(Adjustment(key, terms, released=hold), now)
         return self._held.drop((key[0], hold)) and found
 
-    def _is_shut(self, rule: Rule, key: Key) -> bool:
+    def _is_shut(self, rule: Rule, key: CounterKey) -> bool:
         """Nothing is admitted here: the rule says so, or our part of it is nothing."""
         if rule.on_store_failure == "open":
             return False
         return rule.on_store_failure == "closed" or self._part(rule.capacity, key) == 0
 
-    def _part(self, amount: int, key: Key) -> int:
+    def _part(self, amount: int, key: CounterKey) -> int:
         """Ours of so many, among all nodes."""
         each, rest = divmod(amount, self._nodes)
         return each + (rest > 0 and self._rank(key) < rest)
 
-    def _rank(self, key: Key) -> int:
+    def _rank(self, key: CounterKey) -> int:
         """How many nodes come before us for this rule and subject; all, if we do not know who they are."""
         rank = self._ranks.get(key)
         if rank is None:
@@ -177,7 +179,7 @@ class LocalShare:
             self._ranks.put(key, rank)
         return rank
 
-    def _scaled(self, rule: Rule, ask: Ask) -> Terms:
+    def _scaled(self, rule: Rule, ask: CounterRequest) -> LimitParams:
         """Our part of the terms: at least 1, for what was let through already must be counted somewhere."""
         terms, times = ask.terms, OPEN_FACTOR if rule.on_store_failure == "open" else 0
         limit = rule.limit * times or max(1, self._part(rule.limit, ask.key))
@@ -194,7 +196,7 @@ class LocalShare:
         self._terms[id(terms), limit, capacity] = (terms, own)
         return own
 
-    def _seed(self, rule: Rule, ask: Ask, last: Known | None, now: float) -> None:
+    def _seed(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
         """Begin with our part of what is left, once per word of the counters, unless all has drained since.
 
         They said what was used, perhaps under another version of the rule.
@@ -212,10 +214,10 @@ class LocalShare:
         if used > 0:
             self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
 
-    def _remember(self, ask: Ask, times: int = 1) -> None:
+    def _remember(self, ask: CounterRequest, times: int = 1) -> None:
         self._write(ask.key, ask.terms, ask.cost * times, ask.hold)
 
-    def _write(self, key: Key, terms: Terms, amount: int, hold: str) -> None:
+    def _write(self, key: CounterKey, terms: LimitParams, amount: int, hold: str) -> None:
         if hold:
             self._held.put((key[0], hold), (key, terms))
         else:
@@ -223,12 +225,12 @@ class LocalShare:
             self._spent.put(key, (terms, amount + (known[1] if known else 0)))
 
 
-def _weight(key: Key, node: str) -> tuple[bytes, str]:
+def _weight(key: CounterKey, node: str) -> tuple[bytes, str]:
     """Nodes are in another order for each rule and subject, and every node knows it."""
     named = "\0".join((*key, node)).encode(errors="surrogatepass")
     return hashlib.blake2b(named, digest_size=8).digest(), node
 
 
-def _closed(ask: Ask) -> Reading:
+def _closed(ask: CounterRequest) -> CounterReading:
     terms = ask.terms
-    return Reading(0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, terms.limit, terms.stamp, terms.capacity)
+    return CounterReading(0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, terms.limit, terms.stamp, terms.capacity)

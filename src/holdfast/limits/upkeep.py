@@ -10,20 +10,20 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 
 from holdfast import telemetry
-from holdfast.limits.accounts import Accounts
-from holdfast.limits.nodes import Nodes
-from holdfast.limits.share import LocalShare
+from holdfast.limits.accounts import Reconciler
+from holdfast.limits.nodes import NodeCount
+from holdfast.limits.share import FallbackLimiter
 
 
-class Upkeep:
+class NodeHeartbeat:
     """Runs from ``begin`` to ``end``. ``report`` is told with each heartbeat whether the counters answered it, and
     ``forget`` which of them were reset."""
 
     def __init__(
         self,
-        nodes: Nodes,
-        share: LocalShare,
-        accounts: Accounts,
+        nodes: NodeCount,
+        share: FallbackLimiter,
+        accounts: Reconciler,
         heartbeat_seconds: float,
         report: Callable[[bool], None],
         forget: Callable[[Collection[bytes]], None],

@@ -26,7 +26,7 @@ from holdfast.extras import extra
 from holdfast.limits.opening import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.sqlite.backup import Contents, Manifest, take
-from holdfast.sqlite.copies import Progress, Restored, quiet
+from holdfast.sqlite.copies import CopyProgress, Restored, quiet
 from holdfast.sqlite.restore import renew, restore
 from holdfast.store.sqlite import CHATS
 from holdfast.store.state import held
@@ -105,7 +105,7 @@ class Backups:
 
 
 def restore_backup(
-    state: Path, backup: Path, *, overwrite: bool, reason: str = "", progress: Progress = quiet
+    state: Path, backup: Path, *, overwrite: bool, reason: str = "", progress: CopyProgress = quiet
 ) -> Manifest:
     """Put a backup in place of a stopped server's state, under new epochs; what it holds.
 

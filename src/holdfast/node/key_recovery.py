@@ -19,7 +19,7 @@ from holdfast.access.principal import KeyScope
 from holdfast.access.secrets import KEYS_FILE, keep_admin_key, read_secrets
 from holdfast.clock import SystemClock, timestamp
 from holdfast.message import User
-from holdfast.store.changes import Act
+from holdfast.store.changes import CommandContext
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
 
@@ -48,7 +48,7 @@ def create_admin_key(
 
 
 async def _record(file: Path, key: ApiKey, reason: str) -> None:
-    act = Act(User("", getpass.getuser()), key.created_at, "", operator=True, reason=reason)
+    act = CommandContext(User("", getpass.getuser()), key.created_at, "", operator=True, reason=reason)
     details = msgspec.json.encode({"kind": key.kind, "scopes": key.scopes, "server": "stopped"}).decode()
     async with SqliteStore(file) as store:
         await store.record(act, "key_issued", key.key_id, details)

@@ -17,30 +17,30 @@ from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.secrets import Secrets
 from holdfast.access.tokens import Tokens, shared_secret
-from holdfast.api.deps import Deps, PresenceView, Readiness
+from holdfast.api.deps import ApiDeps, PresenceView, Readiness
 from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.fanout.attendance import Attendance
+from holdfast.fanout.attendance import PresenceReporter
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
-from holdfast.fanout.fanout import Fanout, Surroundings
+from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.gateway.contract import Plane
-from holdfast.gateway.entrance import Entrance
+from holdfast.gateway.contract import GatewayDeps
+from holdfast.gateway.entrance import WebSocketUpgrade
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake
 from holdfast.gateway.port import Port
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
-from holdfast.limits.entrances import LimitedSends
-from holdfast.limits.plane import LimitsPlane
+from holdfast.limits.entrances import AdmissionControl
+from holdfast.limits.plane import LimitsParts
 from holdfast.message import User
 from holdfast.node.backup import Backups
 from holdfast.node.http import HttpDeps
@@ -49,10 +49,10 @@ from holdfast.node.posture import origins_of
 from holdfast.node.roles import GAUGES_SECONDS, role
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
-from holdfast.store.history import History
-from holdfast.store.housekeeping import Housekeeping
+from holdfast.store.history import ChatHistory
+from holdfast.store.housekeeping import KeyExpiry
 from holdfast.store.sqlite import SqliteStore
-from holdfast.webhooks.plane import WorkPlane
+from holdfast.webhooks.plane import WorkParts
 from holdfast.wire.frames import Presence
 
 
@@ -67,7 +67,7 @@ class Node:
         secrets: Secrets,
         keys: KeyRing,
         revocations: RevocationsInForce,
-        limits: LimitsPlane,
+        limits: LimitsParts,
     ) -> None:
         gateway_settings, plane_settings = settings.gateway, settings.durability
         self.settings = settings
@@ -84,7 +84,7 @@ class Node:
         self.issuers = Issuers(settings.access.issuers, fetch_jwks, clock, settings.server.state_path / ISSUERS_FILE)
         secret = shared_secret(secrets.jwt_secret.encode())
         self.tokens = Tokens(settings.access.tokens, secret, clock, revocations.check, self._ids, self.issuers)
-        self._durability = GuardedStore(
+        self._durability = StoreDurability(
             store,
             clock,
             gateway_settings.circuit_breaker,
@@ -93,12 +93,12 @@ class Node:
         )
         self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake, revocations.is_muted)
         self.limits = limits
-        self._sends = LimitedSends(self._intake, limits.entrances)
+        self._sends = AdmissionControl(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
-        self._housekeeping = Housekeeping(store, clock, plane_settings.keys)
+        self._housekeeping = KeyExpiry(store, clock, plane_settings.keys)
         self._proofs = CursorProofs(secrets.jwt_secret.encode())
         pages = gateway_settings.pages
-        self.history = History(store, raiser, self._proofs, clock, plane_settings.history, pages.max_bytes)
+        self.history = ChatHistory(store, raiser, self._proofs, clock, plane_settings.history, pages.max_bytes)
         self._watermarks = Watermarks(
             self._durability, lambda moved: self._ephemeral.moved(moved), plane_settings.watermarks
         )
@@ -108,14 +108,14 @@ class Node:
         self._dead_letters = RecentDeadLetters(settings.fanout.dlq)
         self._ephemeral = Ephemeral(self._members, self.history.memberships_of, clock, settings.fanout.ephemeral)
         heartbeat = gateway_settings.timeouts.heartbeat_interval_seconds
-        self._attendance = Attendance(self.node_id, self._registry, self._ephemeral, heartbeat)
+        self._attendance = PresenceReporter(self.node_id, self._registry, self._ephemeral, heartbeat)
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
         revocations.on_added = self.gateway.cutoff.on_revoked
         self._link.connect(self.node_id, self.gateway.deliver)
         self._ephemeral.connect(self.gateway)
         self.log = SqliteEventLog(store)
         self._fanout = self._make_fanout()
-        self._work: WorkPlane  # runs on this node's log and history; it comes with ``deps``
+        self._work: WorkParts  # runs on this node's log and history; it comes with ``deps``
 
     @property
     def url(self) -> str:
@@ -123,12 +123,12 @@ class Node:
 
     # --- what the parts need of each other --------------------------------------------------------------
 
-    def _plane(self) -> Plane:
-        return Plane(
+    def _plane(self) -> GatewayDeps:
+        return GatewayDeps(
             limits=self.settings.gateway,
             clock=self._clock,
             ids=self._ids,
-            intake=self._sends,
+            sends=self._sends,
             history=self.history,
             watermarks=self._watermarks,
             verify=self.tokens.verify,
@@ -139,7 +139,7 @@ class Node:
 
     def _make_fanout(self) -> Fanout:
         settings = self.settings.fanout
-        around = Surroundings(
+        around = FanoutDeps(
             log=self.log,
             members=self._members,
             registry=self._registry,
@@ -163,7 +163,7 @@ class Node:
             rules=self.limits.entrances,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )
-        entrance = Entrance(handshake, self.gateway, backpressure.inbound)
+        entrance = WebSocketUpgrade(handshake, self.gateway, backpressure.inbound)
         return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)
 
     def http_deps(self, strangers: Strangers) -> HttpDeps:
@@ -230,9 +230,9 @@ class Node:
 
     # --- what the API shows -----------------------------------------------------------------------------
 
-    def deps(self, backups: Backups, work: WorkPlane) -> Deps:
+    def deps(self, backups: Backups, work: WorkParts) -> ApiDeps:
         server, self._work = self.settings.server, work
-        return Deps(
+        return ApiDeps(
             durability=self._durability,
             sends=self._sends,
             history=self.history,

@@ -18,7 +18,7 @@ from holdfast.access.secrets import read_secrets
 from holdfast.clock import Clock, SystemClock, timestamp
 from holdfast.errors import InvalidMessage, StateCorrupted
 from holdfast.message import User
-from holdfast.store.changes import Act
+from holdfast.store.changes import CommandContext
 from holdfast.store.contract import Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.state import CHATS_NAME, held
@@ -56,7 +56,7 @@ def reset_revocations(state: Path, reason: str) -> None:
 
 async def _reset(state: Path, reason: str) -> None:
     clock = SystemClock()
-    act = Act(User("", getpass.getuser()), timestamp(clock.now()), "", operator=True, reason=reason)
+    act = CommandContext(User("", getpass.getuser()), timestamp(clock.now()), "", operator=True, reason=reason)
     async with SqliteStore(state / CHATS_NAME) as store:
         await store.record(act, "revocations.reset", ACCESS.name)
     await (await SqliteRevocations.open(state / ACCESS.name, clock)).close()

@@ -23,8 +23,8 @@ from holdfast.api.strangers import Strangers
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
 from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.disk import kept_name
-from holdfast.limits.opening import opened
+from holdfast.limits.disk import identity
+from holdfast.limits.opening import open_limits
 from holdfast.node.backup import Backups, require_whole
 from holdfast.node.http import bound, serving
 from holdfast.node.node import Node
@@ -107,7 +107,7 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
         settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
         state = stack.enter_context(held(settings.server.state_path))
         require_whole(state)
-        node_id = settings.server.node_id or kept_name(state, Ids(clock))
+        node_id = settings.server.node_id or identity(state, Ids(clock))
         stack.enter_context(telemetry.tracing(settings.traces, node_id))
         secrets, keys = open_secrets(state, timestamp(clock.now()))
         durability = settings.durability
@@ -115,7 +115,7 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
             SqliteStore(state / CHATS_NAME, durability.sqlite, durability.chats, clock)
         )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
-        limits = await stack.enter_async_context(opened(settings.limits, state, node_id, DEFAULT_RULES, clock))
+        limits = await stack.enter_async_context(open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock))
         stored = await open_revocations(state, clock, store)
         stack.push_async_callback(stored.close)
         revocations = RevocationsInForce(stored, clock)

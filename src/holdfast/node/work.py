@@ -14,11 +14,11 @@ from holdfast.eventlog.contract import EventLog
 from holdfast.extras import extra
 from holdfast.message import Message
 from holdfast.node.roles import GAUGES_SECONDS, role
-from holdfast.store.history import History
-from holdfast.webhooks.delivery import Deliveries, Find, recall_paces, with_webhooks
+from holdfast.store.history import ChatHistory
+from holdfast.webhooks.delivery import Find, WebhookSender, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
-from holdfast.webhooks.plane import WebhookPlane, WorkPlane, WorkSettings
-from holdfast.webhooks.reader import Reader
+from holdfast.webhooks.plane import WebhookParts, WorkParts, WorkSettings
+from holdfast.webhooks.reader import WebhookReader
 from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 from holdfast.work.contract import Stats, WorkStore
 from holdfast.work.coordinator import Worker, WorkerSettings
@@ -35,8 +35,8 @@ START_SECONDS_MAX = 5.0
 
 @asynccontextmanager
 async def working(
-    settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog, history: History
-) -> AsyncIterator[WorkPlane]:
+    settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog, history: ChatHistory
+) -> AsyncIterator[WorkParts]:
     """Jobs run and webhooks go out while the block runs; leaving it drains what runs.
 
     It begins, and goes on, while PostgreSQL is away: the worker and the reader try again until it is back, and the
@@ -49,7 +49,7 @@ async def working(
         stack.push_async_callback(store.close)
         handlers = Handlers()
         deliveries = await stack.enter_async_context(
-            Deliveries.opened(endpoints, _finding(history), clock, settings.webhooks)
+            WebhookSender.opened(endpoints, _finding(history), clock, settings.webhooks)
         )
         deliveries.register(handlers)
         worker = Worker(
@@ -63,7 +63,7 @@ async def working(
                 stuck_loop_seconds=settings.stuck_loop_seconds,
             ),
         )
-        reader, gauges = Reader(log, endpoints, store, clock), _Gauges(store, clock)
+        reader, gauges = WebhookReader(log, endpoints, store, clock), _Gauges(store, clock)
         await _begun(reader)
         gauges.told(reader.begun)
         parking = Parking(endpoints, store, worker.pause, worker.group, clock, settings.webhooks)
@@ -73,13 +73,13 @@ async def working(
         await stack.enter_async_context(role("webhooks", reader.run))
         await stack.enter_async_context(role("work_gauges", gauges.run))
         await stack.enter_async_context(role("webhook_parking", parking.run))
-        webhooks = WebhookPlane(
+        webhooks = WebhookParts(
             endpoints, settings.webhooks.private_allowed, begun=lambda: reader.begun, parked=lambda: parking.status
         )
-        yield WorkPlane(store, webhooks, up=lambda: gauges.up)
+        yield WorkParts(store, webhooks, up=lambda: gauges.up)
 
 
-async def _begun(reader: Reader) -> None:
+async def _begun(reader: WebhookReader) -> None:
     """The first word with the store of jobs; it is not waited for any longer than a start may take."""
     try:
         async with asyncio.timeout(START_SECONDS_MAX):
@@ -88,7 +88,7 @@ async def _begun(reader: Reader) -> None:
         telemetry.log.warning("work_store_away_at_start", error=str(error) or "no answer in time")
 
 
-def _finding(history: History) -> Find:
+def _finding(history: ChatHistory) -> Find:
     async def find(chat_id: str, sequence: int) -> Message | None:
         try:
             page = await history.ask(lambda store: store.read_after(chat_id, sequence - 1, 1, MESSAGE_BYTES_MAX))

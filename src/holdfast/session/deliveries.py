@@ -11,14 +11,14 @@ import sys
 from collections.abc import Hashable, Mapping
 
 from holdfast.message import Cursor
-from holdfast.session.effects import Effect, Effects, Observed, ReadOn, Sign, StopReading, Wake
+from holdfast.session.effects import Effect, Effects, Emit, PauseReading, ResumeReading, SessionEvent, Wake
 from holdfast.session.lanes import Lanes
-from holdfast.session.limits import Outbound, SessionLimits
-from holdfast.session.places import Place
-from holdfast.session.slow import Action, Flow, SlowConsumer
+from holdfast.session.limits import OutboundSettings, SessionSettings
+from holdfast.session.places import ChatProgress
+from holdfast.session.slow import Flow, SlowConsumer, SlowConsumerAction
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import ChatHead, Error, Resync, ServerPayload
-from holdfast.wire.run import Run
+from holdfast.wire.run import EncodedRun
 
 NOTHING: Effects = ()
 WAKE: Effects = (Wake(),)
@@ -35,7 +35,7 @@ class _Early:
         self.members: dict[str, Cursor | None] = {}
 
 
-class Deliveries:
+class OutboundBuffer:
     """The outbound side of one session. ``calm``: it reads and flows, so a ``take`` needs nothing done after it."""
 
     __slots__ = (
@@ -55,19 +55,19 @@ class Deliveries:
         "places",
     )
 
-    def __init__(self, limits: SessionLimits) -> None:
-        self._limits: Outbound = limits.backpressure.outbound
+    def __init__(self, limits: SessionSettings) -> None:
+        self._limits: OutboundSettings = limits.backpressure.outbound
         self._chats_per_frame = limits.pages.resume_chats_per_frame
         self._closed = False
         self._early: _Early | None = _Early()
-        self._owed: dict[str, Place] | None = None
+        self._owed: dict[str, ChatProgress] | None = None
         self._reading = True
         self._recovered = False
         self._slow = SlowConsumer(self._limits)
         self._woken = False
         self.calm = True
         self.lanes = Lanes()
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, ChatProgress] = {}
         percent = self._limits.warning_threshold_percent
         self._messages_ceiling = self._limits.max_buffer_messages * percent // 100
         self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
@@ -78,19 +78,19 @@ class Deliveries:
         All connections share the ids of their chats, with the runs, too: less memory, and found without comparing.
         """
         early, self._early = self._early, None
-        self.places = {sys.intern(chat_id): Place(head) for chat_id, head in memberships.items()}
+        self.places = {sys.intern(chat_id): ChatProgress(head) for chat_id, head in memberships.items()}
         if early is None:
             return
         for chat_id, head in early.members.items():
             if head is None:
                 self.places.pop(chat_id, None)
             elif chat_id not in self.places:
-                self.places[sys.intern(chat_id)] = Place(head)
+                self.places[sys.intern(chat_id)] = ChatProgress(head)
         for chat_id, sequence in early.heard.items():
             if chat_id in self.places:
                 self.places[chat_id].hear(sequence)
 
-    def pass_through(self, run: Run) -> bool:
+    def deliver_at_once(self, run: EncodedRun) -> bool:
         """Whether the run may be written at once, past the lanes: it comes next in its chat and nothing waits.
 
         Then it counts as queued and taken. Only for a socket that takes what is written.
@@ -102,7 +102,7 @@ class Deliveries:
         place.expects = run.next
         return True
 
-    def deliver(self, run: Run, now: float) -> Effects:
+    def deliver(self, run: EncodedRun, now: float) -> Effects:
         """Queue the run if it is what its chat expects next and there is room, else the client is told to sync."""
         place = self.places.get(run.chat_id)
         lanes = self.lanes
@@ -114,7 +114,7 @@ class Deliveries:
             or messages > self._messages_ceiling
             or size > self._bytes_ceiling
         ):
-            return self._deliver_with_care(place, run, now)
+            return self._deliver_slow_path(place, run, now)
         place.expects = run.next
         lanes.runs.append(run)
         lanes.messages = messages
@@ -124,7 +124,7 @@ class Deliveries:
         self._woken = True
         return WAKE
 
-    def _deliver_with_care(self, place: Place | None, run: Run, now: float) -> Effects:
+    def _deliver_slow_path(self, place: ChatProgress | None, run: EncodedRun, now: float) -> Effects:
         if self._early is not None:
             self._early.heard[run.chat_id] = max(run.last, self._early.heard.get(run.chat_id, 0))
             return NOTHING
@@ -149,7 +149,7 @@ class Deliveries:
             self._leave_behind(run.chat_id, place, effects)
         return effects
 
-    def _has_room(self, run: Run, effects: list[Effect], now: float) -> bool:
+    def _has_room(self, run: EncodedRun, effects: list[Effect], now: float) -> bool:
         """Whether the run may be queued; if not, the machine has been told and the client, if slow, warned.
 
         A run that does not fit into a buffer that is still below the warning is left to sync without a warning.
@@ -162,8 +162,8 @@ class Deliveries:
             if self._fill(self.lanes.messages, self.lanes.bytes) >= self._limits.warning_threshold_percent:
                 self._warn(effects, now)
             return False
-        if fill > self._limits.warning_threshold_percent and self._slow.rose_above_warning() is Action.LOG:
-            effects.append(Observed(Sign.BUFFER_ABOVE_WARNING))
+        if fill > self._limits.warning_threshold_percent and self._slow.rose_above_warning() is SlowConsumerAction.LOG:
+            effects.append(Emit(SessionEvent.BUFFER_ABOVE_WARNING))
         return True
 
     def _warn(self, effects: list[Effect], now: float) -> None:
@@ -174,15 +174,15 @@ class Deliveries:
             retryable=True,
             grace_period_seconds=self._limits.grace_period_seconds,
         )
-        self.say(warning, None, effects)
-        effects.append(Observed(Sign.SLOW_CONSUMER_WARNED))
+        self.enqueue_control(warning, None, effects)
+        effects.append(Emit(SessionEvent.SLOW_CONSUMER_WARNED))
 
-    def _leave_behind(self, chat_id: str, place: Place, effects: list[Effect]) -> None:
+    def _leave_behind(self, chat_id: str, place: ChatProgress, effects: list[Effect]) -> None:
         place.fall_behind()
-        effects.append(Observed(Sign.FELL_BEHIND))
-        self.owe(chat_id, place, effects)
+        effects.append(Emit(SessionEvent.FELL_BEHIND))
+        self.request_resync(chat_id, place, effects)
 
-    def owe(self, chat_id: str, place: Place, effects: list[Effect]) -> None:
+    def request_resync(self, chat_id: str, place: ChatProgress, effects: list[Effect]) -> None:
         """The client is told to sync this chat, as soon as it has taken what was queued before."""
         if self._owed is None:
             self._owed = {}
@@ -190,7 +190,7 @@ class Deliveries:
         self.lanes.want_resync()
         self._wake(effects)
 
-    def membership(self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool) -> None:
+    def on_membership(self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool) -> None:
         """Joined: behind at that head, and told so. Left: forgotten; who was not ``told`` is made to sync."""
         if self._early is not None:
             self._early.members[chat_id] = head
@@ -200,32 +200,32 @@ class Deliveries:
                 self._owed.pop(chat_id, None)
             if place is not None and not told:
                 place.fall_behind()
-                self.owe(chat_id, place, effects)
+                self.request_resync(chat_id, place, effects)
         elif chat_id in self.places:
             self.places[chat_id].meet(head)
         else:
-            place = self.places[sys.intern(chat_id)] = Place(head)
-            self.owe(chat_id, place, effects)
+            place = self.places[sys.intern(chat_id)] = ChatProgress(head)
+            self.request_resync(chat_id, place, effects)
 
-    def ephemeral(self, key: Hashable, frame: bytes, effects: list[Effect]) -> None:
+    def enqueue_ephemeral(self, key: Hashable, frame: bytes, effects: list[Effect]) -> None:
         lanes = self.lanes
         fill = self._fill(lanes.messages, lanes.bytes)
         if fill > self._limits.ephemeral_threshold_percent or self._early is not None:
             return
-        lanes.whisper(key, frame, self._limits.max_ephemeral_frames)
+        lanes.enqueue_ephemeral(key, frame, self._limits.max_ephemeral_frames)
         self._wake(effects)
 
-    def say(self, payload: ServerPayload, request_id: str | None, effects: list[Effect]) -> None:
+    def enqueue_control(self, payload: ServerPayload, request_id: str | None, effects: list[Effect]) -> None:
         """Queue a control frame. A lane that is full stops the reading of more requests, never an answer."""
-        self.lanes.say(encode_frame(payload, request_id))
+        self.lanes.enqueue_control(encode_frame(payload, request_id))
         self._wake(effects)
         if self._reading and len(self.lanes.control) >= self._limits.max_control_frames:
             self._reading = self.calm = False
-            effects.append(StopReading())
+            effects.append(PauseReading())
 
-    def show(self, page: bytes, effects: list[Effect]) -> None:
+    def enqueue_page(self, page: bytes, effects: list[Effect]) -> None:
         """Queue a page; the lane must be free."""
-        self.lanes.show(page)
+        self.lanes.enqueue_page(page)
         self._wake(effects)
 
     def _wake(self, effects: list[Effect]) -> None:
@@ -233,7 +233,7 @@ class Deliveries:
             self._woken = True
             effects.append(WAKE[0])
 
-    def take_run(self) -> bytes | None:
+    def take_single(self) -> bytes | None:
         """The one run that waits, if there is nothing else to write or to do: the usual case, made cheap."""
         lanes = self.lanes
         runs = lanes.runs
@@ -253,19 +253,19 @@ class Deliveries:
             frames = lanes.take_deliveries()
         if not self.calm:
             fill = self._fill(self.lanes.messages, self.lanes.bytes)
-            self._recovered = self._slow.drained(fill) is Action.RECOVER or self._recovered
+            self._recovered = self._slow.drained(fill) is SlowConsumerAction.RECOVER or self._recovered
         return frames
 
-    def taken(self, effects: list[Effect], now: float) -> None:
+    def on_written(self, effects: list[Effect], now: float) -> None:
         """What ``take`` gave is on its way: read on if the control lane has room again; a slow client gains time."""
         if self._may_read_on:
             self._reading = True
-            effects.append(ReadOn())
+            effects.append(ResumeReading())
         if self._slow.slow:
             self._slow.lowered(self._fill(self.lanes.messages, self.lanes.bytes), now)
         if self._recovered:
             self._recovered = False
-            effects.append(Observed(Sign.SLOW_CONSUMER_RECOVERED))
+            effects.append(Emit(SessionEvent.SLOW_CONSUMER_RECOVERED))
         self.calm = self._reading and self._slow.flow is Flow.FLOWING
 
     @property
@@ -279,7 +279,7 @@ class Deliveries:
 
     def catch_up(self, effects: list[Effect], now: float) -> None:
         """Say what nobody was told: after a ``take`` without ``taken``, or frames queued where effects cannot go."""
-        self.taken(effects, now)
+        self.on_written(effects, now)
         if self.lanes.control:
             self._wake(effects)
 
@@ -302,7 +302,7 @@ class Deliveries:
         """Whether a slow client has had its time."""
         if not self._slow.slow:
             return False
-        return self._slow.passed(self._fill(self.lanes.messages, self.lanes.bytes), now) is Action.CLOSE
+        return self._slow.passed(self._fill(self.lanes.messages, self.lanes.bytes), now) is SlowConsumerAction.CLOSE
 
     def close(self) -> dict[str, int]:
         """Queue no more; from where to sync, for the chats in which the client may lack something."""

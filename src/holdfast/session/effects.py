@@ -15,7 +15,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from holdfast.message import Cursor
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import SendBody
 
 NO_PROOFS: Mapping[str, str] = MappingProxyType({})
@@ -86,15 +86,15 @@ class IsTyping(Struct, frozen=True, gc=False):
     active: bool
 
 
-class StopReading(Struct, frozen=True, gc=False):
+class PauseReading(Struct, frozen=True, gc=False):
     """The control lane is full: read no more from the socket until ``ReadOn``."""
 
 
-class ReadOn(Struct, frozen=True, gc=False):
+class ResumeReading(Struct, frozen=True, gc=False):
     """Read from the socket again."""
 
 
-class Sign(Enum):
+class SessionEvent(Enum):
     """What a session notices and an operator wants counted; the value is the name of the event."""
 
     BUFFER_ABOVE_WARNING = "outbound_buffer_above_warning"
@@ -105,16 +105,16 @@ class Sign(Enum):
     WORK_RATE_EXCEEDED = "work_rate_exceeded"
 
 
-class Observed(Struct, frozen=True, gc=False):
+class Emit(Struct, frozen=True, gc=False):
     """Something to count, and to log where it is rare; the client has been told what concerns it."""
 
-    sign: Sign
+    sign: SessionEvent
 
 
 class Close(Struct, frozen=True, gc=False):
     """Write what is in the control lane (the closing is its last frame), then close with the reason's code."""
 
-    closing: Closing
+    closing: CloseReason
 
 
 Effect = (
@@ -126,9 +126,9 @@ Effect = (
     | Delivered
     | WasRead
     | IsTyping
-    | StopReading
-    | ReadOn
-    | Observed
+    | PauseReading
+    | ResumeReading
+    | Emit
     | Close
 )
 Effects = Sequence[Effect]

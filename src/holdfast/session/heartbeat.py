@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.message import Cursor
-from holdfast.session.limits import Timeouts
-from holdfast.session.places import Place
+from holdfast.session.limits import TimeoutSettings
+from holdfast.session.places import ChatProgress
 
-Places = dict[str, Place]
+Places = dict[str, ChatProgress]
 SLOW_LINK_BYTES_PER_SECOND = 2_500
 SLOW_LINK_SECONDS_MAX = 120.0
 """A client behind a proxy is given the time that what was written for it takes at 20 kbit/s, two minutes at most."""
@@ -39,12 +39,12 @@ class Transmission(NamedTuple):
 NOTHING_WAITS = Transmission()
 
 
-class Heartbeat:
+class HeartbeatTimer:
     """When to ask, and whether the answer is late."""
 
     __slots__ = ("_arrived", "_asked_at", "_lagging_since", "_seen", "_timeouts", "due")
 
-    def __init__(self, timeouts: Timeouts, first: float) -> None:
+    def __init__(self, timeouts: TimeoutSettings, first: float) -> None:
         self._timeouts = timeouts
         self.due = first
         self._asked_at: float | None = None
@@ -80,7 +80,7 @@ class Heartbeat:
         on_its_way = 0 if sent.unacknowledged else max(sent.acknowledged - self._arrived, 0)
         return now >= deadline + min(on_its_way / SLOW_LINK_BYTES_PER_SECOND, SLOW_LINK_SECONDS_MAX)
 
-    def knows(self, chat_id: str, place: Place, head: Cursor) -> bool:
+    def knows(self, chat_id: str, place: ChatProgress, head: Cursor) -> bool:
         """Whether ``compare`` would change nothing."""
         heard = place.heard
         if head.epoch != place.epoch or head.sequence > heard:
@@ -88,7 +88,7 @@ class Heartbeat:
         lagging = self._lagging_since
         return (heard > place.through) == (lagging is not None and chat_id in lagging)
 
-    def compare(self, chat_id: str, place: Place, head: Cursor, now: float) -> None:
+    def compare(self, chat_id: str, place: ChatProgress, head: Cursor, now: float) -> None:
         """Note whether the store has more than was queued; the next heartbeat then comes in time to name the chat."""
         place.meet(head)
         lagging = self._lagging_since
@@ -131,7 +131,7 @@ class StaleAcks:
 
     __slots__ = ("_stale", "_timeouts")
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: TimeoutSettings) -> None:
         self._timeouts = timeouts
         self._stale: dict[str, _Stale] | None = None
 

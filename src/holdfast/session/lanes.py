@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from holdfast.wire.run import Run
+from holdfast.wire.run import EncodedRun
 
 NO_RESYNC = -1
 
@@ -40,7 +40,7 @@ class Lanes:
         self.control: list[bytes] = []
         self.control_bytes = 0
         self.page: bytes | None = None
-        self.runs: list[Run] = []
+        self.runs: list[EncodedRun] = []
         self.messages = 0
         self.bytes = 0
         self.mixed = False
@@ -53,13 +53,13 @@ class Lanes:
         """Everything that waits, of all lanes."""
         return self.control_bytes + len(self.page or b"") + self.bytes + self.ephemeral_bytes
 
-    def say(self, frame: bytes) -> None:
+    def enqueue_control(self, frame: bytes) -> None:
         """Queue a control frame."""
         self.mixed = True
         self.control.append(frame)
         self.control_bytes += len(frame)
 
-    def show(self, page: bytes) -> None:
+    def enqueue_page(self, page: bytes) -> None:
         """Queue a page; the last one must have been taken."""
         assert self.page is None, "one page at a time"
         self.mixed = True
@@ -71,7 +71,7 @@ class Lanes:
         if self.resync_after == NO_RESYNC:
             self.resync_after = len(self.runs)
 
-    def whisper(self, key: Hashable, frame: bytes, frames_max: int) -> None:
+    def enqueue_ephemeral(self, key: Hashable, frame: bytes, frames_max: int) -> None:
         """Queue an ephemeral frame: the newest of its key; at the bound the oldest key goes."""
         self.mixed = True
         if self.ephemeral is None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.session.deliveries import Deliveries
-from holdfast.session.heartbeat import Heartbeat, StaleAcks, Transmission
-from holdfast.session.limits import Timeouts
+from holdfast.session.deliveries import OutboundBuffer
+from holdfast.session.heartbeat import HeartbeatTimer, StaleAcks, Transmission
+from holdfast.session.limits import TimeoutSettings
 from holdfast.session.requests import Overload
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 
 _ROTATION_SPREAD = 0.05
 
@@ -16,26 +16,26 @@ class Lifetime:
 
     __slots__ = ("_rotates_at", "_timeouts", "expires_at", "heartbeat", "overload", "stale_acks")
 
-    def __init__(self, timeouts: Timeouts, now: float, expires_at: float | None, spread: float) -> None:
+    def __init__(self, timeouts: TimeoutSettings, now: float, expires_at: float | None, spread: float) -> None:
         """``expires_at``: when the token does. ``spread`` (0 to 1) parts those who came together."""
         self._timeouts = timeouts
         self._rotates_at = now + timeouts.rotation_seconds * (1 + _ROTATION_SPREAD * spread)
         self.expires_at = expires_at
-        self.heartbeat = Heartbeat(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
+        self.heartbeat = HeartbeatTimer(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
         self.stale_acks = StaleAcks(timeouts)
         self.overload = Overload()
 
-    def end(self, now: float, sent: Transmission, deliveries: Deliveries) -> Closing | None:
+    def end(self, now: float, sent: Transmission, deliveries: OutboundBuffer) -> CloseReason | None:
         """Why the connection must be closed now, if it must."""
         if self.expires_at is not None and now >= self.expires_at:
-            return Closing.TOKEN_EXPIRED
+            return CloseReason.TOKEN_EXPIRED
         if deliveries.grace_is_over(now):
-            return Closing.SLOW_CONSUMER
+            return CloseReason.SLOW_CONSUMER
         if self.heartbeat.late(now, sent):
-            return Closing.IDLE_TIMEOUT
+            return CloseReason.IDLE_TIMEOUT
         if now >= self._rotates_at:
-            return Closing.ROTATION
-        return Closing.OVERLOADED if self.overload.judge(self._timeouts, now) else None
+            return CloseReason.ROTATION
+        return CloseReason.OVERLOADED if self.overload.judge(self._timeouts, now) else None
 
     @property
     def next(self) -> float:

@@ -8,7 +8,7 @@ from holdfast.bounds import KIB, MIB, positive
 
 
 @dataclass(frozen=True, slots=True)
-class Inbound:
+class InboundSettings:
     """What one connection may ask of us. Over the rate: RATE_LIMITED. Over the queue: SERVER_BUSY."""
 
     rate_limit_per_second: float = 10
@@ -66,7 +66,7 @@ class Inbound:
 
 
 @dataclass(frozen=True, slots=True)
-class Outbound:
+class OutboundSettings:
     """What may wait for one connection. Above ``critical``: warned, heads only; then closed, healed by sync."""
 
     max_buffer_messages: int = 1000
@@ -101,15 +101,15 @@ class Outbound:
 
 
 @dataclass(frozen=True, slots=True)
-class Backpressure:
+class BackpressureSettings:
     """Both ways of one connection."""
 
-    inbound: Inbound = field(default_factory=Inbound)
-    outbound: Outbound = field(default_factory=Outbound)
+    inbound: InboundSettings = field(default_factory=InboundSettings)
+    outbound: OutboundSettings = field(default_factory=OutboundSettings)
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class TimeoutSettings:
     """How long a connection waits for what."""
 
     durability_rpc_seconds: float = 5
@@ -138,7 +138,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PageSettings:
     """Sync pages: a limit and a size, whichever is first; one in flight per connection."""
 
     default_messages: int = 100
@@ -157,12 +157,12 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionLimits:
+class SessionSettings:
     """Everything a session has to keep within."""
 
-    backpressure: Backpressure = field(default_factory=Backpressure)
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    pages: Pages = field(default_factory=Pages)
+    backpressure: BackpressureSettings = field(default_factory=BackpressureSettings)
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    pages: PageSettings = field(default_factory=PageSettings)
 
     def announced(self) -> dict[str, float]:
         """What a client is told when it connects, so that it can keep within it."""

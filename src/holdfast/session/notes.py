@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember
 from holdfast.session.effects import Delivered, IsTyping, WasRead
-from holdfast.session.places import Place
+from holdfast.session.places import ChatProgress
 from holdfast.wire.frames import Ack, AckBody, Read, ReadBody, TypingStart, TypingStop
 
 Note = Ack | Read | TypingStart | TypingStop
 
 
-def note(frame: Note, places: Mapping[str, Place]) -> Delivered | WasRead | IsTyping | HoldfastError | None:
+def note(frame: Note, places: Mapping[str, ChatProgress]) -> Delivered | WasRead | IsTyping | HoldfastError | None:
     """What the frame means; an error if it cannot be; None if it says nothing new."""
     chat_id = frame.payload.chat_id
     if (place := places.get(chat_id)) is None:
@@ -26,7 +26,7 @@ def note(frame: Note, places: Mapping[str, Place]) -> Delivered | WasRead | IsTy
             return IsTyping(chat_id, active=isinstance(frame, TypingStart))
 
 
-def _acked(place: Place, body: AckBody) -> Delivered | HoldfastError | None:
+def _acked(place: ChatProgress, body: AckBody) -> Delivered | HoldfastError | None:
     """An ack of an older epoch crossed with the news of the newer; one beyond what was sent is a client's defect."""
     if body.epoch > place.epoch or (body.epoch == place.epoch and body.sequence > place.through):
         return InvalidMessage(
@@ -40,7 +40,7 @@ def _acked(place: Place, body: AckBody) -> Delivered | HoldfastError | None:
     return Delivered(body.chat_id, place.epoch, body.sequence)
 
 
-def _read(place: Place, body: ReadBody) -> WasRead | HoldfastError | None:
+def _read(place: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None:
     """What was read may have come another way (REST, another device), so only the chat's end bounds it.
 
     In a chat whose epoch is not known yet it waits for that: without one it would count nowhere.
@@ -55,7 +55,7 @@ def _read(place: Place, body: ReadBody) -> WasRead | HoldfastError | None:
     return WasRead(body.chat_id, place.epoch, body.sequence)
 
 
-def reads_that_waited(places: Mapping[str, Place], chat_ids: Iterable[str]) -> Iterator[WasRead]:
+def reads_that_waited(places: Mapping[str, ChatProgress], chat_ids: Iterable[str]) -> Iterator[WasRead]:
     """What was read in these chats before their epoch was known, where it is now; each once."""
     for chat_id in chat_ids:
         if (place := places.get(chat_id)) is not None and place.read and place.epoch:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast.message import Cursor, Page
 
 
-class Place:
+class ChatProgress:
     """One chat of one connection. ``expects`` is the next sequence to push while live, and 0 while behind.
 
     ``read`` is what the user has read and nobody was told, for want of an epoch; else 0.

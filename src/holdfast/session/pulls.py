@@ -13,7 +13,7 @@ from msgspec import Struct
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.effects import NO_PROOFS, Fetch, FetchResume
-from holdfast.session.limits import SessionLimits
+from holdfast.session.limits import SessionSettings
 from holdfast.session.resume import brought_up_to_date
 from holdfast.wire.frames import ResumeBody, SyncBody
 
@@ -39,7 +39,7 @@ class Pulls:
 
     __slots__ = ("_cursors", "_limits", "_moved", "_proofs", "_spoilt", "_waiting", "under_way")
 
-    def __init__(self, limits: SessionLimits) -> None:
+    def __init__(self, limits: SessionSettings) -> None:
         self._limits = limits
         self._cursors: dict[str, Cursor] | None = None
         """Of a resume that is not whole yet, as are ``_proofs``."""

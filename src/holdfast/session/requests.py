@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from holdfast.errors import Deferred, RateLimited, ServerBusy
 from holdfast.resilience import Bucket
-from holdfast.session.limits import Inbound, Timeouts
+from holdfast.session.limits import InboundSettings, TimeoutSettings
 from holdfast.wire.frames import Authenticate, Resume, SendMessage, SyncRequest
 
-Request = SendMessage | SyncRequest | Resume | Authenticate
+_Request = SendMessage | SyncRequest | Resume | Authenticate
 """A frame that is answered."""
 
 
@@ -20,13 +20,13 @@ class Requests:
 
     __slots__ = ("_inbound", "_invalid_at", "_others", "_sends", "_token", "open")
 
-    def __init__(self, inbound: Inbound) -> None:
+    def __init__(self, inbound: InboundSettings) -> None:
         self._inbound = inbound
         self._sends: Bucket | None = None
         self._others: Bucket | None = None
         self._invalid_at: list[float] | None = None
         self._token = 0
-        self.open: dict[int, Request] | None = None
+        self.open: dict[int, _Request] | None = None
 
     def rate_send(self, now: float) -> Deferred | None:
         """Take from the send rate, or say how long to wait."""
@@ -52,7 +52,7 @@ class Requests:
             limit=self._inbound.max_queue_depth,
         )
 
-    def begin(self, request: Request) -> int:
+    def begin(self, request: _Request) -> int:
         """Open a request; its token comes back with its outcome."""
         self._token += 1
         if self.open is None:
@@ -60,7 +60,7 @@ class Requests:
         self.open[self._token] = request
         return self._token
 
-    def end(self, token: int) -> Request | None:
+    def end(self, token: int) -> _Request | None:
         """The request that is now being answered; None if it has been already."""
         if self.open is None:
             return None
@@ -100,10 +100,10 @@ class Overload:
         self._requests += 1
         self._busy += busy
 
-    def due(self, timeouts: Timeouts) -> float | None:
+    def due(self, timeouts: TimeoutSettings) -> float | None:
         return None if self._since is None else self._since + timeouts.overload_window_seconds
 
-    def judge(self, timeouts: Timeouts, now: float) -> bool:
+    def judge(self, timeouts: TimeoutSettings, now: float) -> bool:
         """Whether the window that ended by now was overloaded; the next one then begins."""
         due = self.due(timeouts)
         if due is None or now < due:

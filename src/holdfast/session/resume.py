@@ -7,20 +7,22 @@ from collections.abc import Mapping
 from msgspec.json import encode
 
 from holdfast.message import Cursor, Page, ResumeRead
-from holdfast.session.places import Place
+from holdfast.session.places import ChatProgress
 from holdfast.store.paging import ENVELOPE_BYTES, size_of
 from holdfast.wire.frames import Resumed, ResumedChat
 
 
 def resumed(
-    places: Mapping[str, Place], cursors: Mapping[str, Cursor], read: ResumeRead, bytes_max: int
-) -> tuple[Resumed, dict[str, Place]]:
+    places: Mapping[str, ChatProgress], cursors: Mapping[str, Cursor], read: ResumeRead, bytes_max: int
+) -> tuple[Resumed, dict[str, ChatProgress]]:
     """The answer, of ``bytes_max`` at most, and the chats it has no room to name: those are owed a resync.
 
     The chats it settles become live. A chat without a page that has moved is named without messages.
     """
     names = _Names(bytes_max - ENVELOPE_BYTES - sum(size_of(page) for page in read.pages))
-    gone = [chat_id for chat_id in read.gone if names.fits(chat_id, Place(Cursor(0, 0)), len(encode(chat_id)) + 1)]
+    gone = [
+        chat_id for chat_id in read.gone if names.fits(chat_id, ChatProgress(Cursor(0, 0)), len(encode(chat_id)) + 1)
+    ]
     joined = dict.fromkeys(read.joined)
     chats = []
     paged = {page.chat_id for page in read.pages}
@@ -28,7 +30,7 @@ def resumed(
         _unread(chat_id, cursors.get(chat_id), head) for chat_id, head in read.heads.items() if chat_id not in paged
     )
     for page in (*read.pages, *unread):
-        place = places.get(page.chat_id) or Place(Cursor(0, 0))
+        place = places.get(page.chat_id) or ChatProgress(Cursor(0, 0))
         settled = place.settle(page)
         moved = settled.messages or settled.has_more or settled.reset or settled.through > _had(cursors, page)
         if not moved and page.chat_id not in joined:
@@ -48,9 +50,9 @@ class _Names:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self.late: dict[str, Place] = {}
+        self.late: dict[str, ChatProgress] = {}
 
-    def fits(self, chat_id: str, place: Place, size: int) -> bool:
+    def fits(self, chat_id: str, place: ChatProgress, size: int) -> bool:
         if size <= self._room:
             self._room -= size
             return True

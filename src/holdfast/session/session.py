@@ -16,27 +16,27 @@ from typing import assert_never
 from holdfast.access.principal import Principal
 from holdfast.errors import HoldfastError, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Cursor, Outcome, Page, ResumeRead, check_id
-from holdfast.session.deliveries import NOTHING, Deliveries
+from holdfast.session.deliveries import NOTHING, OutboundBuffer
 from holdfast.session.effects import (
     Close,
     Effect,
     Effects,
-    Observed,
-    Sign,
+    Emit,
+    SessionEvent,
     Submit,
     Verify,
 )
 from holdfast.session.heartbeat import NOTHING_WAITS, Transmission
 from holdfast.session.lifetime import Lifetime
-from holdfast.session.limits import SessionLimits
+from holdfast.session.limits import SessionSettings
 from holdfast.session.notes import note, reads_that_waited
 from holdfast.session.pulls import Pull, Pulls
-from holdfast.session.requests import Request, Requests
+from holdfast.session.requests import Requests, _Request
 from holdfast.session.resume import resumed
 from holdfast.session.scopes import forbidden
 from holdfast.session.validation import refusal_of, refusal_of_send
-from holdfast.session.words import acknowledgement, farewell, hello
-from holdfast.wire.closing import Closing
+from holdfast.session.words import acknowledgement, closing_frame, established_frame
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.codec import encode_frame, error_payload
 from holdfast.wire.frames import (
     Ack,
@@ -62,7 +62,7 @@ _RATE_ERROR_SECONDS = 1.0
 class Session:
     """One connection's session. Times are monotonic seconds; none of its methods may be called concurrently."""
 
-    deliveries_type = Deliveries
+    deliveries_type = OutboundBuffer
 
     __slots__ = (
         "_deliveries",
@@ -80,7 +80,7 @@ class Session:
 
     def __init__(
         self,
-        limits: SessionLimits,
+        limits: SessionSettings,
         connection_id: str,
         principal: Principal,
         device_id: str,
@@ -102,7 +102,7 @@ class Session:
         self._rate_told_at = now - _RATE_ERROR_SECONDS
 
     @property
-    def deliveries(self) -> Deliveries:
+    def deliveries(self) -> OutboundBuffer:
         """The outbound side: fanout to thousands of sessions goes straight to it."""
         return self._deliveries
 
@@ -133,8 +133,8 @@ class Session:
         reads = self.principal.reads
         self._deliveries.establish({chat_id: head for chat_id, head in memberships.items() if reads(chat_id)})
         effects: list[Effect] = []
-        greeting = hello(self._limits, self.connection_id, self.user.user_id, self.device_id, server_time)
-        self._deliveries.say(greeting, None, effects)
+        greeting = established_frame(self._limits, self.connection_id, self.user.user_id, self.device_id, server_time)
+        self._deliveries.enqueue_control(greeting, None, effects)
         return effects
 
     # What the client asks.
@@ -144,7 +144,7 @@ class Session:
         if self.closed:
             return NOTHING
         if frame.request_id is not None and (reason := check_id(frame.request_id, "request_id")):
-            return self.invalid(InvalidMessage(reason, field="request_id"), None, now)
+            return self.on_invalid_frame(InvalidMessage(reason, field="request_id"), None, now)
         effects: list[Effect] = []
         if isinstance(frame, SendMessage):
             refusal = self._refusal_of_send(frame.payload, now)
@@ -157,10 +157,10 @@ class Session:
         if refusal is not None:
             self._refuse(frame, refusal, effects)
             if isinstance(refusal, InvalidMessage) and self._requests.count_invalid(now):
-                effects += self.close(Closing.PROTOCOL_ERROR)
+                effects += self.close(CloseReason.PROTOCOL_ERROR)
         inbound, outbound = self._limits.backpressure.inbound, self._limits.backpressure.outbound
         if len(self._deliveries.lanes.control) > 2 * outbound.max_control_frames + inbound.max_queue_depth:
-            effects += self.close(Closing.OVERLOADED)
+            effects += self.close(CloseReason.OVERLOADED)
         return effects
 
     def _refusal_of_send(self, body: SendBody, now: float) -> HoldfastError | None:
@@ -172,19 +172,19 @@ class Session:
             or self._full(now)
         )
 
-    def invalid(self, error: HoldfastError, request_id: str | None, now: float) -> Effects:
+    def on_invalid_frame(self, error: HoldfastError, request_id: str | None, now: float) -> Effects:
         """A frame could not be decoded."""
         if self.closed:
             return NOTHING
         if request_id is not None and check_id(request_id, "request_id"):
             request_id = None
         effects: list[Effect] = []
-        self._deliveries.say(error_payload(error), request_id, effects)
+        self._deliveries.enqueue_control(error_payload(error), request_id, effects)
         if self._requests.count_invalid(now):
-            effects += self.close(Closing.PROTOCOL_ERROR)
+            effects += self.close(CloseReason.PROTOCOL_ERROR)
         return effects
 
-    def ping(self, now: float) -> bool:
+    def on_ping(self, now: float) -> bool:
         """A WebSocket ping came in: it counts as a frame; whether it may be answered. If not, ``tick`` tells why."""
         if self.closed or (refusal := self._requests.rate_other(now)) is None:
             return not self.closed
@@ -255,17 +255,17 @@ class Session:
             return
         if isinstance(frame, Resume):
             self._pulls.spoil(frame.payload)
-        self._deliveries.say(error_payload(refusal), frame.request_id, effects)
+        self._deliveries.enqueue_control(error_payload(refusal), frame.request_id, effects)
 
     def _tell_rate(self, refusal: HoldfastError, effects: list[Effect], now: float) -> None:
         """A frame that expects no answer was refused: told at most once a second, or the telling would be a flood."""
         if now - self._rate_told_at >= _RATE_ERROR_SECONDS:
             self._rate_told_at = now
-            self._deliveries.say(error_payload(refusal), None, effects)
+            self._deliveries.enqueue_control(error_payload(refusal), None, effects)
 
     # What became of it.
 
-    def sent(self, token: int, outcome: Outcome, now: float) -> Effects:
+    def on_send_result(self, token: int, outcome: Outcome, now: float) -> Effects:
         """A send was stored, refused, or nobody knows."""
         effects: list[Effect] = []
         if (request := self._requests.end(token)) is None:
@@ -276,10 +276,10 @@ class Session:
             return effects
         assert isinstance(request, SendMessage)
         ack = acknowledgement(request.payload.client_message_id, outcome)
-        self._deliveries.say(ack, request.request_id, effects)
+        self._deliveries.enqueue_control(ack, request.request_id, effects)
         return effects
 
-    def pulled(self, token: int, result: Page | ResumeRead | HoldfastError, now: float) -> Effects:
+    def on_page(self, token: int, result: Page | ResumeRead | HoldfastError, now: float) -> Effects:
         """What a ``sync_request`` or a ``resume`` asked for was read. Settling a page and queueing it are one step."""
         effects: list[Effect] = []
         pull = self._pulls.under_way
@@ -301,22 +301,22 @@ class Session:
         self._pull_next(effects)
         return effects
 
-    def _show_page(self, page: Page, request: Request, effects: list[Effect]) -> None:
+    def _show_page(self, page: Page, request: _Request, effects: list[Effect]) -> None:
         place = self._deliveries.places.get(page.chat_id)
         shown = page if place is None else place.settle(page)
-        self._deliveries.show(encode_frame(shown, request.request_id), effects)
+        self._deliveries.enqueue_page(encode_frame(shown, request.request_id), effects)
         effects += reads_that_waited(self._deliveries.places, (page.chat_id,))
 
-    def _show_resumed(self, read: ResumeRead, pull: Pull, request: Request, effects: list[Effect]) -> None:
+    def _show_resumed(self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]) -> None:
         """``resumed`` is a page, of many chats."""
         places = self._deliveries.places
         answer, late = resumed(places, pull.cursors, read, self._limits.pages.max_bytes)
-        self._deliveries.show(encode_frame(answer, request.request_id), effects)
+        self._deliveries.enqueue_page(encode_frame(answer, request.request_id), effects)
         effects += reads_that_waited(places, (*(page.chat_id for page in read.pages), *read.heads))
         for chat_id, place in late.items():
-            self._deliveries.owe(chat_id, place, effects)
+            self._deliveries.request_resync(chat_id, place, effects)
 
-    def authenticated(self, token: int, result: float | HoldfastError | None, now: float) -> Effects:
+    def on_token_checked(self, token: int, result: float | HoldfastError | None, now: float) -> Effects:
         """A refreshed token was checked: its expiry (None: it has none), or why it is refused.
 
         A token of another user or tenant must come as an error; the connection then lives as long as it had.
@@ -329,13 +329,13 @@ class Session:
             return effects
         self._lifetime.expires_at = result
         expires_in_ms = None if result is None else max(int((result - now) * 1000), 0)
-        self._deliveries.say(Authenticated(expires_in_ms), request.request_id, effects)
+        self._deliveries.enqueue_control(Authenticated(expires_in_ms), request.request_id, effects)
         return effects
 
-    def _fail(self, request: Request, error: HoldfastError, effects: list[Effect]) -> None:
+    def _fail(self, request: _Request, error: HoldfastError, effects: list[Effect]) -> None:
         key = request.payload.client_message_id if isinstance(request, SendMessage) else None
         payload = error_payload(error, of_send=key is not None, client_message_id=key)
-        self._deliveries.say(payload, request.request_id, effects)
+        self._deliveries.enqueue_control(payload, request.request_id, effects)
 
     def _pull_next(self, effects: list[Effect]) -> None:
         """Start the next pull, if the last page has been taken."""
@@ -348,14 +348,14 @@ class Session:
 
     # What the client is owed.
 
-    def membership(self, chat_id: str, head: Cursor | None, *, heard: bool = True) -> Effects:
+    def on_membership(self, chat_id: str, head: Cursor | None, *, heard: bool = True) -> Effects:
         """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None), ``heard`` of or not."""
         effects: list[Effect] = []
         if self.closed or (head is not None and not self.principal.reads(chat_id)):
             return effects
         place = self._deliveries.places.get(chat_id)
         told = self._pulls.concerns(chat_id, head is not None) or (heard and place is not None and place.live)
-        self._deliveries.membership(chat_id, head, effects, told)
+        self._deliveries.on_membership(chat_id, head, effects, told)
         effects += reads_that_waited(self._deliveries.places, (chat_id,))
         return effects
 
@@ -363,7 +363,7 @@ class Session:
         """Typing, presence, receipts: the newest of its key, dropped when there is better use for the buffer."""
         effects: list[Effect] = []
         if not self.closed:
-            self._deliveries.ephemeral(key, frame, effects)
+            self._deliveries.enqueue_ephemeral(key, frame, effects)
         return effects
 
     def knows(self, chat_id: str, head: Cursor) -> bool:
@@ -371,7 +371,7 @@ class Session:
         place = self._deliveries.places.get(chat_id)
         return place is None or self._lifetime.heartbeat.knows(chat_id, place, head)
 
-    def head(self, chat_id: str, head: Cursor, now: float) -> Effects:
+    def on_head(self, chat_id: str, head: Cursor, now: float) -> Effects:
         """What the store says of a chat now, asked once per heartbeat interval; may bring ``next_tick`` forward.
 
         A newer epoch makes every copy of the chat wrong: the client is told to sync at once.
@@ -382,13 +382,13 @@ class Session:
         raised = 0 < place.epoch < head.epoch
         self._lifetime.heartbeat.compare(chat_id, place, head, now)
         if raised:
-            self._deliveries.owe(chat_id, place, effects)
+            self._deliveries.request_resync(chat_id, place, effects)
         effects += reads_that_waited(self._deliveries.places, (chat_id,))
         return effects
 
-    def take_run(self) -> bytes | None:
+    def take_single(self) -> bytes | None:
         """The one run that waits, if that is all there is to do (``taken`` has nothing to add); else use ``take``."""
-        return self._deliveries.take_run()
+        return self._deliveries.take_single()
 
     def take(self, bytes_max: int) -> list[bytes]:
         """Whole WebSocket frames to write, of about ``bytes_max``; empty when nothing waits. Then call ``taken``.
@@ -397,12 +397,12 @@ class Session:
         """
         return self._deliveries.take(bytes_max)
 
-    def taken(self, now: float) -> Effects:
+    def on_written(self, now: float) -> Effects:
         """What ``take`` gave has been written: the next page may be read, and the socket if it was stopped."""
         if self.closed or (self._deliveries.calm and not self._pulls.waits):
             return NOTHING
         effects: list[Effect] = []
-        self._deliveries.taken(effects, now)
+        self._deliveries.on_written(effects, now)
         self._pull_next(effects)
         return effects
 
@@ -434,14 +434,14 @@ class Session:
         if not self._deliveries.lanes.runs and not sent.unsent:
             stale, diverged = self._lifetime.stale_acks.check(places, now)
             if diverged:
-                effects += self.close(Closing.STATE_DIVERGED)
+                effects += self.close(CloseReason.STATE_DIVERGED)
                 return
             for chat_id in stale:
-                effects.append(Observed(Sign.ACKS_STALE))
+                effects.append(Emit(SessionEvent.ACKS_STALE))
                 places[chat_id].fall_behind()
-                self._deliveries.owe(chat_id, places[chat_id], effects)
+                self._deliveries.request_resync(chat_id, places[chat_id], effects)
         heads = self._lifetime.heartbeat.ask(places, now, sent, self._limits.pages.resume_chats_per_frame)
-        self._deliveries.say(Heartbeat(heads), None, effects)
+        self._deliveries.enqueue_control(Heartbeat(heads), None, effects)
 
     @property
     def next_tick(self) -> float:
@@ -453,7 +453,7 @@ class Session:
         times = (self._lifetime.next, self._deliveries.grace_ends, self._pulls.next_too_old)
         return min(time for time in times if time is not None)
 
-    def close(self, closing: Closing, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
+    def close(self, closing: CloseReason, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
         """Answer every open request, say why and from where to sync, and close. A second close does nothing."""
         if self.closed:
             return NOTHING
@@ -464,8 +464,8 @@ class Session:
                 text = f"the connection closes: {closing.reason}"
                 self._fail(request, OutcomeUnknown(text) if sent else Unavailable(text), effects)
         self._pulls.close()
-        last_words = farewell(closing, message, reconnect_delay_ms, self._deliveries.close())
-        self._deliveries.say(last_words, None, effects)
+        last_words = closing_frame(closing, message, reconnect_delay_ms, self._deliveries.close())
+        self._deliveries.enqueue_control(last_words, None, effects)
         self.closed = True
         effects.append(Close(closing))
         return effects

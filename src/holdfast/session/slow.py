@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from holdfast.session.limits import Outbound
+from holdfast.session.limits import OutboundSettings
 
 
 class Flow(Enum):
@@ -29,7 +29,7 @@ class Flow(Enum):
     OVER = auto()
 
 
-class Seen(Enum):
+class BufferEvent(Enum):
     """What was seen of the buffer or of the time."""
 
     EMPTIED = auto()
@@ -40,7 +40,7 @@ class Seen(Enum):
     GRACE_OVER = auto()
 
 
-class Action(Enum):
+class SlowConsumerAction(Enum):
     """What the session does about it."""
 
     NOTHING = auto()
@@ -50,16 +50,16 @@ class Action(Enum):
     CLOSE = auto()
 
 
-MOVES: dict[tuple[Flow, Seen], tuple[Flow, Action]] = {
-    (Flow.FLOWING, Seen.ABOVE_WARNING): (Flow.FILLING, Action.LOG),
-    (Flow.FLOWING, Seen.ABOVE_CRITICAL): (Flow.SLOW, Action.WARN),
-    (Flow.FLOWING, Seen.EMPTIED): (Flow.FLOWING, Action.NOTHING),
-    (Flow.FILLING, Seen.ABOVE_WARNING): (Flow.FILLING, Action.NOTHING),
-    (Flow.FILLING, Seen.ABOVE_CRITICAL): (Flow.SLOW, Action.WARN),
-    (Flow.FILLING, Seen.EMPTIED): (Flow.FLOWING, Action.NOTHING),
-    (Flow.SLOW, Seen.BELOW_WARNING): (Flow.FILLING, Action.RECOVER),
-    (Flow.SLOW, Seen.NEW_LOW): (Flow.SLOW, Action.NOTHING),
-    (Flow.SLOW, Seen.GRACE_OVER): (Flow.OVER, Action.CLOSE),
+MOVES: dict[tuple[Flow, BufferEvent], tuple[Flow, SlowConsumerAction]] = {
+    (Flow.FLOWING, BufferEvent.ABOVE_WARNING): (Flow.FILLING, SlowConsumerAction.LOG),
+    (Flow.FLOWING, BufferEvent.ABOVE_CRITICAL): (Flow.SLOW, SlowConsumerAction.WARN),
+    (Flow.FLOWING, BufferEvent.EMPTIED): (Flow.FLOWING, SlowConsumerAction.NOTHING),
+    (Flow.FILLING, BufferEvent.ABOVE_WARNING): (Flow.FILLING, SlowConsumerAction.NOTHING),
+    (Flow.FILLING, BufferEvent.ABOVE_CRITICAL): (Flow.SLOW, SlowConsumerAction.WARN),
+    (Flow.FILLING, BufferEvent.EMPTIED): (Flow.FLOWING, SlowConsumerAction.NOTHING),
+    (Flow.SLOW, BufferEvent.BELOW_WARNING): (Flow.FILLING, SlowConsumerAction.RECOVER),
+    (Flow.SLOW, BufferEvent.NEW_LOW): (Flow.SLOW, SlowConsumerAction.NOTHING),
+    (Flow.SLOW, BufferEvent.GRACE_OVER): (Flow.OVER, SlowConsumerAction.CLOSE),
 }
 
 
@@ -72,7 +72,7 @@ class SlowConsumer:
 
     __slots__ = ("_low", "_outbound", "_restarted_at", "_warned_at", "flow")
 
-    def __init__(self, outbound: Outbound) -> None:
+    def __init__(self, outbound: OutboundSettings) -> None:
         self._outbound = outbound
         self.flow = Flow.FLOWING
         self._low = 0.0
@@ -91,35 +91,37 @@ class SlowConsumer:
             self._warned_at + self._outbound.grace_total_seconds,
         )
 
-    def rose_above_warning(self) -> Action:
-        return self._move(Seen.ABOVE_WARNING)
+    def rose_above_warning(self) -> SlowConsumerAction:
+        return self._move(BufferEvent.ABOVE_WARNING)
 
-    def rose_above_critical(self, fill: float, now: float) -> Action:
-        action = self._move(Seen.ABOVE_CRITICAL)
+    def rose_above_critical(self, fill: float, now: float) -> SlowConsumerAction:
+        action = self._move(BufferEvent.ABOVE_CRITICAL)
         self._low = fill
         self._warned_at = self._restarted_at = now
         return action
 
-    def drained(self, fill: float) -> Action:
+    def drained(self, fill: float) -> SlowConsumerAction:
         """Something was taken out of the buffer."""
         if self.flow is Flow.SLOW:
             below = fill < self._outbound.warning_threshold_percent
-            return self._move(Seen.BELOW_WARNING) if below else Action.NOTHING
-        return self._move(Seen.EMPTIED) if not fill and self.flow is not Flow.OVER else Action.NOTHING
+            return self._move(BufferEvent.BELOW_WARNING) if below else SlowConsumerAction.NOTHING
+        return (
+            self._move(BufferEvent.EMPTIED) if not fill and self.flow is not Flow.OVER else SlowConsumerAction.NOTHING
+        )
 
     def lowered(self, fill: float, now: float) -> None:
         """Look for a new low; only while slow."""
         if fill <= self._low - self._outbound.new_low_percent:
-            self._move(Seen.NEW_LOW)
+            self._move(BufferEvent.NEW_LOW)
             self._low = fill
             self._restarted_at = now
 
-    def passed(self, fill: float, now: float) -> Action:
+    def passed(self, fill: float, now: float) -> SlowConsumerAction:
         """Time went by while slow. A new low is looked for before the deadline is judged."""
         self.lowered(fill, now)
-        return self._move(Seen.GRACE_OVER) if now >= self.deadline else Action.NOTHING
+        return self._move(BufferEvent.GRACE_OVER) if now >= self.deadline else SlowConsumerAction.NOTHING
 
-    def _move(self, seen: Seen) -> Action:
+    def _move(self, seen: BufferEvent) -> SlowConsumerAction:
         try:
             self.flow, action = MOVES[self.flow, seen]
         except KeyError:

@@ -10,7 +10,7 @@ from typing import assert_never, get_args
 
 from holdfast.errors import HoldfastError, InvalidContentType, InvalidMessage, MessageTooLarge
 from holdfast.message import check_id
-from holdfast.session.limits import SessionLimits
+from holdfast.session.limits import SessionSettings
 from holdfast.wire.frames import (
     Ack,
     AnyClientFrame,
@@ -31,7 +31,7 @@ CONTENT_TYPES = get_args(ContentType)
 _BYTES_PER_CHARACTER_MAX = 4
 
 
-def refusal_of(frame: AnyClientFrame, limits: SessionLimits) -> HoldfastError | None:
+def refusal_of(frame: AnyClientFrame, limits: SessionSettings) -> HoldfastError | None:
     """What is wrong with the frame, or None."""
     match frame:
         case SendMessage(payload=body):

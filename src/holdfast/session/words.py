@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.message import Acked
-from holdfast.session.limits import SessionLimits
-from holdfast.wire.closing import Closing
+from holdfast.session.limits import SessionSettings
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import PROTOCOL_VERSION, ConnectionClosing, ConnectionEstablished, MessageAck
 
 
-def hello(limits: SessionLimits, connection_id: str, user_id: str, device_id: str, at: str) -> ConnectionEstablished:
+def established_frame(
+    limits: SessionSettings, connection_id: str, user_id: str, device_id: str, at: str
+) -> ConnectionEstablished:
     return ConnectionEstablished(
         connection_id=connection_id,
         user_id=user_id,
@@ -34,8 +36,8 @@ def acknowledgement(client_message_id: str, acked: Acked) -> MessageAck:
     )
 
 
-def farewell(
-    closing: Closing, message: str | None, reconnect_delay_ms: int, sync_from: Mapping[str, int]
+def closing_frame(
+    closing: CloseReason, message: str | None, reconnect_delay_ms: int, sync_from: Mapping[str, int]
 ) -> ConnectionClosing:
     return ConnectionClosing(
         reason=closing.reason,

@@ -7,7 +7,7 @@ up, and TCP slows it down. A client that stays above the rate is closed.
 
 from __future__ import annotations
 
-from holdfast.session.limits import Inbound
+from holdfast.session.limits import InboundSettings
 
 
 class WorkRate:
@@ -15,7 +15,7 @@ class WorkRate:
 
     __slots__ = ("_at", "_inbound", "_paused_at", "_pauses", "_tokens")
 
-    def __init__(self, inbound: Inbound, now: float) -> None:
+    def __init__(self, inbound: InboundSettings, now: float) -> None:
         self._inbound = inbound
         self._tokens = float(inbound.work_rate_limit_burst)
         self._at = now

@@ -21,7 +21,16 @@ from msgspec.structs import replace
 from holdfast.errors import StateCorrupted, StateDirectory
 from holdfast.files import sync
 from holdfast.sqlite import points
-from holdfast.sqlite.copies import Copied, Part, Progress, cannot, copy_database, copy_file, describe, quiet
+from holdfast.sqlite.copies import (
+    CopiedFile,
+    CopyProgress,
+    StateFile,
+    cannot,
+    copy_database,
+    copy_file,
+    describe,
+    quiet,
+)
 
 FORMAT = "holdfast-backup"
 FORMAT_VERSION = 1
@@ -36,7 +45,7 @@ class Manifest(Struct, frozen=True):
     version: int
     holdfast: str
     taken_at: str
-    files: tuple[Copied, ...]
+    files: tuple[CopiedFile, ...]
     digest: str = ""
 
     @property
@@ -63,20 +72,20 @@ class Contents(Struct, frozen=True):
     them, and go with them.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[StateFile]
     plain: Sequence[str] = ()
     derived: Sequence[str] = ()
 
     @property
-    def needed(self) -> Part:
+    def needed(self) -> StateFile:
         return self.parts[-1]
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> StateFile | None:
         return next((part for part in self.parts if part.name == name), None)
 
 
 def take(
-    state: Path, target: Path, contents: Contents, *, at: str, program: str, progress: Progress = quiet
+    state: Path, target: Path, contents: Contents, *, at: str, program: str, progress: CopyProgress = quiet
 ) -> Manifest:
     """Copy what is in ``state`` into the new folder ``target``, while its server runs.
 
@@ -106,7 +115,7 @@ def take(
     return manifest
 
 
-def _copy_all(state: Path, folder: Path, contents: Contents, progress: Progress) -> tuple[Copied, ...]:
+def _copy_all(state: Path, folder: Path, contents: Contents, progress: CopyProgress) -> tuple[CopiedFile, ...]:
     files = []
     for part in contents.parts:
         if (state / part.name).exists():
@@ -122,7 +131,7 @@ def _copy_all(state: Path, folder: Path, contents: Contents, progress: Progress)
     return tuple(files)
 
 
-def _described(source: Path, copy: Path, part: Part, progress: Progress) -> Copied:
+def _described(source: Path, copy: Path, part: StateFile, progress: CopyProgress) -> CopiedFile:
     """A copy that was just made, checked; if it is damaged, then so is what it was made of."""
     try:
         return describe(copy, part, progress)

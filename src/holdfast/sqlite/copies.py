@@ -20,7 +20,7 @@ from holdfast.sqlite.errors import Doing, translate
 PAGES_AT_ONCE = 256
 BYTES_AT_ONCE = 1024 * 1024
 
-Progress = Callable[[str, int, int], None]
+CopyProgress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are, and how many there are in all."""
 
 
@@ -40,7 +40,7 @@ def _as_it_is(connection: apsw.Connection, restored: Restored) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StateFile:
     """One SQLite file of a state directory, as backups see it.
 
     ``counts`` are told in the manifest: a name and a statement that answers with one number. ``renew`` changes a
@@ -55,7 +55,7 @@ class Part:
     kept: bool = False
 
 
-class Copied(Struct, frozen=True):
+class CopiedFile(Struct, frozen=True):
     """A file of a backup. ``schema_version`` is 0 for a file that is no database."""
 
     name: str
@@ -69,7 +69,7 @@ def quiet(what: str, done: int, in_all: int) -> None:
     """Progress that nobody wants to know."""
 
 
-def copy_database(source: Path, target: Path, progress: Progress = quiet) -> None:
+def copy_database(source: Path, target: Path, progress: CopyProgress = quiet) -> None:
     """A consistent copy of a live file: one snapshot, which neither waits for the writer nor delays it.
 
     On return the copy is one file, complete in itself, mode 0600 and on stable storage. Raises OperatorErrors.
@@ -85,7 +85,7 @@ def copy_database(source: Path, target: Path, progress: Progress = quiet) -> Non
     sync(target)
 
 
-def _copy(origin: apsw.Connection, target: Path, progress: Progress) -> None:
+def _copy(origin: apsw.Connection, target: Path, progress: CopyProgress) -> None:
     copy = apsw.Connection(str(target))
     try:
         target.chmod(0o600)
@@ -102,7 +102,7 @@ def _copy(origin: apsw.Connection, target: Path, progress: Progress) -> None:
         copy.close(True)
 
 
-def copy_file(source: Path, target: Path, progress: Progress = quiet) -> None:
+def copy_file(source: Path, target: Path, progress: CopyProgress = quiet) -> None:
     """A copy of a file that nobody writes; mode 0600 and on stable storage on return. Raises OSError."""
     size = source.stat().st_size
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -114,12 +114,12 @@ def copy_file(source: Path, target: Path, progress: Progress = quiet) -> None:
         os.fsync(out.fileno())
 
 
-def describe(path: Path, part: Part | None, progress: Progress = quiet) -> Copied:
+def describe(path: Path, part: StateFile | None, progress: CopyProgress = quiet) -> CopiedFile:
     """What a file holds, having checked all of it: every page, every index, and that it is ours and not newer.
 
     ``part`` None: it is no database. Raises StateCorrupted for a file that cannot be trusted.
     """
-    found = Copied(path.name, path.stat().st_size, _digest(path, progress))
+    found = CopiedFile(path.name, path.stat().st_size, _digest(path, progress))
     if part is None:
         return found
     try:
@@ -136,10 +136,10 @@ def describe(path: Path, part: Part | None, progress: Progress = quiet) -> Copie
             connection.close(True)
     except apsw.Error as error:
         raise StateCorrupted(f"{path} is damaged: {error}; use another backup", file=str(path)) from error
-    return Copied(found.name, found.size_bytes, found.sha256, version, counts)
+    return CopiedFile(found.name, found.size_bytes, found.sha256, version, counts)
 
 
-def _digest(path: Path, progress: Progress) -> str:
+def _digest(path: Path, progress: CopyProgress) -> str:
     size, digest = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BYTES_AT_ONCE):

@@ -24,7 +24,7 @@ from holdfast.errors import StateCorrupted, StateDirectory
 from holdfast.files import sync
 from holdfast.sqlite import points
 from holdfast.sqlite.backup import Contents, Manifest, read_manifest
-from holdfast.sqlite.copies import Part, Progress, Restored, cannot, copy_file, describe, quiet
+from holdfast.sqlite.copies import CopyProgress, Restored, StateFile, cannot, copy_file, describe, quiet
 from holdfast.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.sqlite.errors import Doing, translate
 
@@ -35,7 +35,7 @@ PLAN = "plan.json"
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
-class Plan(Struct, frozen=True):
+class RestorePlan(Struct, frozen=True):
     """What is left to do: ``moves`` are put aside if they are there, ``brings`` come in their place."""
 
     moves: list[str]
@@ -44,7 +44,7 @@ class Plan(Struct, frozen=True):
     """The name of the folder that holds what was replaced, in the end."""
 
 
-class Source(Struct, frozen=True):
+class BackupSource(Struct, frozen=True):
     """A backup: where each file of it is."""
 
     manifest: Manifest
@@ -52,7 +52,13 @@ class Source(Struct, frozen=True):
 
 
 def restore(
-    state: Path, backup: Path, contents: Contents, restored: Restored, *, overwrite: bool, progress: Progress = quiet
+    state: Path,
+    backup: Path,
+    contents: Contents,
+    restored: Restored,
+    *,
+    overwrite: bool,
+    progress: CopyProgress = quiet,
 ) -> Manifest:
     """Put a backup in place; the caller holds ``state``. Blocks. Returns what was restored.
 
@@ -86,7 +92,7 @@ def restore(
     return made
 
 
-def open_backup(backup: Path, contents: Contents) -> Source:
+def open_backup(backup: Path, contents: Contents) -> BackupSource:
     """A backup's manifest and files, its contents not yet looked into. Also what older versions made: one file."""
     if backup.is_dir():
         manifest = read_manifest(backup)
@@ -98,7 +104,7 @@ def open_backup(backup: Path, contents: Contents) -> Source:
             raise StateCorrupted(f"{backup} holds {', '.join(unknown)}, which this program does not know")
         if contents.needed.name not in names:
             raise StateCorrupted(f"{backup} was made without {contents.needed.name}; use another backup")
-        return Source(manifest, {name: backup / name for name in names})
+        return BackupSource(manifest, {name: backup / name for name in names})
     if not backup.exists():
         raise StateDirectory(f"there is no backup {backup}")
     with backup.open("rb") as file:
@@ -106,11 +112,11 @@ def open_backup(backup: Path, contents: Contents) -> Source:
             raise StateCorrupted(f"{backup} is not a backup: give the folder that `holdfast backup` printed")
     needed = contents.needed
     copied = replace(describe(backup, needed), name=needed.name)
-    return Source(Manifest("", 0, "", "", (copied,)), {needed.name: backup})
+    return BackupSource(Manifest("", 0, "", "", (copied,)), {needed.name: backup})
 
 
 def _make_ready(
-    source: Source, partial: Path, state: Path, contents: Contents, restored: Restored, progress: Progress
+    source: BackupSource, partial: Path, state: Path, contents: Contents, restored: Restored, progress: CopyProgress
 ) -> Manifest:
     brought = []
     for entry in source.manifest.files:
@@ -126,7 +132,7 @@ def _make_ready(
         sync(staged)
         points.checkpoint(f"restore.made.{entry.name}")
         brought.append(entry)
-    plan = Plan(list(_replaced(contents, state)), [entry.name for entry in brought], _aside(state, restored.at))
+    plan = RestorePlan(list(_replaced(contents, state)), [entry.name for entry in brought], _aside(state, restored.at))
     (partial / PLAN).write_bytes(msgspec.json.encode(plan))
     for made in (partial / PLAN, partial / NEW, partial):
         sync(made)
@@ -148,7 +154,7 @@ def _aside(state: Path, at: str) -> str:
     return next(free for n in count() if not (state / (free := f"{name}-{n}" if n else name)).exists())
 
 
-def renew(path: Path, part: Part, restored: Restored) -> None:
+def renew(path: Path, part: StateFile, restored: Restored) -> None:
     """Bring a copy that nobody has open to the present schema, and make it one that was restored."""
     connection = open_and_migrate(path, SqliteSettings(), part.migrations)
     try:
@@ -170,7 +176,7 @@ def finish(state: Path) -> None:
     if not ready.exists():
         return
     if (ready / PLAN).exists():
-        plan = msgspec.json.decode((ready / PLAN).read_bytes(), type=Plan)
+        plan = msgspec.json.decode((ready / PLAN).read_bytes(), type=RestorePlan)
         for name in plan.moves:
             _put(state, ready, name, brings=name in plan.brings)
         for name in [name for name in plan.brings if name not in plan.moves]:

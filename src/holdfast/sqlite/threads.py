@@ -31,7 +31,7 @@ class _Unit(Generic[T]):
         self.error: HoldfastError | None = None
 
 
-class Crew:
+class WorkerThreads:
     """Takes work while fewer than ``waiting_max`` pieces wait; the next gets ``refusal``.
 
     A piece that was taken is done, whether or not its caller still waits. The pieces of a crew of one are done in

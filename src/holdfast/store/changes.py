@@ -20,7 +20,7 @@ it was is in the audit log.
 """
 
 
-class Act(Struct, frozen=True):
+class CommandContext(Struct, frozen=True):
     """Who does it, when and why; ``operator`` acts (by an admin key) skip the role table and are audited.
 
     ``message_id`` and ``at`` are minted by ingest for the event the command may leave. ``key`` (a caller's
@@ -52,7 +52,7 @@ class CreateChat(Struct, frozen=True, tag=True):
     members are equal: neither is an owner, and it cannot be joined, left or renamed.
     """
 
-    act: Act
+    act: CommandContext
     chat_id: str
     kind: ChatKind
     name: str
@@ -60,13 +60,13 @@ class CreateChat(Struct, frozen=True, tag=True):
 
 
 class RenameChat(Struct, frozen=True, tag=True):
-    act: Act
+    act: CommandContext
     chat_id: str
     name: str
 
 
 class AddMember(Struct, frozen=True, tag=True):
-    act: Act
+    act: CommandContext
     chat_id: str
     user_id: str
     role: Role = "member"
@@ -75,13 +75,13 @@ class AddMember(Struct, frozen=True, tag=True):
 class RemoveMember(Struct, frozen=True, tag=True):
     """Removing oneself is leaving."""
 
-    act: Act
+    act: CommandContext
     chat_id: str
     user_id: str
 
 
 class ChangeRole(Struct, frozen=True, tag=True):
-    act: Act
+    act: CommandContext
     chat_id: str
     user_id: str
     role: Role
@@ -90,7 +90,7 @@ class ChangeRole(Struct, frozen=True, tag=True):
 class ChangeBan(Struct, frozen=True, tag=True):
     """Keep somebody out of a group, removed if a member, or let them be added again (``banned`` False)."""
 
-    act: Act
+    act: CommandContext
     chat_id: str
     user_id: str
     banned: bool
@@ -102,7 +102,7 @@ class ChangeMute(Struct, frozen=True, tag=True):
     A mute outlives the membership: whoever leaves and comes back is still muted. Making the user an owner lifts it.
     """
 
-    act: Act
+    act: CommandContext
     chat_id: str
     user_id: str
     muted: bool
@@ -111,7 +111,7 @@ class ChangeMute(Struct, frozen=True, tag=True):
 class Redact(Struct, frozen=True, tag=True):
     """The content goes; sequence and key stay. By its sender, an admin of the chat or an operator."""
 
-    act: Act
+    act: CommandContext
     chat_id: str
     sequence: int
 
@@ -125,7 +125,7 @@ class Erase(Struct, frozen=True, tag=True):
     What the user did not send, what is gone already, and events are left alone.
     """
 
-    act: Act
+    act: CommandContext
     chat_id: str
     user_id: str
     sequences: Sequence[int]
@@ -141,7 +141,7 @@ class Retain(Struct, frozen=True, tag=True):
     ``chat.first_sequence`` tells how far it came; repeat until it is there.
     """
 
-    act: Act
+    act: CommandContext
     chat_id: str
     first_sequence: int
 
@@ -149,7 +149,7 @@ class Retain(Struct, frozen=True, tag=True):
 class HaltChat(Struct, frozen=True, tag=True):
     """Refuse sends until the chat is recovered. Operators only."""
 
-    act: Act
+    act: CommandContext
     chat_id: str
 
 
@@ -159,7 +159,7 @@ class RecoverChat(Struct, frozen=True, tag=True):
     Watermarks go on in the new epoch, see ``RaiseEpoch``.
     """
 
-    act: Act
+    act: CommandContext
     chat_id: str
 
 
@@ -170,7 +170,7 @@ class RaiseEpoch(Struct, frozen=True, tag=True):
     its numbers, so watermarks go on in the new epoch, at most up to the head: what was read stays read.
     """
 
-    act: Act
+    act: CommandContext
     chat_id: str
     epoch: int
 
@@ -192,7 +192,7 @@ Command = (
 )
 
 
-class Changed(Struct, frozen=True):
+class CommandResult(Struct, frozen=True):
     """The chat after the command, and the event it left, if any. ``repeated``: an earlier answer to the same key."""
 
     chat: Chat

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Message, Mute, Outcome, Page, User, Watermark
-from holdfast.store.changes import Act, Changed, Command
+from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Message, Mute, Outcome, Page, User, Watermark
+from holdfast.store.changes import Command, CommandContext, CommandResult
 
 MEMBERSHIPS_MAX = 20_000
 """So many chats one read of ``memberships`` answers with: four users with as many as a user may have."""
@@ -94,7 +94,7 @@ class Store(Protocol):
         """
         ...
 
-    async def change(self, command: Command) -> Changed:
+    async def change(self, command: Command) -> CommandResult:
         """Commit one command; see ``holdfast.store.changes``. Refused leaves everything as it was."""
         ...
 
@@ -174,18 +174,18 @@ class Store(Protocol):
         """The chat's counter, head, count and gaps, read in one snapshot."""
         ...
 
-    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
         """Add an act that changed no chat (a key issued, a backup taken) to the audit log."""
         ...
 
-    async def begin(self, act: Act) -> str | None:
+    async def begin(self, act: CommandContext) -> str | None:
         """Take the key of ``act`` for a request that is no command: None, once and for one caller only.
 
         After that what ``keep`` stored, "" as long as that is nothing; KeyReused for another request.
         """
         ...
 
-    async def keep(self, act: Act, answer: str | None) -> None:
+    async def keep(self, act: CommandContext, answer: str | None) -> None:
         """Store the answer of a request whose key ``begin`` took. None: it did nothing, and the key is new again."""
         ...
 
@@ -219,11 +219,11 @@ class Store(Protocol):
         ...
 
 
-class Committed(Protocol):
+class CommitListener(Protocol):
     """Called by a store after each commit, on the event loop, with what the commit added to the log.
 
     Called with nothing when copies may be out of date: stored messages lost their content (redaction, retention), or
     nobody knows whether a write was stored. That is said when it ends and again with the next one that is known.
     """
 
-    def __call__(self, entries: Sequence[Entry]) -> None: ...
+    def __call__(self, entries: Sequence[LogEntry]) -> None: ...

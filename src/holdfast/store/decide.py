@@ -17,12 +17,12 @@ from holdfast.message import Ban, Chat, Member, Mute, Role, check_id
 from holdfast.store.changes import (
     ERASE_AT_ONCE,
     RETAIN_AT_ONCE,
-    Act,
     AddMember,
     ChangeBan,
     ChangeMute,
     ChangeRole,
     Command,
+    CommandContext,
     CreateChat,
     Erase,
     HaltChat,
@@ -35,11 +35,11 @@ from holdfast.store.changes import (
     Retain,
 )
 from holdfast.store.plan import (
-    ChatLimits,
+    AuditNote,
+    ChangePlan,
+    ChatSettings,
+    CommandInputs,
     Erased,
-    Plan,
-    Record,
-    Seen,
     direct_pair,
     halted_chat,
     invited_by,
@@ -51,7 +51,7 @@ from holdfast.store.plan import (
 )
 
 
-def decide(command: Command, seen: Seen, limits: ChatLimits) -> Plan:
+def decide(command: Command, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
     """The plan of ``command``. Raises Refused or ChatHalted."""
     if isinstance(command, CreateChat):
         return _create(command, seen, limits)
@@ -89,7 +89,7 @@ def decide(command: Command, seen: Seen, limits: ChatLimits) -> Plan:
             assert_never(command)
 
 
-def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
+def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
     act = command.act
     users = joining(command)
     for user_id in users:
@@ -101,7 +101,7 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
         if command.name:
             raise InvalidMessage("a direct chat has no name", field="name")
         if seen.pair is not None:
-            return Plan(seen.pair)
+            return ChangePlan(seen.pair)
     else:
         _check_name(command.name, limits)
     _check_not_muted(act, seen)
@@ -130,33 +130,33 @@ def _create(command: CreateChat, seen: Seen, limits: ChatLimits) -> Plan:
     roles: list[Role] = [creator_role] + ["member"] * (len(users) - 1)
     put = [Member(user_id, role, act.at) for user_id, role in zip(users, roles, strict=True)]
     record = _record(act, "chat.create", chat.chat_id, members=users)
-    return Plan(
+    return ChangePlan(
         chat, create=True, pair=direct_pair(command), put=put, invited=invited_by(command), counter=0, record=record
     )
 
 
-def _rename(command: RenameChat, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+def _rename(command: RenameChat, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
     _check_group(chat, "renamed")
     _check_role(command.act, seen, "rename")
     _check_not_muted(command.act, seen)
     _check_name(command.name, limits)
     if command.name == chat.name:
-        return Plan(chat)
+        return ChangePlan(chat)
     _check_not_halted(chat)
-    return Plan(
+    return ChangePlan(
         replace(chat, name=command.name),
         event=MembershipEvent("chat_renamed", name=command.name),
         record=_record(command.act, "chat.rename", chat.chat_id, name=command.name),
     )
 
 
-def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+def _add(command: AddMember, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
     _check(_bad_id({"user_id": command.user_id}))
     _check_group(chat, "joined")
     _check_role(command.act, seen, "add_member", command.role)
     if seen.target is not None:
         if seen.target.role == command.role:
-            return Plan(chat)
+            return ChangePlan(chat)
         raise InvalidMessage(f"{command.user_id} is already a member; change the role instead", field="role")
     _check_not_muted(command.act, seen)
     if seen.banned:
@@ -169,7 +169,7 @@ def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan
     unmute = _lifted_by_role(command, chat, seen)
     _check_not_halted(chat)
     still_muted = seen.mute is not None and unmute is None
-    return Plan(
+    return ChangePlan(
         chat,
         put=[Member(command.user_id, command.role, command.act.at)],
         invited=invited_by(command),
@@ -179,7 +179,7 @@ def _add(command: AddMember, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan
     )
 
 
-def _remove(command: RemoveMember, chat: Chat, seen: Seen) -> Plan:
+def _remove(command: RemoveMember, chat: Chat, seen: CommandInputs) -> ChangePlan:
     _check_group(chat, "left")
     leaving = command.user_id == command.act.actor.user_id
     if seen.target is None:
@@ -189,7 +189,7 @@ def _remove(command: RemoveMember, chat: Chat, seen: Seen) -> Plan:
     if seen.target.role == "owner" and seen.owners == 1 and seen.members > 1:
         raise _last_owner(command.user_id)
     _check_not_halted(chat)
-    return Plan(
+    return ChangePlan(
         chat,
         drop=[command.user_id],
         event=MembershipEvent("member_removed", user_id=command.user_id),
@@ -197,18 +197,18 @@ def _remove(command: RemoveMember, chat: Chat, seen: Seen) -> Plan:
     )
 
 
-def _change_role(command: ChangeRole, chat: Chat, seen: Seen) -> Plan:
+def _change_role(command: ChangeRole, chat: Chat, seen: CommandInputs) -> ChangePlan:
     _check_group(chat, "given roles")
     _check_role(command.act, seen, "change_role")
     if seen.target is None:
         raise NotFound(f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id)
     if seen.target.role == command.role:
-        return Plan(chat)
+        return ChangePlan(chat)
     if seen.target.role == "owner" and seen.owners == 1:
         raise _last_owner(command.user_id)
     unmute = _lifted_by_role(command, chat, seen)
     _check_not_halted(chat)
-    return Plan(
+    return ChangePlan(
         chat,
         put=[replace(seen.target, role=command.role)],
         unmute=unmute,
@@ -217,7 +217,7 @@ def _change_role(command: ChangeRole, chat: Chat, seen: Seen) -> Plan:
     )
 
 
-def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+def _change_ban(command: ChangeBan, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
     act, user_id = command.act, command.user_id
     _check(_bad_id({"user_id": user_id}))
     if chat.kind == "direct":
@@ -225,7 +225,7 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) 
     _check_restricts(act, seen, user_id)
     takes_over = command.banned and seen.banned and act.operator and not seen.banned_by_operator
     if command.banned == seen.banned and not takes_over:
-        return Plan(chat) if command.banned else _not_restricted(user_id, "banned from", chat)
+        return ChangePlan(chat) if command.banned else _not_restricted(user_id, "banned from", chat)
     if not command.banned:
         _check_lifts(act, "ban", seen.banned_by_operator, chat, user_id)
     elif seen.target is None:
@@ -235,24 +235,24 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: Seen, limits: ChatLimits) 
     _check_not_halted(chat)
     record = _record(act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id)
     if not command.banned:
-        return Plan(chat, unban=user_id, event=MembershipEvent("user_unbanned", user_id=user_id), record=record)
+        return ChangePlan(chat, unban=user_id, event=MembershipEvent("user_unbanned", user_id=user_id), record=record)
     ban = Ban(user_id, act.shown_actor, act.at, by_operator=act.operator)
     if takes_over:
-        return Plan(chat, ban=ban, record=record)
+        return ChangePlan(chat, ban=ban, record=record)
     if seen.target is None:
-        return Plan(chat, ban=ban, event=MembershipEvent("user_banned", user_id=user_id), record=record)
+        return ChangePlan(chat, ban=ban, event=MembershipEvent("user_banned", user_id=user_id), record=record)
     removed = MembershipEvent("member_removed", user_id=user_id, banned=True)
-    return Plan(chat, drop=[user_id], ban=ban, event=removed, record=record)
+    return ChangePlan(chat, drop=[user_id], ban=ban, event=removed, record=record)
 
 
-def _change_mute(command: ChangeMute, chat: Chat, seen: Seen, limits: ChatLimits) -> Plan:
+def _change_mute(command: ChangeMute, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
     act, user_id, mute = command.act, command.user_id, seen.mute
     if seen.target is None and mute is None:
         raise NotFound(f"{user_id} is not a member of {chat.chat_id}", user_id=user_id)
     _check_restricts(act, seen, user_id, by_anybody=chat.kind == "direct")
     takes_over = command.muted and mute is not None and act.operator and not mute.by_operator
     if command.muted == (mute is not None) and not takes_over:
-        return Plan(chat) if command.muted else _not_restricted(user_id, "muted in", chat)
+        return ChangePlan(chat) if command.muted else _not_restricted(user_id, "muted in", chat)
     if mute is None:
         _check_room_to_restrict(act, seen.mutes, limits.mutes_max, "mutes")
     if mute is not None and not command.muted:
@@ -260,12 +260,12 @@ def _change_mute(command: ChangeMute, chat: Chat, seen: Seen, limits: ChatLimits
     _check_not_halted(chat)
     record = _record(act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id)
     if not command.muted:
-        return Plan(chat, unmute=user_id, event=MembershipEvent("member_unmuted", user_id=user_id), record=record)
+        return ChangePlan(chat, unmute=user_id, event=MembershipEvent("member_unmuted", user_id=user_id), record=record)
     event = None if takes_over else MembershipEvent("member_muted", user_id=user_id)
-    return Plan(chat, mute=Mute(user_id, by_operator=act.operator), event=event, record=record)
+    return ChangePlan(chat, mute=Mute(user_id, by_operator=act.operator), event=event, record=record)
 
 
-def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: Seen) -> str | None:
+def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: CommandInputs) -> str | None:
     """Whose mute ends with the role that the command gives: an owner is never muted."""
     if command.role != "owner" or seen.mute is None:
         return None
@@ -273,7 +273,7 @@ def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: Seen) -> 
     return command.user_id
 
 
-def _check_restricts(act: Act, seen: Seen, user_id: str, *, by_anybody: bool = False) -> None:
+def _check_restricts(act: CommandContext, seen: CommandInputs, user_id: str, *, by_anybody: bool = False) -> None:
     """Forbidden unless the actor may ban or mute this user, or lift that; nobody does it to themselves or an owner."""
     if user_id == act.actor.user_id and not act.operator:
         raise Forbidden("you cannot ban or mute yourself, nor lift it")
@@ -284,7 +284,7 @@ def _check_restricts(act: Act, seen: Seen, user_id: str, *, by_anybody: bool = F
         _check_role(act, seen, "restrict_member", role)
 
 
-def _check_room_to_restrict(act: Act, made: int, most: int, what: str) -> None:
+def _check_room_to_restrict(act: CommandContext, made: int, most: int, what: str) -> None:
     """Forbidden if the chat has as many as it may. As many again are the operators' own, so that no owner fills the
     list to keep an operator from adding to it.
     """
@@ -293,7 +293,7 @@ def _check_room_to_restrict(act: Act, made: int, most: int, what: str) -> None:
         raise Forbidden(f"a chat has at most {most} {what}; lift some first", limit=most)
 
 
-def _check_lifts(act: Act, what: str, by_operator: bool, chat: Chat, user_id: str) -> None:
+def _check_lifts(act: CommandContext, what: str, by_operator: bool, chat: Chat, user_id: str) -> None:
     """Forbidden unless the actor may lift this ban or mute: an operator's is lifted by operators only."""
     if by_operator and not act.operator:
         raise Forbidden(
@@ -308,7 +308,7 @@ def _not_restricted(user_id: str, what: str, chat: Chat) -> NoReturn:
     raise NotFound(f"{user_id} is not {what} {chat.chat_id}: nothing was changed", user_id=user_id)
 
 
-def _redact(command: Redact, chat: Chat, seen: Seen) -> Plan:
+def _redact(command: Redact, chat: Chat, seen: CommandInputs) -> ChangePlan:
     message = seen.message
     if message is None:
         raise NotFound(f"{chat.chat_id} has no message {command.sequence}", sequence=command.sequence)
@@ -317,42 +317,42 @@ def _redact(command: Redact, chat: Chat, seen: Seen) -> Plan:
     if message.sender_id != command.act.actor.user_id:
         _check_role(command.act, seen, "redact_any")
     if not message.content:
-        return Plan(chat)
+        return ChangePlan(chat)
     target = f"{chat.chat_id}/{command.sequence}"
-    record = Record("message.redact", target, {"message_id": message.message_id, "sender_id": message.sender_id})
-    return Plan(chat, redact=command.sequence, record=record)
+    record = AuditNote("message.redact", target, {"message_id": message.message_id, "sender_id": message.sender_id})
+    return ChangePlan(chat, redact=command.sequence, record=record)
 
 
-def _erase(command: Erase, chat: Chat) -> Plan:
+def _erase(command: Erase, chat: Chat) -> ChangePlan:
     _check_operator(command.act)
     if len(command.sequences) > ERASE_AT_ONCE:
         raise InvalidMessage(f"at most {ERASE_AT_ONCE} messages at once", field="sequences", limit=ERASE_AT_ONCE)
     details = {"user_id": command.user_id, "sequences": command.sequences}
-    record = Record("user.erase", chat.chat_id, details)
-    return Plan(chat, erase=Erased(command.user_id, command.sequences), record=record)
+    record = AuditNote("user.erase", chat.chat_id, details)
+    return ChangePlan(chat, erase=Erased(command.user_id, command.sequences), record=record)
 
 
-def _retain(command: Retain, chat: Chat) -> Plan:
+def _retain(command: Retain, chat: Chat) -> ChangePlan:
     _check_operator(command.act)
     first = command.first_sequence
     if not 1 <= first <= chat.head + 1:
         raise InvalidMessage(f"first_sequence must be between 1 and {chat.head + 1}", field="first_sequence")
     first = min(first, chat.first_sequence + RETAIN_AT_ONCE)
     if first <= chat.first_sequence:
-        return Plan(chat)
-    record = Record("chat.retain", chat.chat_id, {"from": chat.first_sequence, "to": first})
-    return Plan(replace(chat, first_sequence=first), retain=True, record=record)
+        return ChangePlan(chat)
+    record = AuditNote("chat.retain", chat.chat_id, {"from": chat.first_sequence, "to": first})
+    return ChangePlan(replace(chat, first_sequence=first), retain=True, record=record)
 
 
-def _halt(command: HaltChat, chat: Chat) -> Plan:
+def _halt(command: HaltChat, chat: Chat) -> ChangePlan:
     _check_operator(command.act)
     if chat.halted is not None:
-        return Plan(chat)
+        return ChangePlan(chat)
     halted = command.act.reason or "halted by an operator"
-    return Plan(replace(chat, halted=halted), record=Record("chat.halt", chat.chat_id, {}))
+    return ChangePlan(replace(chat, halted=halted), record=AuditNote("chat.halt", chat.chat_id, {}))
 
 
-def _recover(command: RecoverChat, chat: Chat, seen: Seen) -> Plan:
+def _recover(command: RecoverChat, chat: Chat, seen: CommandInputs) -> ChangePlan:
     _check_operator(command.act)
     counter = max(seen.counter or 0, seen.highest, chat.first_sequence - 1)
     details = {
@@ -361,25 +361,25 @@ def _recover(command: RecoverChat, chat: Chat, seen: Seen) -> Plan:
         "epoch": [chat.epoch, chat.epoch + 1],
         "gaps": seen.gaps,
     }
-    return Plan(
+    return ChangePlan(
         replace(chat, halted=None, epoch=chat.epoch + 1, head=counter),
         counter=counter,
         raised=True,
         gaps=seen.gaps,
-        record=Record("chat.recover", chat.chat_id, details),
+        record=AuditNote("chat.recover", chat.chat_id, details),
     )
 
 
-def _raise_epoch(command: RaiseEpoch, chat: Chat) -> Plan:
+def _raise_epoch(command: RaiseEpoch, chat: Chat) -> ChangePlan:
     if chat.epoch != command.epoch:
-        return Plan(chat)
-    record = Record("chat.raise_epoch", chat.chat_id, {"epoch": [chat.epoch, chat.epoch + 1]})
-    return Plan(replace(chat, epoch=chat.epoch + 1), raised=True, record=record)
+        return ChangePlan(chat)
+    record = AuditNote("chat.raise_epoch", chat.chat_id, {"epoch": [chat.epoch, chat.epoch + 1]})
+    return ChangePlan(replace(chat, epoch=chat.epoch + 1), raised=True, record=record)
 
 
-def _record(act: Act, action: str, target: str, **details: object) -> Record | None:
+def _record(act: CommandContext, action: str, target: str, **details: object) -> AuditNote | None:
     """Members' own acts are in the chat itself; an operator's go to the audit table too."""
-    return Record(action, target, details) if act.operator else None
+    return AuditNote(action, target, details) if act.operator else None
 
 
 def _bad_id(ids: Mapping[str, str]) -> InvalidMessage | None:
@@ -395,7 +395,7 @@ def _check(problem: HoldfastError | None) -> None:
         raise problem
 
 
-def _check_name(name: str, limits: ChatLimits) -> None:
+def _check_name(name: str, limits: ChatSettings) -> None:
     if not 1 <= len(name) <= limits.name_characters_max or not name.isprintable():
         raise InvalidMessage(
             f"a name has 1 to {limits.name_characters_max} printable characters",
@@ -409,14 +409,14 @@ def _check_group(chat: Chat, what: str) -> None:
         raise Forbidden(f"a direct chat belongs to its two members and cannot be {what}; create a group instead")
 
 
-def _check_role(act: Act, seen: Seen, action: Action, target: Role = "member") -> None:
+def _check_role(act: CommandContext, seen: CommandInputs, action: Action, target: Role = "member") -> None:
     if act.operator:
         return
     if seen.actor is None or not may(seen.actor.role, action, target):
         raise Forbidden(f"your role in this chat does not allow that ({action.replace('_', ' ')}); ask an owner")
 
 
-def _check_not_muted(act: Act, seen: Seen) -> None:
+def _check_not_muted(act: CommandContext, seen: CommandInputs) -> None:
     """Forbidden to who is muted in the chat or the tenant: a name or an id that the actor chose is read by everybody,
     like a message.
     """
@@ -428,7 +428,7 @@ def _check_not_muted(act: Act, seen: Seen) -> None:
         raise muted(seen.chat.chat_id)
 
 
-def _check_operator(act: Act) -> None:
+def _check_operator(act: CommandContext) -> None:
     if not act.operator:
         raise Forbidden("only operators may do that")
 
@@ -442,7 +442,7 @@ def _last_owner(user_id: str) -> Forbidden:
     return Forbidden(f"{user_id} is the last owner; make another member an owner first")
 
 
-def _check_room_for_a_chat(command: Command, seen: Seen, limits: ChatLimits) -> None:
+def _check_room_for_a_chat(command: Command, seen: CommandInputs, limits: ChatSettings) -> None:
     """Invitations fill at most half of a user's chats, so that strangers never keep the tenant's backend out."""
     most = limits.chats_per_user_max
     for user_id in joining(command):

@@ -15,7 +15,7 @@ ROUNDS_MAX = 15
 """Nobody is asked to wait for more than about so many of the longest waits: 30 s by default."""
 
 
-class Gate:
+class FairSemaphore:
     """``limit`` at once. A place that gets free goes to the next tenant's first: who waits waits behind its own tenant,
     and for one place of each other, however many those want. SERVER_BUSY after ``max_wait_seconds``.
 

@@ -11,7 +11,7 @@ HANGING_RETRY_SECONDS = 1.0
 """Nobody knows when a call that hangs will end; when it does, the next one may go out at once."""
 
 
-class Guard:
+class DependencyBreaker:
     """Says whether a call may go out, and learns how it ended.
 
     Every admission must be followed by exactly one of ``succeeded``, ``failed`` and ``learned_nothing``. Only

@@ -32,11 +32,11 @@ from holdfast.errors import (
 from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState
 from holdfast.store.contract import Store
-from holdfast.store.gate import Gate
-from holdfast.store.guard import Guard
-from holdfast.store.memberships import GATHER_SECONDS, Memberships
+from holdfast.store.gate import FairSemaphore
+from holdfast.store.guard import DependencyBreaker
+from holdfast.store.memberships import GATHER_SECONDS, MembershipReader
 from holdfast.store.paging import ENVELOPE_BYTES, size_of
-from holdfast.store.rollbacks import RaiseEpoch, Rollbacks
+from holdfast.store.rollbacks import Rollbacks, _RaiseEpoch
 
 T = TypeVar("T")
 
@@ -88,13 +88,13 @@ class _Wanted(NamedTuple):
     proof: str | None = None
 
 
-class History:
+class ChatHistory:
     """The reading side of a store, as clients may use it."""
 
     def __init__(
         self,
         store: Store,
-        raise_epoch: RaiseEpoch,
+        raise_epoch: _RaiseEpoch,
         proofs: CursorProofs,
         clock: Clock,
         settings: HistorySettings | None = None,
@@ -106,11 +106,11 @@ class History:
         self._settings = settings or HistorySettings()
         self._page_bytes_max = page_bytes_max
         refusal = "messages cannot be read now; try again later"
-        self._guard = Guard("store_reads", refusal, self._settings.breaker, clock)
+        self._guard = DependencyBreaker("store_reads", refusal, self._settings.breaker, clock)
         self._rollbacks = Rollbacks(raise_epoch, self.heads, proofs, clock)
-        self._memberships = Memberships(self._some_memberships)
-        self._reads = Gate("reads", self._settings.max_reads, self._settings.max_wait_seconds)
-        self._resumes = Gate("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
+        self._memberships = MembershipReader(self._some_memberships)
+        self._reads = FairSemaphore("reads", self._settings.max_reads, self._settings.max_wait_seconds)
+        self._resumes = FairSemaphore("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
 
     @property
     def breaker(self) -> BreakerState:

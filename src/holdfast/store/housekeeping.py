@@ -36,7 +36,7 @@ class KeySettings:
         positive(self, "answers_ttl_days")
 
 
-class Housekeeping:
+class KeyExpiry:
     """Runs until cancelled. Raises what the store raises; started again, it goes on where it was."""
 
     def __init__(self, store: Store, clock: Clock, settings: KeySettings | None = None) -> None:

@@ -14,11 +14,11 @@ CHATS_PER_TURN = 5_000
 GATHER_SECONDS = 0.005
 """So long those who ask while a read is under way wait for each other."""
 
-Chats = Mapping[str, Cursor]
-_Asked = tuple[User, asyncio.Future[Chats | None]]
+_Chats = Mapping[str, Cursor]
+_Asked = tuple[User, asyncio.Future[_Chats | None]]
 
 
-class Memberships:
+class MembershipReader:
     """Reads for one user each. Those who ask in one turn of the loop, while a read is under way within
     ``GATHER_SECONDS``, are read together, ``USERS_PER_READ`` at a time.
 
@@ -26,13 +26,13 @@ class Memberships:
     nobody along.
     """
 
-    def __init__(self, read: Callable[[Sequence[User]], Awaitable[Mapping[User, Chats]]]) -> None:
+    def __init__(self, read: Callable[[Sequence[User]], Awaitable[Mapping[User, _Chats]]]) -> None:
         """``read`` may leave out some users, for which it is called again, but not the first."""
         self._read = read
         self._asked: list[_Asked] = []
         self._reads: set[asyncio.Task[None]] = set()
 
-    def of(self, user: User) -> Awaitable[Chats | None]:
+    def of(self, user: User) -> Awaitable[_Chats | None]:
         """The (epoch, head) of every chat of the user, read after this was called. Raises what the read raises.
 
         None if a read for several failed: it may have failed because of one of them, so each should ask alone.
@@ -40,7 +40,7 @@ class Memberships:
         loop = asyncio.get_running_loop()
         if not self._asked:
             loop.call_later(GATHER_SECONDS if self._reads else 0, self._begin)
-        answer: asyncio.Future[Chats | None] = loop.create_future()
+        answer: asyncio.Future[_Chats | None] = loop.create_future()
         self._asked.append((user, answer))
         return answer
 
@@ -70,7 +70,7 @@ class Memberships:
                     answer.set_result(None)
 
 
-async def _hand_out(waiting: Sequence[_Asked], found: Mapping[User, Chats]) -> None:
+async def _hand_out(waiting: Sequence[_Asked], found: Mapping[User, _Chats]) -> None:
     chats = 0
     for user, answer in waiting:
         if user not in found or answer.done():

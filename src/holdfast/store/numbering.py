@@ -34,7 +34,7 @@ class Stored(Struct, frozen=True, gc=False):
     content_hash: bytes | None
 
 
-class Known(Struct):
+class KnownKey(Struct):
     """What the store holds about a group's sends, read in the commit that will hold them."""
 
     chats: Mapping[str, ChatState]
@@ -54,7 +54,7 @@ class Numbered(Struct):
     without_counter: set[str]
 
 
-def number(group: Sequence[Draft], known: Known) -> Numbered:
+def number(group: Sequence[Draft], known: KnownKey) -> Numbered:
     """Decide every send of the group in order. Equal keys are merged: the later is a retry of the earlier."""
     result = Numbered([], [], {}, set())
     for draft in group:
@@ -62,7 +62,7 @@ def number(group: Sequence[Draft], known: Known) -> Numbered:
     return result
 
 
-def _number_one(draft: Draft, known: Known, result: Numbered) -> Outcome:
+def _number_one(draft: Draft, known: KnownKey, result: Numbered) -> Outcome:
     chat_id = draft.chat_id
     chat = known.chats.get(chat_id)
     if chat is None or chat.tenant != draft.sender.tenant:

@@ -17,13 +17,13 @@ from holdfast.bounds import positive
 from holdfast.errors import ChatHalted, Forbidden, KeyReused, NotAMember, NotFound
 from holdfast.message import Ban, Chat, Member, Message, Mute
 from holdfast.store.changes import (
-    Act,
     AddMember,
     ChangeBan,
-    Changed,
     ChangeMute,
     ChangeRole,
     Command,
+    CommandContext,
+    CommandResult,
     CreateChat,
     MembershipEvent,
     RemoveMember,
@@ -31,7 +31,7 @@ from holdfast.store.changes import (
 
 
 @dataclass(frozen=True, slots=True)
-class ChatLimits:
+class ChatSettings:
     """How large chats may grow; a chat starts small so that its creation fits into one commit of every store."""
 
     members_max: int = 1_000
@@ -61,7 +61,7 @@ class ChatLimits:
         positive(self, "chats_per_user_max", "bans_max", "mutes_max", "name_characters_max", "devices_per_member_max")
 
 
-class Seen(Struct, frozen=True):
+class CommandInputs(Struct, frozen=True):
     """What the decision about one command looks at."""
 
     chat: Chat | None
@@ -89,7 +89,7 @@ class Seen(Struct, frozen=True):
     gaps: Sequence[tuple[int, int]] = ()
 
 
-class Record(Struct, frozen=True):
+class AuditNote(Struct, frozen=True):
     """What goes into the audit table."""
 
     action: str
@@ -104,7 +104,7 @@ class Erased(Struct, frozen=True):
     sequences: Sequence[int]
 
 
-class Plan(Struct, frozen=True):
+class ChangePlan(Struct, frozen=True):
     """What to write: ``chat`` as it shall be (its head moves with the event), and what comes with it."""
 
     chat: Chat
@@ -128,7 +128,7 @@ class Plan(Struct, frozen=True):
     retain: bool = False
     """Delete what is before the chat's ``first_sequence``."""
     gaps: Sequence[tuple[int, int]] = ()
-    record: Record | None = None
+    record: AuditNote | None = None
 
     @property
     def forgets(self) -> bool:
@@ -136,19 +136,19 @@ class Plan(Struct, frozen=True):
         return self.retain or self.redact is not None or self.erase is not None
 
 
-def check_same(act: Act, fingerprint: str) -> None:
+def check_same(act: CommandContext, fingerprint: str) -> None:
     """KeyReused if the key now comes with another request."""
     if act.fingerprint != fingerprint:
         raise KeyReused("this idempotency key was used for another request; use a new one")
 
 
-def same_request(act: Act, fingerprint: str, earlier: Changed) -> Changed:
+def same_request(act: CommandContext, fingerprint: str, earlier: CommandResult) -> CommandResult:
     """The earlier answer under the same key. KeyReused if the key now comes with another request."""
     check_same(act, fingerprint)
     return replace(earlier, repeated=True)
 
 
-def event_message(plan: Plan, act: Act, sequence: int) -> Message | None:
+def event_message(plan: ChangePlan, act: CommandContext, sequence: int) -> Message | None:
     """The message that the plan's event becomes at ``sequence``; None if it leaves none."""
     if plan.event is None:
         return None

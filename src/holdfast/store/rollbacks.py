@@ -26,7 +26,7 @@ RAISE_REMEMBERED_SECONDS = 60.0
 """Those who prove the same rollback later than its raise find the new epoch, so nothing older is remembered."""
 RAISE_SECONDS_MAX = 5.0
 
-RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
+_RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
 """Raise a chat's epoch if it is still this one, by a deadline; the user's cursor proved the rollback."""
 ReadHeads = Callable[[list[str], float], Awaitable[Mapping[str, Cursor]]]
 
@@ -44,7 +44,7 @@ class _Raise(NamedTuple):
 class Rollbacks:
     """Judges cursors beyond the head."""
 
-    def __init__(self, raise_epoch: RaiseEpoch, heads: ReadHeads, proofs: CursorProofs, clock: Clock) -> None:
+    def __init__(self, raise_epoch: _RaiseEpoch, heads: ReadHeads, proofs: CursorProofs, clock: Clock) -> None:
         self._raise_epoch, self._heads, self._proofs, self._clock = raise_epoch, heads, proofs, clock
         self._raised: dict[str, _Raise] = {}
         self._resets = Buckets(RESETS_PER_MINUTE / 60, RESETS_PER_MINUTE)

@@ -70,7 +70,7 @@ class Odds:
 
 
 @dataclass(slots=True)
-class Plan:
+class FaultPlan:
     """Which fault meets which call: from a seed by the odds of each verb, or by ``script``, consumed in order.
 
     ``heal`` ends all faults and lets hanging calls go on; ``counts`` tells what happened, and ``during`` is entered for
@@ -104,7 +104,7 @@ class Plan:
 class _Faulty:
     """Any contract whose verbs answer later: each call goes past the plan, everything else straight through."""
 
-    def __init__(self, inner: Any, plan: Plan) -> None:
+    def __init__(self, inner: Any, plan: FaultPlan) -> None:
         self._inner = inner
         self._plan = plan
 
@@ -125,7 +125,7 @@ def _answers_later(verb: Any) -> bool:
     return inspect.iscoroutinefunction(verb) or str(inspect.signature(verb).return_annotation).startswith("Awaitable")
 
 
-async def _disturbed(plan: Plan, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+async def _disturbed(plan: FaultPlan, verb: str, call: Callable[[], Awaitable[T]]) -> T:
     fault, seconds = plan.next(verb)
     if fault is Fault.NONE:
         return await call()
@@ -133,7 +133,7 @@ async def _disturbed(plan: Plan, verb: str, call: Callable[[], Awaitable[T]]) ->
         return await _carried_out(plan, verb, call, fault, seconds)
 
 
-async def _carried_out(plan: Plan, verb: str, call: Callable[[], Awaitable[T]], fault: Fault, seconds: float) -> T:
+async def _carried_out(plan: FaultPlan, verb: str, call: Callable[[], Awaitable[T]], fault: Fault, seconds: float) -> T:
     match fault:
         case Fault.FAIL:
             raise Unavailable(f"injected: {verb} failed")
@@ -153,6 +153,6 @@ async def _carried_out(plan: Plan, verb: str, call: Callable[[], Awaitable[T]], 
     return answer
 
 
-def faulty(contract: T, plan: Plan) -> T:
+def faulty(contract: T, plan: FaultPlan) -> T:
     """``contract`` with faults: the same verbs, the same types."""
     return cast(T, _Faulty(contract, plan))

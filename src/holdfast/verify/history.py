@@ -25,7 +25,7 @@ from holdfast.message import Cursor, Message, Page
 FORMAT_VERSION = 1
 
 Verb = Literal["send", "sync", "resume", "change"]
-Plane = Literal["connection", "durability", "history", "fanout", "process"]
+FaultPlane = Literal["connection", "durability", "history", "fanout", "process"]
 
 
 def digest(content: str, content_type: str) -> str:
@@ -73,13 +73,13 @@ class PageSeen(Struct, frozen=True):
         return PageSeen(page.chat_id, after, page.epoch, seen, page.through, page.has_more, page.head, page.reset)
 
 
-class Event(Struct, frozen=True, tag_field="event", forbid_unknown_fields=True, kw_only=True):
+class HistoryEvent(Struct, frozen=True, tag_field="event", forbid_unknown_fields=True, kw_only=True):
     """One line."""
 
     at: float = 0.0
 
 
-class Header(Event, frozen=True, tag="header"):
+class Header(HistoryEvent, frozen=True, tag="header"):
     """What made this history: the seed and everything derived from it."""
 
     version: int = FORMAT_VERSION
@@ -87,7 +87,7 @@ class Header(Event, frozen=True, tag="header"):
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-class Client(Event, frozen=True, tag="client"):
+class ClientSeen(HistoryEvent, frozen=True, tag="client"):
     """Who a client is."""
 
     client: str
@@ -96,7 +96,7 @@ class Client(Event, frozen=True, tag="client"):
     device_id: str
 
 
-class Invoke(Event, frozen=True, tag="invoke"):
+class Invoke(HistoryEvent, frozen=True, tag="invoke"):
     """A client asks; ``key`` and ``digest`` of a send, ``cursors`` (chat to (epoch, sequence)) of a sync or resume."""
 
     op: int
@@ -108,19 +108,19 @@ class Invoke(Event, frozen=True, tag="invoke"):
     cursors: dict[str, Cursor] = field(default_factory=dict)
 
 
-class Ok(Event, frozen=True, tag="ok"):
+class Ok(HistoryEvent, frozen=True, tag="ok"):
     op: int
     acked: Sighting | None = None
     deduplicated: bool = False
     pages: Sequence[PageSeen] = ()
 
 
-class Fail(Event, frozen=True, tag="fail"):
+class Fail(HistoryEvent, frozen=True, tag="fail"):
     op: int
     code: str
 
 
-class Unknown(Event, frozen=True, tag="unknown"):
+class Unknown(HistoryEvent, frozen=True, tag="unknown"):
     """``answered``: the server said so. ``disconnected``: the connection broke. ``timeout``: the client gave up."""
 
     op: int
@@ -128,12 +128,12 @@ class Unknown(Event, frozen=True, tag="unknown"):
     code: str = ""
 
 
-class Opened(Event, frozen=True, tag="opened"):
+class Opened(HistoryEvent, frozen=True, tag="opened"):
     client: str
     connection: str
 
 
-class Pushed(Event, frozen=True, tag="pushed"):
+class Pushed(HistoryEvent, frozen=True, tag="pushed"):
     """A message reached a client without being asked for."""
 
     client: str
@@ -142,7 +142,7 @@ class Pushed(Event, frozen=True, tag="pushed"):
     message: Sighting
 
 
-class Whispered(Event, frozen=True, tag="whispered"):
+class Whispered(HistoryEvent, frozen=True, tag="whispered"):
     """Something ephemeral about a chat reached a client: who types there, or who has a message."""
 
     client: str
@@ -150,7 +150,7 @@ class Whispered(Event, frozen=True, tag="whispered"):
     kind: str
 
 
-class Moved(Event, frozen=True, tag="moved"):
+class CursorMoved(HistoryEvent, frozen=True, tag="moved"):
     """A client told the server how far it has stored a chat."""
 
     client: str
@@ -159,26 +159,26 @@ class Moved(Event, frozen=True, tag="moved"):
     sequence: int
 
 
-class Dropped(Event, frozen=True, tag="dropped"):
+class Dropped(HistoryEvent, frozen=True, tag="dropped"):
     """A client dropped its copy of a chat, because it was told that it left or that the numbering was repaired."""
 
     client: str
     chat_id: str
 
 
-class Warned(Event, frozen=True, tag="warned"):
+class WarningSeen(HistoryEvent, frozen=True, tag="warned"):
     """SLOW_CONSUMER with its grace."""
 
     connection: str
     grace_seconds: float
 
 
-class ClosingSaid(Event, frozen=True, tag="closing"):
+class ClosingSaid(HistoryEvent, frozen=True, tag="closing"):
     connection: str
     reason: str
 
 
-class Closed(Event, frozen=True, tag="closed"):
+class Closed(HistoryEvent, frozen=True, tag="closed"):
     """``by`` is who ended it: a fault of the network or a killed process is ``network``.
 
     ``why``: what a client waited for in vain; empty if it left because it wanted to.
@@ -190,7 +190,7 @@ class Closed(Event, frozen=True, tag="closed"):
     why: str = ""
 
 
-class Level(Event, frozen=True, tag="level"):
+class Level(HistoryEvent, frozen=True, tag="level"):
     """How full a bounded thing was."""
 
     where: str
@@ -198,7 +198,7 @@ class Level(Event, frozen=True, tag="level"):
     bound: int
 
 
-class Tried(Event, frozen=True, tag="tried"):
+class Tried(HistoryEvent, frozen=True, tag="tried"):
     """The fanout tried to hand an envelope over for the ``attempt``-th time."""
 
     gateway: str
@@ -206,23 +206,23 @@ class Tried(Event, frozen=True, tag="tried"):
     attempt: int
 
 
-class Fault(Event, frozen=True, tag="fault"):
+class FaultWindow(HistoryEvent, frozen=True, tag="fault"):
     """Something was made to fail from ``at`` until ``until``; ``clients`` empty: for everybody."""
 
-    plane: Plane
+    plane: FaultPlane
     name: str
     until: float
     clients: Sequence[str] = ()
 
 
-class Committed(Event, frozen=True, tag="committed"):
+class CommitSeen(HistoryEvent, frozen=True, tag="committed"):
     """A store finished a commit that holds this message."""
 
     chat_id: str
     sequence: int
 
 
-class Logged(Event, frozen=True, tag="logged"):
+class Logged(HistoryEvent, frozen=True, tag="logged"):
     """At the end: the event log has this message."""
 
     position: int
@@ -230,13 +230,13 @@ class Logged(Event, frozen=True, tag="logged"):
     sequence: int
 
 
-class LogAtEnd(Event, frozen=True, tag="log"):
+class LogAtEnd(HistoryEvent, frozen=True, tag="log"):
     """At the end: the whole event log was read, up to this position; without this nothing is known of the log."""
 
     position: int
 
 
-class Key(Struct, frozen=True):
+class KeySeen(Struct, frozen=True):
     """One stored idempotency key."""
 
     sender_id: str
@@ -245,7 +245,7 @@ class Key(Struct, frozen=True):
     message_id: str
 
 
-class Membership(Struct, frozen=True):
+class MembershipSpan(Struct, frozen=True):
     """From the message ``sequence`` on (0: from creation), this user was or was not a member, and muted or not."""
 
     sequence: int
@@ -254,7 +254,7 @@ class Membership(Struct, frozen=True):
     muted: bool = False
 
 
-class ChatAtEnd(Event, frozen=True, tag="chat"):
+class ChatAtEnd(HistoryEvent, frozen=True, tag="chat"):
     """At the end: everything stored of one chat. ``redacted`` and ``holes`` are those recorded as acts."""
 
     chat_id: str
@@ -262,14 +262,14 @@ class ChatAtEnd(Event, frozen=True, tag="chat"):
     epoch: int
     counter: int | None
     messages: Sequence[Sighting]
-    keys: Sequence[Key] | None = None
-    memberships: Sequence[Membership] = ()
+    keys: Sequence[KeySeen] | None = None
+    memberships: Sequence[MembershipSpan] = ()
     first_sequence: int = 1
     redacted: Sequence[int] = ()
     holes: Sequence[tuple[int, int]] = ()
 
 
-class Held(Event, frozen=True, tag="held"):
+class Held(HistoryEvent, frozen=True, tag="held"):
     """At the end: a client that was given time to catch up has this copy of a chat, in this order."""
 
     client: str
@@ -279,7 +279,7 @@ class Held(Event, frozen=True, tag="held"):
     messages: Sequence[tuple[int, str]]
 
 
-class Enqueued(Event, frozen=True, tag="job_enqueued"):
+class Enqueued(HistoryEvent, frozen=True, tag="job_enqueued"):
     """A job whose transaction was committed, or may have been (``certain`` False). ``seq`` is its place."""
 
     stream: str
@@ -287,7 +287,7 @@ class Enqueued(Event, frozen=True, tag="job_enqueued"):
     certain: bool = True
 
 
-class Ran(Event, frozen=True, tag="job_ran"):
+class Ran(HistoryEvent, frozen=True, tag="job_ran"):
     """One run of a handler, by one clock. ``released``: an operator let it pass its stream's failed head."""
 
     stream: str
@@ -299,7 +299,7 @@ class Ran(Event, frozen=True, tag="job_ran"):
     released: bool = False
 
 
-class Effect(Event, frozen=True, tag="job_effect"):
+class EffectSeen(HistoryEvent, frozen=True, tag="job_effect"):
     """What the resource keeps of a job, in the order in which it was applied, with the fence it was shown."""
 
     stream: str
@@ -307,7 +307,7 @@ class Effect(Event, frozen=True, tag="job_effect"):
     fence: int
 
 
-class Excused(Event, frozen=True, tag="job_excused"):
+class Excused(HistoryEvent, frozen=True, tag="job_excused"):
     """A job that ended otherwise, by a recorded act or verdict (a dead letter)."""
 
     seq: int
@@ -315,7 +315,7 @@ class Excused(Event, frozen=True, tag="job_excused"):
 
 AnyEvent = (
     Header
-    | Client
+    | ClientSeen
     | Invoke
     | Ok
     | Fail
@@ -323,25 +323,25 @@ AnyEvent = (
     | Opened
     | Pushed
     | Whispered
-    | Moved
+    | CursorMoved
     | Dropped
-    | Warned
+    | WarningSeen
     | ClosingSaid
     | Closed
     | Level
     | Tried
-    | Fault
-    | Committed
+    | FaultWindow
+    | CommitSeen
     | Logged
     | LogAtEnd
     | ChatAtEnd
     | Held
     | Enqueued
     | Ran
-    | Effect
+    | EffectSeen
     | Excused
 )
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=HistoryEvent)
 
 
 class Operation(Struct, frozen=True):
@@ -356,12 +356,12 @@ class History:
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.events = list(events)
-        self._by_kind: dict[type[Event], list[Any]] = {}
+        self._by_kind: dict[type[HistoryEvent], list[Any]] = {}
         for event in self.events:
             self._by_kind.setdefault(type(event), []).append(event)
         ends = {e.op: e for e in self.events if isinstance(e, Ok | Fail | Unknown)}
         self.operations = [Operation(i, ends.get(i.op)) for i in self.of(Invoke)]
-        self.clients = {c.client: c for c in self.of(Client)}
+        self.clients = {c.client: c for c in self.of(ClientSeen)}
         self.chats = {c.chat_id: c for c in self.of(ChatAtEnd)}
         self.ended_at = max((e.at for e in self.events), default=0.0)
 

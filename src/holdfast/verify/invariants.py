@@ -18,7 +18,7 @@ from holdfast.verify.checkers.answered import (
 )
 from holdfast.verify.checkers.served import acked_is_offered
 from holdfast.verify.checkers.stored import acked_is_stored
-from holdfast.verify.history import ClosingSaid, Committed, History, Level, Tried, Warned
+from holdfast.verify.history import ClosingSaid, CommitSeen, History, Level, Tried, WarningSeen
 
 
 def no_silent_message_loss(history: History) -> Verdict:
@@ -41,7 +41,7 @@ def bounded_buffer(history: History) -> Verdict:
 def backpressure_signaled(history: History) -> Verdict:
     """A slow consumer is warned a grace before it is closed. Stronger: no close of any kind is silent."""
     verdict = Verdict("backpressure_signaled")
-    warned = {w.connection: w.at for w in reversed(history.of(Warned))}
+    warned = {w.connection: w.at for w in reversed(history.of(WarningSeen))}
     for closing in history.of(ClosingSaid):
         if closing.reason == "slow_consumer":
             early = closing.at - warned.get(closing.connection, closing.at)
@@ -55,7 +55,7 @@ def backpressure_signaled(history: History) -> Verdict:
 def failfast_persistence(history: History) -> Verdict:
     """No ack before its commit."""
     verdict = Verdict("failfast_persistence")
-    committed = {(c.chat_id, c.sequence): c.at for c in reversed(history.of(Committed))}
+    committed = {(c.chat_id, c.sequence): c.at for c in reversed(history.of(CommitSeen))}
     for invoke, ok, acked in history.acks():
         at = committed.get((invoke.chat_id, acked.sequence))
         verdict.require(at is not None and at <= ok.at, f"acked at {ok.at}, committed at {at}", invoke, ok)
@@ -104,8 +104,8 @@ def sequence_uniqueness(history: History) -> Verdict:
 def allocation_monotonicity(history: History) -> Verdict:
     """Later allocations are higher. Stronger: an allocation is a commit, so commits rise, one by one."""
     verdict = Verdict("allocation_monotonicity")
-    last: dict[str, Committed] = {}
-    for commit in history.of(Committed):
+    last: dict[str, CommitSeen] = {}
+    for commit in history.of(CommitSeen):
         before = last.get(commit.chat_id)
         if before is not None:
             verdict.require(commit.sequence > before.sequence, "a commit went back", before, commit)

@@ -22,7 +22,7 @@ import apsw
 
 from holdfast.errors import HoldfastError
 from holdfast.message import Acked, Draft, Message, User
-from holdfast.store.changes import Act, AddMember, CreateChat
+from holdfast.store.changes import AddMember, CommandContext, CreateChat
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 
 SECTOR_BYTES = 512
@@ -32,7 +32,7 @@ SYNC_FAILURE_ODDS = 0.03
 T = TypeVar("T")
 USER = User("default", "ann")
 
-Trouble = Callable[[str, str], None]
+_Trouble = Callable[[str, str], None]
 """Called with the operation (``write``, ``sync``, ``truncate``, ``read``) and the path; raises an apsw error or not."""
 
 
@@ -69,11 +69,11 @@ class _File:
         self.durable[offset : offset + len(data)] = data
 
 
-class Disk(apsw.VFS):
+class FaultyDisk(apsw.VFS):
     """One disk, registered with SQLite as ``name`` until ``unregister``. Not for more than one process."""
 
     def __init__(
-        self, name: str, rng: random.Random, cut_at: int | None = None, trouble: Trouble | None = None
+        self, name: str, rng: random.Random, cut_at: int | None = None, trouble: _Trouble | None = None
     ) -> None:
         self.name = name
         self.operations = 0
@@ -132,7 +132,9 @@ class Disk(apsw.VFS):
 class _OpenFile(apsw.VFSFile):
     """One open file of a disk."""
 
-    def __init__(self, disk: Disk, name: str | apsw.URIFilename | None, flags: list[int], file: _File | None) -> None:
+    def __init__(
+        self, disk: FaultyDisk, name: str | apsw.URIFilename | None, flags: list[int], file: _File | None
+    ) -> None:
         self._disk = disk
         self._file = file or _File(bytearray())
         self._path = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
@@ -186,7 +188,7 @@ class _Workload:
     """
 
     rng: random.Random
-    disk: Disk
+    disk: FaultyDisk
     acked: dict[tuple[str, int], Message] = field(default_factory=dict)
     in_flight: list[Draft] = field(default_factory=list)
     numbers: int = 0
@@ -229,9 +231,9 @@ class _Workload:
     def _chat(self) -> str:
         return self.rng.choice(("chat_a", "chat_b"))
 
-    def _act(self) -> Act:
+    def _act(self) -> CommandContext:
         number = self._number()
-        return Act(USER, "2026-01-01T00:00:00.000Z", f"msg_{number}", key=f"key-{number}")
+        return CommandContext(USER, "2026-01-01T00:00:00.000Z", f"msg_{number}", key=f"key-{number}")
 
     def _draft(self) -> Draft:
         number = self._number()
@@ -247,7 +249,7 @@ async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NO
     """
     rng = random.Random(seed)
     operation = rng.randint(1, OPERATIONS_MAX)
-    disk = Disk(f"powercut-{seed}", rng, operation)
+    disk = FaultyDisk(f"powercut-{seed}", rng, operation)
     failures = random.Random(-seed)
 
     def fail_some_syncs(operation: str, path: str) -> None:

@@ -30,11 +30,11 @@ _CONNECTIONS_MAX = 10_000
 
 Direction = Literal["up", "down"]
 """``up``: from whoever connected towards the target."""
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class NetworkConditions:
     """What happens to bytes."""
 
     latency_seconds: float = 0.0
@@ -59,16 +59,16 @@ class Weather:
 class Proxy:
     """``async with Proxy(host, port) as proxy``: listens on ``proxy.port`` of loopback, forwards to the target."""
 
-    def __init__(self, host: str, port: int, weather: Weather | None = None) -> None:
+    def __init__(self, host: str, port: int, weather: NetworkConditions | None = None) -> None:
         self._target = (host, port)
-        self._weather = weather or Weather()
+        self._weather = weather or NetworkConditions()
         self._pairs: dict[_Pair, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self.port = 0
         self.accepted = 0
 
     @property
-    def weather(self) -> Weather:
+    def weather(self) -> NetworkConditions:
         return self._weather
 
     async def __aenter__(self) -> Self:
@@ -151,7 +151,7 @@ class _Pair:
         self._broken = True
         self._ended.set()
 
-    async def _pump(self, near: Streams, far: Streams) -> None:
+    async def _pump(self, near: _Streams, far: _Streams) -> None:
         async with asyncio.TaskGroup() as pumps:
             for direction, reader, writer in _directions(near, far):
                 flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_IN_FLIGHT_MAX)
@@ -192,7 +192,9 @@ class _Pair:
             self.reset()
 
 
-def _directions(near: Streams, far: Streams) -> Iterator[tuple[Direction, asyncio.StreamReader, asyncio.StreamWriter]]:
+def _directions(
+    near: _Streams, far: _Streams
+) -> Iterator[tuple[Direction, asyncio.StreamReader, asyncio.StreamWriter]]:
     yield "up", near[0], far[1]
     yield "down", far[0], near[1]
 

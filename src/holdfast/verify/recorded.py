@@ -8,17 +8,17 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message
-from holdfast.client.events import Event
-from holdfast.client.reconnect import Reconnect, Verdict
+from holdfast.client.events import ClientEvent
+from holdfast.client.reconnect import Reconnect, ReconnectVerdict
 from holdfast.client.tokens import TokenProvider
 from holdfast.message import Cursor, User
 from holdfast.resilience import Backoff
-from holdfast.verify.history import Client as Who
+from holdfast.verify.history import ClientSeen as Who
 from holdfast.verify.history import Recorder
-from holdfast.verify.witness import Witness, watched
+from holdfast.verify.witness import RecordingMachine, watched
 
 
-class RecordedClient(Client):
+class RecordingClient(Client):
     """A client whose user, tenant and device are known from the start. ``copies`` is what it has of every chat.
 
     Times are those of the monotonic clock. ``take`` must be called with every event that the application gets.
@@ -39,7 +39,7 @@ class RecordedClient(Client):
         """``name``: its name in the history, if the device's own is taken."""
         super().__init__(url, token, device_id=device_id, state=state, settings=settings)
         who = Who(client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id)
-        self.witness = Witness(record, who, time.monotonic, alone=True)
+        self.witness = RecordingMachine(record, who, time.monotonic, alone=True)
         self.machine_type = watched(self.witness)
         self._reconnect = _Watched(self.witness, self._settings.backoff, self._rng, self._provider is not None)
         self.copies: dict[str, list[tuple[int, str]]] = {}
@@ -55,7 +55,7 @@ class RecordedClient(Client):
         """Break the connection as a network would."""
         self._cut()
 
-    def take(self, event: Event) -> None:
+    def take(self, event: ClientEvent) -> None:
         """The application keeps a message, or drops its copy of a chat."""
         match event:
             case Message():
@@ -81,10 +81,10 @@ class RecordedClient(Client):
 class _Watched(Reconnect):
     """Tells the witness how connections end: with a close frame the server did it, without one the network."""
 
-    def __init__(self, witness: Witness, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
+    def __init__(self, witness: RecordingMachine, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
         super().__init__(backoff, rng, can_renew)
         self._witness = witness
 
-    def closed(self, code: int | None) -> Verdict:
+    def closed(self, code: int | None) -> ReconnectVerdict:
         self._witness.ended("network" if code is None else "server")
         return super().closed(code)

@@ -35,7 +35,7 @@ NOT_A_MEMBER = {
 
 
 @dataclass
-class Script:
+class ServerScript:
     """What the server does wrong next; counters count down."""
 
     refuse_handshakes: list[tuple[int, dict[str, str]]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Script:
 
 
 @dataclass
-class Connection:
+class ScriptedConnection:
     """One socket as the server saw it."""
 
     socket: ServerConnection
@@ -82,7 +82,7 @@ class ScriptedServer:
     """A chat with one user in it, in memory. Use it as ``async with ScriptedServer() as server``."""
 
     def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        self.script = Script()
+        self.script = ServerScript()
         self._patience_seconds = patience_seconds
         self.epoch = 1
         self.is_member = True
@@ -90,7 +90,7 @@ class ScriptedServer:
         """The highest sequence of this epoch, also if the message was lost since."""
         self.messages: list[dict[str, Any]] = []
         self.keys: dict[str, dict[str, Any]] = {}
-        self.connections: list[Connection] = []
+        self.connections: list[ScriptedConnection] = []
         self.handshakes: list[float] = []
         self.acked = (0, 0)
         self.violations: list[str] = []
@@ -118,7 +118,7 @@ class ScriptedServer:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     @property
-    def here(self) -> Connection:
+    def here(self) -> ScriptedConnection:
         """The newest connection."""
         return self.connections[-1]
 
@@ -228,7 +228,7 @@ class ScriptedServer:
     async def _serve(self, socket: ServerConnection) -> None:
         assert socket.request is not None
         headers = socket.request.headers
-        connection = Connection(
+        connection = ScriptedConnection(
             socket,
             time.monotonic(),
             headers.get("Authorization", "").removeprefix("Bearer "),
@@ -256,7 +256,7 @@ class ScriptedServer:
             connection.live = False
             await self.touch()
 
-    def _hello(self, connection: Connection) -> dict[str, Any]:
+    def _hello(self, connection: ScriptedConnection) -> dict[str, Any]:
         return {
             "connection_id": f"conn_{len(self.connections)}",
             "user_id": USER,
@@ -267,7 +267,7 @@ class ScriptedServer:
             "limits": {},
         }
 
-    async def _answer(self, connection: Connection, frame: dict[str, Any]) -> None:
+    async def _answer(self, connection: ScriptedConnection, frame: dict[str, Any]) -> None:
         payload, request_id = frame.get("payload", {}), frame.get("request_id")
         match frame["type"]:
             case "resume":
@@ -339,7 +339,7 @@ class ScriptedServer:
             self.violations.append(f"acked {mark}, which was never sent")
         self.acked = max(self.acked, mark)
 
-    async def _sent(self, connection: Connection, payload: dict[str, Any], request_id: str | None) -> None:
+    async def _sent(self, connection: ScriptedConnection, payload: dict[str, Any], request_id: str | None) -> None:
         if self.script.drop_before_store:
             self.script.drop_before_store -= 1
             connection.socket.transport.abort()
@@ -397,7 +397,7 @@ class ScriptedServer:
 
     async def _write(
         self,
-        connection: Connection,
+        connection: ScriptedConnection,
         kind: str,
         payload: dict[str, Any],
         request_id: str | None = None,

@@ -11,7 +11,7 @@ from holdfast.eventlog.contract import EventLog
 from holdfast.message import Message
 from holdfast.store.changes import membership_event
 from holdfast.store.contract import Store
-from holdfast.verify.history import ChatAtEnd, Key, LogAtEnd, Logged, Membership, Recorder, Sighting
+from holdfast.verify.history import ChatAtEnd, KeySeen, LogAtEnd, Logged, MembershipSpan, Recorder, Sighting
 
 _BATCH = 500
 _BYTES = 2**22
@@ -21,7 +21,7 @@ async def note_store(
     record: Recorder,
     store: Store,
     founders: Mapping[str, Iterable[str]],
-    keys: Mapping[str, Iterable[Key]] | None = None,
+    keys: Mapping[str, Iterable[KeySeen]] | None = None,
 ) -> None:
     """Record every chat of ``founders`` (its first members, who are in no event) as it is stored now."""
     redacted = await _redactions(store)
@@ -36,7 +36,7 @@ async def note_store(
                 counter=inspected.counter,
                 messages=[Sighting.of(message) for message in messages],
                 keys=list(keys[chat_id]) if keys is not None else None,
-                memberships=[Membership(0, user, True) for user in users] + _changes(messages),
+                memberships=[MembershipSpan(0, user, True) for user in users] + _changes(messages),
                 first_sequence=inspected.chat.first_sequence,
                 redacted=redacted.get(chat_id, []),
                 holes=list(inspected.recorded_gaps),
@@ -66,7 +66,7 @@ async def read_all(store: Store, chat_id: str) -> list[Message]:
     return messages
 
 
-def _changes(messages: Iterable[Message]) -> list[Membership]:
+def _changes(messages: Iterable[Message]) -> list[MembershipSpan]:
     """What the events of a chat say of its members. An owner is never muted: the role lifts it."""
     changes, gone = [], set[str]()
     for message in messages:
@@ -77,16 +77,16 @@ def _changes(messages: Iterable[Message]) -> list[Membership]:
         match event.event:
             case "member_removed":
                 gone.add(user_id)
-                changes.append(Membership(message.sequence, user_id, False))
+                changes.append(MembershipSpan(message.sequence, user_id, False))
             case "member_added":
                 gone.discard(user_id)
-                changes.append(Membership(message.sequence, user_id, True, event.muted))
+                changes.append(MembershipSpan(message.sequence, user_id, True, event.muted))
             case "member_muted":
-                changes.append(Membership(message.sequence, user_id, True, True))
+                changes.append(MembershipSpan(message.sequence, user_id, True, True))
             case "member_unmuted" if user_id not in gone:
-                changes.append(Membership(message.sequence, user_id, True))
+                changes.append(MembershipSpan(message.sequence, user_id, True))
             case "role_changed" if event.role == "owner":
-                changes.append(Membership(message.sequence, user_id, True))
+                changes.append(MembershipSpan(message.sequence, user_id, True))
     return changes
 
 

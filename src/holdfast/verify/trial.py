@@ -26,9 +26,9 @@ from holdfast.message import Cursor, Message, User
 from holdfast.verify.history import (
     ChatAtEnd,
     Fail,
-    Fault,
+    FaultWindow,
     Header,
-    Membership,
+    MembershipSpan,
     Ok,
     PageSeen,
     Recorder,
@@ -36,8 +36,8 @@ from holdfast.verify.history import (
     Unknown,
     digest,
 )
-from holdfast.verify.history import Client as Who
-from holdfast.verify.recorded import RecordedClient
+from holdfast.verify.history import ClientSeen as Who
+from holdfast.verify.recorded import RecordingClient
 
 JUDGED = (1, 2, 3, 4, 5, 7, 8, 9, 12)
 QUICK = ClientSettings(reconnect_initial_seconds=0.1, reconnect_cap_seconds=2.0)
@@ -49,7 +49,7 @@ DELETIONS_MAX = 20
 """Each deletes as much as fits into its time."""
 
 
-class Rest(Protocol):
+class RestApi(Protocol):
     """The server's REST interface for one credential; its calls block, and raise ``holdfast.errors``."""
 
     def get(self, *path: str, **query: Any) -> Any: ...
@@ -65,11 +65,11 @@ class Account:
 
     user: User
     token: str
-    rest: Rest
+    rest: RestApi
 
 
 @dataclass(frozen=True, slots=True)
-class TrialSettings:
+class WorkloadSettings:
     """How much is done. Each device sends below a server's usual rate; all of it together is one busy conversation."""
 
     seconds: float = 10
@@ -84,7 +84,7 @@ class TrialSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkloadProgress:
     """How far it is."""
 
     doing: str
@@ -93,7 +93,7 @@ class Progress:
     cuts: int
 
 
-class Trial:
+class Workload:
     """One run. ``members`` own one device each, in turn; ``stranger`` is in no chat and must get nothing. An
     ``operator``, where there is one, deletes the messages in the end."""
 
@@ -102,9 +102,9 @@ class Trial:
         url: str,
         members: Sequence[Account],
         stranger: Account | None,
-        settings: TrialSettings,
+        settings: WorkloadSettings,
         seed: int,
-        operator: Rest | None = None,
+        operator: RestApi | None = None,
     ) -> None:
         self._url = url
         self._operator = operator
@@ -118,11 +118,11 @@ class Trial:
         self.chats: list[str] = []
         self.left: list[str] = []
         """What is still to be seen on the server, in words."""
-        self._clients: list[RecordedClient] = []
+        self._clients: list[RecordingClient] = []
         self._began = time.monotonic()
         self._sends = self._cuts = 0
 
-    async def run(self, tell: Callable[[Progress], None] = lambda progress: None) -> None:
+    async def run(self, tell: Callable[[WorkloadProgress], None] = lambda progress: None) -> None:
         """Do all of it. Raises ``holdfast.errors`` if the server cannot be used at all; cleans up whatever happens."""
         try:
             for number in range(self._settings.chats):
@@ -150,7 +150,7 @@ class Trial:
             for number in range(self._settings.devices):
                 account = self._members[number % len(self._members)]
                 device_id = f"verify-{account.user.user_id}-{number}"[:64]
-                client = RecordedClient(self._url, account.token, self.record, account.user, device_id, settings=QUICK)
+                client = RecordingClient(self._url, account.token, self.record, account.user, device_id, settings=QUICK)
                 self._clients.append(await stack.enter_async_context(client))
             listening = [asyncio.create_task(_keep(client)) for client in self._clients]
             try:
@@ -170,7 +170,7 @@ class Trial:
 
     # The conversation
 
-    async def _talk(self, tell: Callable[[Progress], None]) -> None:
+    async def _talk(self, tell: Callable[[WorkloadProgress], None]) -> None:
         """Everybody talks, connections break, a stranger knocks; every send is waited for."""
         until = time.monotonic() + self._settings.seconds
         async with asyncio.TaskGroup() as group:
@@ -183,7 +183,7 @@ class Trial:
                 tell(self._progress("talking"))
                 await asyncio.sleep(0.2)
 
-    async def _chatter(self, client: RecordedClient, number: int, until: float) -> None:
+    async def _chatter(self, client: RecordingClient, number: int, until: float) -> None:
         said: list[tuple[str, str, str]] = []
         while time.monotonic() < until:
             if said and self._rng.random() < _AGAIN:
@@ -208,15 +208,15 @@ class Trial:
             await asyncio.sleep(self._rng.uniform(pause / 2, pause))
             client, now = self._rng.choice(self._clients), time.monotonic()
             self._cuts += 1
-            self.record.note(Fault(at=now, until=now, plane="connection", name="cut", clients=[client.device_id]))
+            self.record.note(FaultWindow(at=now, until=now, plane="connection", name="cut", clients=[client.device_id]))
             client.cut()
 
     async def _come_twice(self) -> None:
         """A device connects again while its old connection is open: the server must say why it closes that one."""
         account, device_id = self._members[0], f"verify-{self._members[0].user.user_id}-twice"[:64]
 
-        def client(name: str) -> RecordedClient:
-            return RecordedClient(
+        def client(name: str) -> RecordingClient:
+            return RecordingClient(
                 self._url, account.token, self.record, account.user, device_id, name=name, settings=QUICK
             )
 
@@ -276,7 +276,7 @@ class Trial:
 
     # The end
 
-    async def _settle(self, tell: Callable[[Progress], None]) -> None:
+    async def _settle(self, tell: Callable[[WorkloadProgress], None]) -> None:
         """Wait until everybody has everything, or for as long as that may take: what is missing then is judged."""
         until = time.monotonic() + self._settings.settle_seconds
         while time.monotonic() < until:
@@ -304,7 +304,7 @@ class Trial:
                 epoch=page.epoch,
                 counter=page.head,
                 messages=messages,
-                memberships=[Membership(0, user_id, True) for user_id in users],
+                memberships=[MembershipSpan(0, user_id, True) for user_id in users],
             )
         )
 
@@ -331,11 +331,11 @@ class Trial:
                 remaining = f"not everything could be removed: {error.message}"
             self.left.append(f'{chat_id} "{self.name} {number}": {remaining}')
 
-    def _progress(self, doing: str) -> Progress:
-        return Progress(doing, time.monotonic() - self._began, self._sends, self._cuts)
+    def _progress(self, doing: str) -> WorkloadProgress:
+        return WorkloadProgress(doing, time.monotonic() - self._began, self._sends, self._cuts)
 
 
-def _delete_messages(operator: Rest, chat_id: str) -> None:
+def _delete_messages(operator: RestApi, chat_id: str) -> None:
     first = operator.get("/admin/chats", chat_id)["chat"]["head"] + 1
     body = {"first_sequence": first, "reason": "holdfast verify has ended"}
     for _ in range(DELETIONS_MAX):
@@ -344,6 +344,6 @@ def _delete_messages(operator: Rest, chat_id: str) -> None:
     raise Unavailable("deleting its messages takes too long")
 
 
-async def _keep(client: RecordedClient) -> None:
+async def _keep(client: RecordingClient) -> None:
     async for event in client.events():
         client.take(event)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from holdfast.client.actions import Action, Drop, Write
+from holdfast.client.actions import Drop, MachineAction, Write
 from holdfast.client.machine import Machine
 from holdfast.message import Cursor, Message, Page
 from holdfast.verify.history import (
-    Client,
+    ClientSeen,
     Closed,
     ClosingSaid,
+    CursorMoved,
     Dropped,
     Fail,
     Held,
-    Moved,
     Ok,
     Opened,
     PageSeen,
@@ -27,7 +27,7 @@ from holdfast.verify.history import (
     Recorder,
     Sighting,
     Unknown,
-    Warned,
+    WarningSeen,
     Whispered,
     digest,
 )
@@ -47,13 +47,13 @@ from holdfast.wire.frames import (
 )
 
 
-class Witness:
+class RecordingMachine:
     """What one client does and sees. ``now`` is the clock of the whole history.
 
     ``alone``: nobody notes what the server says, so that its warnings and closings are noted here, as they are heard.
     """
 
-    def __init__(self, record: Recorder, who: Client, now: Callable[[], float], *, alone: bool = False) -> None:
+    def __init__(self, record: Recorder, who: ClientSeen, now: Callable[[], float], *, alone: bool = False) -> None:
         self._record = record
         self._name = who.client
         self._now = now
@@ -120,7 +120,9 @@ class Witness:
                 cursors = {chat_id: Cursor(*claim[:2]) for chat_id, claim in resume.cursors.items()}
                 op = record.invoke(now, self._name, "resume", cursors=cursors)
             case Ack(payload=ack):
-                moved = Moved(at=now, client=self._name, chat_id=ack.chat_id, epoch=ack.epoch, sequence=ack.sequence)
+                moved = CursorMoved(
+                    at=now, client=self._name, chat_id=ack.chat_id, epoch=ack.epoch, sequence=ack.sequence
+                )
                 record.note(moved)
             case _:
                 pass
@@ -148,7 +150,7 @@ class Witness:
             case ConnectionClosing(reason=reason):
                 self._record.note(ClosingSaid(at=now, connection=self.connection, reason=reason))
             case Error(code="SLOW_CONSUMER", grace_period_seconds=grace):
-                self._record.note(Warned(at=now, connection=self.connection, grace_seconds=grace or 0.0))
+                self._record.note(WarningSeen(at=now, connection=self.connection, grace_seconds=grace or 0.0))
             case _:
                 pass
 
@@ -181,22 +183,22 @@ def _asked_from(frame: AnyClientFrame, chat_id: str) -> Cursor | None:
             return None
 
 
-def watched(witness: Witness, base: type[Machine] = Machine) -> type[Machine]:
+def watched(witness: RecordingMachine, base: type[Machine] = Machine) -> type[Machine]:
     """``base`` with a witness. How a connection ended is not the machine's to know: its shell tells the witness."""
 
     class WatchedMachine(base):  # type: ignore[misc, valid-type]
-        def opened(self, expires_at: float | None, now: float) -> list[Action]:
+        def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
             witness.opened()
-            actions: list[Action] = super().opened(expires_at, now)
+            actions: list[MachineAction] = super().opened(expires_at, now)
             return actions
 
-        def receive(self, frame: ServerFrame, now: float) -> list[Action]:
+        def receive(self, frame: ServerFrame, now: float) -> list[MachineAction]:
             witness.heard(frame)
-            actions: list[Action] = super().receive(frame, now)
+            actions: list[MachineAction] = super().receive(frame, now)
             return actions
 
-        def _done(self, now: float) -> list[Action]:
-            actions: list[Action] = super()._done(now)
+        def _done(self, now: float) -> list[MachineAction]:
+            actions: list[MachineAction] = super()._done(now)
             for action in actions:
                 if isinstance(action, Write):
                     witness.asked(action.frame)

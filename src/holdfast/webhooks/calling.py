@@ -83,7 +83,7 @@ async def _connected(_session: aiohttp.ClientSession, context: SimpleNamespace, 
     context.trace_request_ctx.begin()
 
 
-class Caller:
+class WebhookCaller:
     """Posts to endpoints; made inside the event loop."""
 
     def __init__(self, *, timeout_seconds: float, connect_timeout_seconds: float, private_allowed: bool) -> None:

@@ -11,7 +11,7 @@ JOB_TYPE = "webhook"
 DELIVERIES_KEPT_PER_ENDPOINT = 1000
 
 
-class Endpoint(Struct, frozen=True):
+class WebhookEndpoint(Struct, frozen=True):
     """Where the messages of a tenant are sent. ``disabled``: why it gets nothing; empty while it does."""
 
     endpoint_id: str
@@ -38,16 +38,16 @@ class Delivery(Struct, frozen=True):
     error: str = ""
 
 
-class Endpoints(Protocol):
+class WebhookEndpoints(Protocol):
     """What is said to be done is on stable storage when the call returns."""
 
-    async def add(self, endpoint: Endpoint) -> None: ...
+    async def add(self, endpoint: WebhookEndpoint) -> None: ...
 
-    async def get(self, endpoint_id: str) -> Endpoint:
+    async def get(self, endpoint_id: str) -> WebhookEndpoint:
         """NotFound if there is none."""
         ...
 
-    async def all(self) -> Sequence[Endpoint]:
+    async def all(self) -> Sequence[WebhookEndpoint]:
         """By creation."""
         ...
 

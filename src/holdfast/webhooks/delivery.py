@@ -24,16 +24,16 @@ from holdfast.clock import Clock, timestamp
 from holdfast.errors import NotFound
 from holdfast.message import Message
 from holdfast.resilience import retry_after_seconds
-from holdfast.webhooks.contract import JOB_TYPE, Delivery, Endpoint, Endpoints
+from holdfast.webhooks.contract import JOB_TYPE, Delivery, WebhookEndpoint, WebhookEndpoints
 from holdfast.webhooks.guard import check_url
 from holdfast.webhooks.signing import headers
 from holdfast.work.destinations import Paces
 from holdfast.work.failures import JobFailed, JobPostponed
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Draft, Policies, Reason
+from holdfast.work.job import JobDraft, Policies, Reason
 
 if TYPE_CHECKING:
-    from holdfast.webhooks.calling import Caller
+    from holdfast.webhooks.calling import WebhookCaller
 
 _encode = msgspec.json.Encoder().encode
 _PARKED_AGAIN_SECONDS = 1.0
@@ -69,7 +69,7 @@ Find = Callable[[str, int], Awaitable[Message | None]]
 """The message of a chat with this sequence as it is now; None if it was removed."""
 
 
-class Notice(msgspec.Struct, frozen=True):
+class DeliveryNotice(msgspec.Struct, frozen=True):
     """A delivery as a job: to whom, and about which message. ``chat_id`` empty: a test."""
 
     endpoint_id: str
@@ -80,7 +80,7 @@ class Notice(msgspec.Struct, frozen=True):
     message_id: str = ""
 
 
-class Event(msgspec.Struct, frozen=True):
+class WebhookEvent(msgspec.Struct, frozen=True):
     """What a receiver gets."""
 
     type: Literal["message.created", "webhook.test"]
@@ -88,9 +88,9 @@ class Event(msgspec.Struct, frozen=True):
     data: dict[str, Any]
 
 
-def draft_of(notice: Notice) -> Draft:
+def draft_of(notice: DeliveryNotice) -> JobDraft:
     """One stream per endpoint and chat: a chat's messages arrive in order, and one chat does not wait for another."""
-    return Draft(JOB_TYPE, _encode(notice), f"{notice.endpoint_id}/{notice.chat_id or 'test'}", notice.endpoint_id)
+    return JobDraft(JOB_TYPE, _encode(notice), f"{notice.endpoint_id}/{notice.chat_id or 'test'}", notice.endpoint_id)
 
 
 def with_webhooks(policies: Policies) -> Policies:
@@ -101,31 +101,31 @@ def with_webhooks(policies: Policies) -> Policies:
     return policies
 
 
-async def recall_paces(endpoints: Endpoints, paces: Paces) -> None:
+async def recall_paces(endpoints: WebhookEndpoints, paces: Paces) -> None:
     """After a start an endpoint is as slow as its last call was: those that hang do not hold up the others again."""
     for endpoint_id, seconds in (await endpoints.last_seconds()).items():
         paces.ended((JOB_TYPE, endpoint_id), seconds)
 
 
-class Deliveries:
+class WebhookSender:
     """Delivers; made inside the event loop, closed by leaving ``opened``."""
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: WebhookEndpoints,
         find: Find,
         clock: Clock,
         settings: WebhookSettings,
     ) -> None:
         self._endpoints, self._find, self._clock = endpoints, find, clock
         self._settings = settings
-        self._calling: asyncio.Task[Caller] | None = None
+        self._calling: asyncio.Task[WebhookCaller] | None = None
 
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, endpoints: Endpoints, find: Find, clock: Clock, settings: WebhookSettings | None = None
-    ) -> AsyncIterator[Deliveries]:
+        cls, endpoints: WebhookEndpoints, find: Find, clock: Clock, settings: WebhookSettings | None = None
+    ) -> AsyncIterator[WebhookSender]:
         chosen = settings or WebhookSettings()
         deliveries = cls(endpoints, find, clock, chosen)
         try:
@@ -134,16 +134,16 @@ class Deliveries:
             if deliveries._calling is not None:
                 await (await deliveries._calling).close()
 
-    async def _caller(self) -> Caller:
+    async def _caller(self) -> WebhookCaller:
         """Made for the first delivery; its libraries are loaded beside the loop, which goes on."""
         if self._calling is None:
             self._calling = asyncio.create_task(self._open())
         return await asyncio.shield(self._calling)
 
-    async def _open(self) -> Caller:
+    async def _open(self) -> WebhookCaller:
         calling = await asyncio.to_thread(import_module, "holdfast.webhooks.calling")
         chosen = self._settings
-        caller: Caller = calling.Caller(
+        caller: WebhookCaller = calling.Caller(
             timeout_seconds=chosen.timeout_seconds,
             connect_timeout_seconds=chosen.connect_timeout_seconds,
             private_allowed=chosen.private_allowed,
@@ -155,12 +155,15 @@ class Deliveries:
         deadline = chosen.connect_timeout_seconds + chosen.timeout_seconds + 20
 
         @handlers.handle(
-            Notice, type=JOB_TYPE, deadline_seconds=deadline, per_destination_max=chosen.concurrency_per_endpoint
+            DeliveryNotice,
+            type=JOB_TYPE,
+            deadline_seconds=deadline,
+            per_destination_max=chosen.concurrency_per_endpoint,
         )
-        async def deliver(ctx: Context, notice: Notice) -> None:
+        async def deliver(ctx: Context, notice: DeliveryNotice) -> None:
             await self.deliver(ctx, notice)
 
-    async def deliver(self, ctx: Context, notice: Notice) -> None:
+    async def deliver(self, ctx: Context, notice: DeliveryNotice) -> None:
         """Returns when the endpoint has taken it, or was removed; raises JobFailed otherwise."""
         try:
             endpoint = await self._endpoints.get(notice.endpoint_id)
@@ -190,16 +193,16 @@ class Deliveries:
         await log(status, error)
         await self._judge(endpoint, status, error, retry_after)
 
-    async def _event(self, notice: Notice) -> Event | None:
+    async def _event(self, notice: DeliveryNotice) -> WebhookEvent | None:
         """What the endpoint is told; None when the message is gone."""
         if not notice.chat_id:
-            return Event("webhook.test", notice.at, {"tenant": notice.tenant})
+            return WebhookEvent("webhook.test", notice.at, {"tenant": notice.tenant})
         message = await self._find(notice.chat_id, notice.sequence)
         if message is None or message.message_id != notice.message_id:
             return None
-        return Event("message.created", notice.at, {"tenant": notice.tenant, **msgspec.to_builtins(message)})
+        return WebhookEvent("message.created", notice.at, {"tenant": notice.tenant, **msgspec.to_builtins(message)})
 
-    async def _post(self, endpoint: Endpoint, webhook_id: str, body: bytes) -> tuple[int, str, float]:
+    async def _post(self, endpoint: WebhookEndpoint, webhook_id: str, body: bytes) -> tuple[int, str, float]:
         """(status, error, seconds the endpoint wants us to wait); status 0: no answer."""
         signed = headers(endpoint.secret, webhook_id, self._clock.now(), body)
         signed["user-agent"] = "Holdfast-Webhooks/1"
@@ -212,7 +215,7 @@ class Deliveries:
         told = "" if status < 300 else text[:200].decode("utf-8", "replace")
         return status, told, retry_after_seconds(retry_after, self._clock.now()) or 0.0
 
-    async def _judge(self, endpoint: Endpoint, status: int, error: str, retry_after: float) -> None:
+    async def _judge(self, endpoint: WebhookEndpoint, status: int, error: str, retry_after: float) -> None:
         if 200 <= status < 300:
             return
         if status == 410:

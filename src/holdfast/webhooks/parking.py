@@ -16,7 +16,7 @@ from msgspec import Struct
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import NotFound
-from holdfast.webhooks.contract import JOB_TYPE, Endpoint, Endpoints
+from holdfast.webhooks.contract import JOB_TYPE, WebhookEndpoint, WebhookEndpoints
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.work.contract import WorkStore
 from holdfast.work.job import Failure, Reason
@@ -38,7 +38,7 @@ class Parking:
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: WebhookEndpoints,
         jobs: WorkStore,
         pause: Callable[[Collection[tuple[str, str]]], None],
         group: Callable[[Mapping[tuple[str, str], str]], None],
@@ -48,7 +48,7 @@ class Parking:
         self._endpoints, self._jobs, self._clock, self._settings = endpoints, jobs, clock, settings
         self._pause, self._group = pause, group
         self._version = -1
-        self._disabled: Sequence[Endpoint] = ()
+        self._disabled: Sequence[WebhookEndpoint] = ()
         self.status = ParkedStatus()
 
     async def run(self) -> None:
@@ -81,7 +81,7 @@ class Parking:
         self.status = ParkedStatus(self.status.endpoints, parked)
         telemetry.webhooks_parked(len(parked), sum(parked.values()))
 
-    async def _expire(self, endpoint: Endpoint) -> int:
+    async def _expire(self, endpoint: WebhookEndpoint) -> int:
         """How many are parked then."""
         name, chosen = endpoint.endpoint_id, self._settings
         days = chosen.parked_seconds_max / 86400
@@ -99,7 +99,7 @@ class Parking:
             jobs -= len(oldest)
         return jobs
 
-    async def _bury(self, endpoint: Endpoint, seqs: Sequence[int], why: str) -> bool:
+    async def _bury(self, endpoint: WebhookEndpoint, seqs: Sequence[int], why: str) -> bool:
         """False: it was enabled meanwhile, or somebody else has taken them."""
         if self._endpoints.version != self._version:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.webhooks.contract import Endpoints
+from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.webhooks.parking import ParkedStatus
 from holdfast.work.contract import WorkStore
@@ -34,25 +34,25 @@ class WorkSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookPlane:
+class WebhookParts:
     """``private_allowed``: endpoints may be on private addresses; for development only.
 
     ``begun``: whether what is committed from now on reaches an endpoint that is added now. ``parked``: what waits for
     disabled endpoints.
     """
 
-    endpoints: Endpoints
+    endpoints: WebhookEndpoints
     private_allowed: bool = False
     begun: Callable[[], bool] = lambda: True
     parked: Callable[[], ParkedStatus] = ParkedStatus
 
 
 @dataclass(frozen=True, slots=True)
-class WorkPlane:
+class WorkParts:
     """The jobs of a node, and the webhooks that run on them. ``up``: whether the store of jobs answers."""
 
     jobs: WorkStore
-    webhooks: WebhookPlane
+    webhooks: WebhookParts
     up: Callable[[], bool]
 
     def dependencies(self) -> dict[str, str]:

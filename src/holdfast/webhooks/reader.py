@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.contract import EventLog
-from holdfast.message import Entry
+from holdfast.message import LogEntry
 from holdfast.telemetry import log
-from holdfast.webhooks.contract import Endpoint, Endpoints
-from holdfast.webhooks.delivery import Notice, draft_of
-from holdfast.work.contract import Mark, WorkStore
-from holdfast.work.job import Draft
+from holdfast.webhooks.contract import WebhookEndpoint, WebhookEndpoints
+from holdfast.webhooks.delivery import DeliveryNotice, draft_of
+from holdfast.work.contract import ReaderMark, WorkStore
+from holdfast.work.job import JobDraft
 
 NAME = "webhooks"
 BATCH = 500
@@ -29,12 +29,12 @@ UNMARKED_MAX = 10_000
 """How many entries that made no jobs may be read again after a crash."""
 
 
-class Reader:
+class WebhookReader:
     """Runs until cancelled; where it fails it is started again by its node, at its stored position."""
 
-    def __init__(self, log: EventLog, endpoints: Endpoints, jobs: WorkStore, clock: Clock) -> None:
+    def __init__(self, log: EventLog, endpoints: WebhookEndpoints, jobs: WorkStore, clock: Clock) -> None:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
-        self._known: tuple[int, dict[str, list[Endpoint]]] = (0, {})
+        self._known: tuple[int, dict[str, list[WebhookEndpoint]]] = (0, {})
         self._name, self._marked = NAME, 0
         self.begun = False
         """Whether its position is stored. Who adds an endpoint before that would not get all that came after."""
@@ -88,11 +88,11 @@ class Reader:
             await self._mark(reached, drafts)
         return reached
 
-    async def _mark(self, position: int, drafts: Sequence[Draft] = ()) -> None:
-        await self._jobs.enqueue(drafts, Mark(self._name, position))
+    async def _mark(self, position: int, drafts: Sequence[JobDraft] = ()) -> None:
+        await self._jobs.enqueue(drafts, ReaderMark(self._name, position))
         self._marked = position
 
-    async def _by_tenant(self, position: int) -> dict[str, list[Endpoint]]:
+    async def _by_tenant(self, position: int) -> dict[str, list[WebhookEndpoint]]:
         """Who is told; before a change of endpoints takes effect, the position it takes effect from is stored."""
         version, known = self._known
         if version != self._endpoints.version:
@@ -106,14 +106,14 @@ class Reader:
             self._known = (version, known)
         return known
 
-    def _drafts(self, entry: Entry, endpoints: Sequence[Endpoint], at: str) -> list[Draft]:
+    def _drafts(self, entry: LogEntry, endpoints: Sequence[WebhookEndpoint], at: str) -> list[JobDraft]:
         """What an endpoint is told: nothing from before it was added, however far behind this reader is.
 
         The times of day decide only where the positions cannot, so a clock that is set back costs no message.
         """
         about = (entry.message.chat_id, entry.message.sequence, entry.message.message_id)
         return [
-            draft_of(Notice(each.endpoint_id, entry.tenant, at, *about))
+            draft_of(DeliveryNotice(each.endpoint_id, entry.tenant, at, *about))
             for each in endpoints
             if entry.position > self._noticed[each.endpoint_id] or each.created_at <= entry.message.created_at
         ]

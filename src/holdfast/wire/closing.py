@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Closing(Enum):
+class CloseReason(Enum):
     """A reason, its WebSocket close code, and whether clients should spread their return."""
 
     def __init__(self, code: int, spread: bool, message: str) -> None:

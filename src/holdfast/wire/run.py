@@ -9,7 +9,7 @@ from holdfast.message import Message
 from holdfast.wire.codec import encode_frame
 
 
-class Run:
+class EncodedRun:
     """Messages ``first``..``last`` of a chat as WebSocket frames, ready to be written as they are."""
 
     __slots__ = ("chat_id", "count", "data", "first", "last", "messages", "next", "size")
@@ -24,6 +24,6 @@ class Run:
         self.data = b"".join([encode_frame(message) for message in messages])
         self.size = len(self.data)
 
-    def after(self, sequence: int) -> Run:
+    def after(self, sequence: int) -> EncodedRun:
         """The rest of the run behind ``sequence``; only where a client already has its beginning."""
-        return Run(self.messages[sequence - self.first + 1 :])
+        return EncodedRun(self.messages[sequence - self.first + 1 :])

@@ -54,11 +54,11 @@ class Line:
         self.reach = max(self.reach, 2 * self.ended - 1)
 
 
-Place = Line | int
+_Place = Line | int
 """Where the next job to be announced is: in a line, or, without a stream, by its sequence."""
 
 
-class Announcing:
+class Dispatch:
     """Who has something to announce, in turn. ``waiting`` are the jobs that have not started, by sequence; it is the
     caller's, and kept up to date."""
 
@@ -72,10 +72,10 @@ class Announcing:
         self._round = 0
         # A head may start when it is announced; a follower's line has something in flight; a suspect waits for others,
         # a loner until nothing is in flight.
-        self._heads: OrderedDict[Place, None] = OrderedDict()
-        self._followers: OrderedDict[Place, None] = OrderedDict()
-        self._suspects: OrderedDict[Place, None] = OrderedDict()
-        self._loners: OrderedDict[Place, None] = OrderedDict()
+        self._heads: OrderedDict[_Place, None] = OrderedDict()
+        self._followers: OrderedDict[_Place, None] = OrderedDict()
+        self._suspects: OrderedDict[_Place, None] = OrderedDict()
+        self._loners: OrderedDict[_Place, None] = OrderedDict()
         self._suspects_in_flight: set[int] = set()
         self._loner_in_flight: int | None = None
         self._all_waiting = (self._heads, self._followers, self._suspects, self._loners)
@@ -126,7 +126,7 @@ class Announcing:
         while self._followers and ahead > 0 and not self.isolates:
             ahead -= self._announce(self._followers.popitem(last=False)[0], ahead)
 
-    def announced_by_store(self, job: Job, place: Place) -> None:
+    def announced_by_store(self, job: Job, place: _Place) -> None:
         """The store has recorded it on its own when it handed it out; it may have to wait all the same."""
         waiting = self._heads if place in self._heads else self._followers
         if place in waiting and (isinstance(place, int) or place.queue[place.told] is job):
@@ -237,7 +237,7 @@ class Announcing:
         self._in_turn = None
         return count
 
-    def _announce(self, line: Place, most: int) -> int:
+    def _announce(self, line: _Place, most: int) -> int:
         """Announce what follows in the line, up to its reach, and put it where it belongs then; how many it were."""
         if isinstance(line, int):
             job = self._waiting[line]
@@ -255,7 +255,7 @@ class Announcing:
         self.offer(line)
         return count
 
-    def _tell(self, place: Place, jobs: Iterable[Job]) -> int:
+    def _tell(self, place: _Place, jobs: Iterable[Job]) -> int:
         """How many could be announced: a suspect waits for others, a capped job for its destination."""
         count = 0
         for job in jobs:
@@ -280,7 +280,7 @@ class Announcing:
         self._destinations.wait(destination, line)
         return False
 
-    def _may_add_suspect(self, place: Place, job: Job, chosen: int) -> bool:
+    def _may_add_suspect(self, place: _Place, job: Job, chosen: int) -> bool:
         """Whether the suspect may be announced; it counts as such then, and otherwise waits for its turn."""
         if chosen or (isinstance(place, Line) and place.in_flight):
             return False
@@ -299,7 +299,7 @@ class Announcing:
     def _only_as_head(self, job: Job) -> bool:
         return job.crashes > 0 or (self._capped and self._destinations.is_capped(job))
 
-    def _displace(self, place: Place) -> None:
+    def _displace(self, place: _Place) -> None:
         for waiting in self._all_waiting:
             waiting.pop(place, None)
         if isinstance(place, Line) and place.waits_for is not None:

@@ -38,7 +38,7 @@ class Breakers:
         breaker = self._own.get(job_type)
         return breaker is not None and breaker.state(self._clock.monotonic()) is BreakerState.HALF_OPEN
 
-    def shut(self) -> tuple[list[str], list[str]]:
+    def paused_types(self) -> tuple[list[str], list[str]]:
         """The types that are not closed, here or elsewhere, and those of them that a probe may be run of now."""
         now = self._clock.monotonic()
         away = {job_type for job_type, until in self._open_elsewhere.items() if until > now}

@@ -37,7 +37,7 @@ class _Send(msgspec.Struct, frozen=True):
     content_type: str
 
 
-class Chats:
+class ChatTransport:
     """A transport for ``Handlers.carry``: its address is a chat's id, the payload the content, as UTF-8, of the
     ``content_type``.
 
@@ -69,7 +69,7 @@ class Chats:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Chats:
+    async def __aenter__(self) -> ChatTransport:
         self._session = open_session(headers=self._headers, timeout=self._timeout)
         return self
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.work.job import Block, Draft, Failure, Job, Reason, State, Verdict, reason_of
+from holdfast.work.job import Block, Failure, FailureVerdict, Job, JobDraft, Reason, State, reason_of
 
 PER_BACKLOG = 64
 """How many held jobs of one stream are read at once."""
@@ -38,7 +38,7 @@ class LeaseLost(HoldfastError):
     """This worker was declared dead or its partition has moved; nothing of what it reported was applied."""
 
 
-class SeatTaken(Unavailable):
+class SessionTaken(Unavailable):
     """The store has one seat, and another worker that is alive sits there; the message names it. Try again later."""
 
 
@@ -72,13 +72,13 @@ class Failed:
 
     seq: int
     attempt: int
-    verdict: Verdict
+    verdict: FailureVerdict
     failure: Failure
     stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ReaderMark:
     """How far a named reader of something else has come; stored with the jobs it made of what it read."""
 
     reader: str
@@ -90,7 +90,7 @@ class Child:
     """A job enqueued by the success of another: stored exactly when its parent's completion is."""
 
     parent: int
-    draft: Draft
+    draft: JobDraft
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ClaimRequest:
     """How much the seat can take: jobs and bytes, how many of them start at once, and which backlogs to read on.
 
     ``backlogs`` maps a stream to the sequence after which its held jobs are wanted, at most ``per_backlog`` of each.
@@ -167,7 +167,7 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JobEntry:
     """A job as people see it."""
 
     seq: int
@@ -195,7 +195,7 @@ class Entry:
     """Every reason it failed with, in order; the same in succession once. At most 64: the first 63 and the last."""
 
     @classmethod
-    def stored(cls, values: Iterable[tuple[str, Any]]) -> Entry:
+    def stored(cls, values: Iterable[tuple[str, Any]]) -> JobEntry:
         """From the columns of a table: numbers for states and reasons, NULL for what is not known."""
         found = dict(values)
         found["state"], found["reason"] = State(found["state"]), reason_of(found["reason"])
@@ -308,7 +308,7 @@ class Stats:
         )
 
 
-class Waiting(NamedTuple):
+class WaitingJobs(NamedTuple):
     """The jobs of one destination that are not done: how many, and when the oldest came."""
 
     jobs: int
@@ -316,7 +316,7 @@ class Waiting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class JobAct:
     """One recorded act of an operator; ``number`` rises with time."""
 
     number: int
@@ -328,7 +328,7 @@ class Act:
     why: str
 
 
-class Seat(Protocol):
+class WorkerSession(Protocol):
     """One worker's place at the store. All verbs but ``beat`` are called from one event loop, one at a time."""
 
     instance: int
@@ -342,7 +342,7 @@ class Seat(Protocol):
         """Rises with every new owner of the job's stream; a resource that remembers it can refuse a zombie."""
         ...
 
-    async def process(self, report: Report, want: Want) -> Claimed:
+    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
         """Report and claim, in one transaction; see the module's text for order and durability.
 
         Raises Refused, and has changed nothing, if the report holds a value that the store can never take.
@@ -428,7 +428,7 @@ class WorkStore(Protocol):
     shared: bool
     """How adapters differ: many processes may take a seat, and then partitions, beats and takeover matter."""
 
-    async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
+    async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
         """Store jobs in order, in one transaction; their sequences, 0 for one that the inbox has seen before.
 
         With a ``mark`` the reader's position is stored in the same transaction.
@@ -439,15 +439,15 @@ class WorkStore(Protocol):
         """Where a named reader stands; None if it never stored a mark."""
         ...
 
-    async def join(self, name: str) -> Seat:
+    async def join(self, name: str) -> WorkerSession:
         """Take a seat. SeatTaken where there is one for all, and another worker has it."""
         ...
 
-    async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+    async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         """Jobs by sequence."""
         ...
 
-    async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+    async def dead(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         """Dead letters, newest first."""
         ...
 
@@ -477,7 +477,7 @@ class WorkStore(Protocol):
         """Forget dead letters for good."""
         ...
 
-    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:
+    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, WaitingJobs]:
         """How many jobs wait for each of these destinations; one without any is left out."""
         ...
 
@@ -493,7 +493,7 @@ class WorkStore(Protocol):
 
     async def open_breakers(self) -> Sequence[OpenBreaker]: ...
 
-    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[Act]:
+    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[JobAct]:
         """Recorded acts, newest first; those ``before`` a number, which is the last of the page before."""
         ...
 

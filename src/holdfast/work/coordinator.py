@@ -18,14 +18,14 @@ from holdfast.clock import Clock, SystemClock, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.resilience import Backoff
 from holdfast.work.breakers import Breakers
-from holdfast.work.contract import LeaseLost, Seat, SeatTaken, WorkStore
+from holdfast.work.contract import LeaseLost, SessionTaken, WorkerSession, WorkStore
 from holdfast.work.destinations import Paces
 from holdfast.work.failures import Hook
 from holdfast.work.handling import Handlers
 from holdfast.work.job import Policies
 from holdfast.work.running import Runner
 from holdfast.work.settings import WorkerSettings
-from holdfast.work.shift import Shift, log_failed_call
+from holdfast.work.shift import WorkerLoop, log_failed_call
 from holdfast.work.watchdog import EXIT_CODE, Watchdog
 from holdfast.work.worker_task import WorkerTask, on_restart, start
 
@@ -57,7 +57,7 @@ class Worker:
         self.paces = Paces(self._settings.slow_seconds)
         """Which destinations are slow; it may be told what was known of them before."""
         self._stopping = asyncio.Event()
-        self._shift: Shift | None = None
+        self._shift: WorkerLoop | None = None
         self._paused: frozenset[tuple[str, str]] = frozenset()
         self._groups: dict[tuple[str, str], str] = {}
         self._task: WorkerTask[None]
@@ -133,7 +133,7 @@ class Worker:
                 seat = await self._store.join(self._name)
                 await self._serve(seat)
                 failures = 0
-            except SeatTaken as error:
+            except SessionTaken as error:
                 failures += 1
                 if failures == 1:
                     telemetry.log.warning("work.seat_taken", worker=self._name, error=error.message, action="waits")
@@ -182,8 +182,8 @@ class Worker:
         if self._has_runners:
             telemetry.log.warning("work.runners_available", worker=self._name, stuck=len(self._runner.stuck))
 
-    async def _serve(self, seat: Seat) -> None:
-        self._shift = Shift(seat, self._store.shared, self._runner, self._settings, self._clock, self.paces)
+    async def _serve(self, seat: WorkerSession) -> None:
+        self._shift = WorkerLoop(seat, self._store.shared, self._runner, self._settings, self._clock, self.paces)
         self._shift.group(self._groups)
         if self._paused:
             self._shift.pause(self._paused)

@@ -22,12 +22,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from holdfast.errors import BadSetting, HoldfastError
-from holdfast.work.contract import Child, RunEnded, Seat
+from holdfast.work.contract import Child, RunEnded, WorkerSession
 from holdfast.work.failures import PayloadUnreadable, Reasons
-from holdfast.work.job import Draft, InvalidArgument, Job, Reason, known_draft, known_seq, known_stage, shown
+from holdfast.work.job import InvalidArgument, Job, JobDraft, Reason, known_draft, known_seq, known_stage, shown
 
 Payload = TypeVar("Payload")
-Run = Callable[["Context", Any], Awaitable[None]]
+_Run = Callable[["Context", Any], Awaitable[None]]
 Typed = Callable[["Context", Payload], Awaitable[None]]
 _encode = msgspec.json.Encoder().encode
 CHILDREN_MAX = 1000
@@ -43,7 +43,7 @@ class Context(msgspec.Struct, eq=False):
     """
 
     job: Job
-    seat: Seat
+    seat: WorkerSession
     deadline: float = float("inf")
     stages: int = 0
     children_bytes: int = 0
@@ -91,7 +91,7 @@ class Context(msgspec.Struct, eq=False):
             raise
         self.stages |= bit
 
-    def enqueue(self, draft: Draft) -> None:
+    def enqueue(self, draft: JobDraft) -> None:
         """Enqueue another job with the success of this one: both or neither."""
         self._require_open()
         known_draft(draft)
@@ -161,12 +161,12 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
+class HandlerSpec:
     """How one job type is handled."""
 
     type: str
     decode: Callable[[bytes], Any]
-    run: Run
+    run: _Run
     stream: Callable[[Any], str] | None
     deadline_seconds: float
     per_destination_max: int = 0
@@ -195,11 +195,11 @@ class Handlers:
     """The job types a worker knows, and the transports for the others; plain registration, no globals."""
 
     def __init__(self) -> None:
-        self._by_type: dict[str, Handling] = {}
-        self._by_class: dict[type[Any], list[Handling]] = {}
-        self._by_scheme: dict[str, Handling] = {}
+        self._by_type: dict[str, HandlerSpec] = {}
+        self._by_class: dict[type[Any], list[HandlerSpec]] = {}
+        self._by_scheme: dict[str, HandlerSpec] = {}
 
-    def find(self, job: Job) -> Handling | None:
+    def find(self, job: Job) -> HandlerSpec | None:
         """By its type; else by the scheme of its destination."""
         return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
 
@@ -217,7 +217,7 @@ class Handlers:
         async def send(ctx: Context, _payload: bytes) -> None:
             await transport.send(ctx, ctx.job.destination.partition(":")[2])
 
-        self._by_scheme[scheme] = Handling(scheme, bytes, send, None, deadline_seconds, reasons=dict(reasons or {}))
+        self._by_scheme[scheme] = HandlerSpec(scheme, bytes, send, None, deadline_seconds, reasons=dict(reasons or {}))
 
     def handle(
         self,
@@ -243,14 +243,14 @@ class Handlers:
 
         def register(run: Typed[Payload]) -> Typed[Payload]:
             table = dict(reasons or {})
-            handling = Handling(name, decode, run, stream, deadline_seconds, per_destination_max, table)
+            handling = HandlerSpec(name, decode, run, stream, deadline_seconds, per_destination_max, table)
             self._by_type[name] = handling
             self._by_class.setdefault(payload, []).append(handling)
             return run
 
         return register
 
-    def draft(self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = "") -> Draft:
+    def draft(self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = "") -> JobDraft:
         """The job for a payload whose class is registered, once: its type, its stream, its bytes."""
         known = self._by_class.get(payload.__class__, [])
         if len(known) != 1:
@@ -259,4 +259,4 @@ class Handlers:
         (handling,) = known
         stream = handling.stream(payload) if handling.stream is not None else None
         data = _encode(payload)
-        return Draft(handling.type, data, stream, delay_seconds=delay_seconds, source=source, source_id=source_id)
+        return JobDraft(handling.type, data, stream, delay_seconds=delay_seconds, source=source, source_id=source_id)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import InvalidMessage
-from holdfast.work.job import Draft
+from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue
 
 
-async def received(connection: Any, source: str, source_id: str, draft: Draft) -> bool:
+async def received(connection: Any, source: str, source_id: str, draft: JobDraft) -> bool:
     """Whether the message is new; it is stored with the transaction of ``connection``."""
     if not source or not source_id:
         raise InvalidMessage("a message from outside needs a source and its id there", field="source")

@@ -80,9 +80,9 @@ def known_seqs(seqs: Iterable[int]) -> list[int]:
     return [known_seq(seq) for seq in seqs]
 
 
-def known_draft(draft: Draft) -> Draft:
+def known_draft(draft: JobDraft) -> JobDraft:
     """Refuses what is no Draft."""
-    if not isinstance(draft, Draft):
+    if not isinstance(draft, JobDraft):
         raise InvalidArgument(f"a job is enqueued as a Draft, not {shown(draft)}", field="draft")
     return draft
 
@@ -136,7 +136,7 @@ class OnFailure(IntEnum):
     PARK = 2
 
 
-class Action(IntEnum):
+class FailureAction(IntEnum):
     """What becomes of the failed job itself."""
 
     RETRY = 1
@@ -147,7 +147,7 @@ class Action(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class JobDraft:
     """A job to be enqueued. ``stream`` None: it keeps no order with anything.
 
     ``delay_seconds`` > 0: it joins its stream when it is due. ``source`` and ``source_id`` together: it came from
@@ -313,10 +313,10 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailureVerdict:
     """What becomes of a failed job and of its stream."""
 
-    action: Action
+    action: FailureAction
     reason: Reason
     delay_seconds: float = 0.0
     strike: bool = False
@@ -325,21 +325,23 @@ class Verdict:
     @property
     def blocks(self) -> bool:
         """Whether the job's followers are held."""
-        return self.action is not Action.DEAD and self.stream is not OnFailure.SKIP
+        return self.action is not FailureAction.DEAD and self.stream is not OnFailure.SKIP
 
 
-def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> Verdict:
+def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> FailureVerdict:
     """The verdict on one failure: dead at once, dead as poison, parked, or tried again after a delay."""
     if failure.postponed:
-        return Verdict(Action.POSTPONE, failure.reason, failure.retry_after_seconds)
+        return FailureVerdict(FailureAction.POSTPONE, failure.reason, failure.retry_after_seconds)
     if not policy.retry:
-        return Verdict(Action.DEAD, failure.reason, strike=policy.strike, stream=policy.stream)
+        return FailureVerdict(FailureAction.DEAD, failure.reason, strike=policy.strike, stream=policy.stream)
     if policy.strike and job.strikes + 1 >= policy.strikes_max:
-        return Verdict(Action.DEAD, Reason.POISON_MESSAGE, strike=True, stream=policy.stream)
+        return FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True, stream=policy.stream)
     if policy.stream is OnFailure.PARK:
-        return Verdict(Action.PARK, failure.reason, strike=policy.strike, stream=policy.stream)
+        return FailureVerdict(FailureAction.PARK, failure.reason, strike=policy.strike, stream=policy.stream)
     delay = max(policy.delay(job.attempt, rng), failure.retry_after_seconds)
-    return Verdict(Action.RETRY, failure.reason, min(delay, DELAY_MAX_SECONDS), policy.strike, policy.stream)
+    return FailureVerdict(
+        FailureAction.RETRY, failure.reason, min(delay, DELAY_MAX_SECONDS), policy.strike, policy.stream
+    )
 
 
 @dataclass(frozen=True, slots=True)

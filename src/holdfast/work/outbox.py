@@ -21,7 +21,7 @@ from typing import Any
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting
 from holdfast.work.balance import place_of
-from holdfast.work.job import PARTITIONS, Draft, known_draft
+from holdfast.work.job import PARTITIONS, JobDraft, known_draft
 from holdfast.work.sqlite.verbs import enqueue as enqueue_embedded
 
 _TYPES = ("smallint[]", "integer[]", "text[]", "text[]", "text[]", "bytea[]", "float8[]", "text[]", "text[]")
@@ -33,7 +33,7 @@ _ASYNC = "enqueue (enqueue_sync is for synchronous connections) takes a"
 _SYNC = "enqueue_sync (enqueue is for asynchronous connections) takes a"
 
 
-def arguments(drafts: Sequence[Draft], rng: random.Random) -> tuple[list[Any] | None, ...]:
+def arguments(drafts: Sequence[JobDraft], rng: random.Random) -> tuple[list[Any] | None, ...]:
     """The arrays of the SQL function ``enqueue``."""
     for draft in drafts:
         known_draft(draft)
@@ -52,7 +52,7 @@ def arguments(drafts: Sequence[Draft], rng: random.Random) -> tuple[list[Any] | 
     )
 
 
-async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
+async def enqueue(connection: Any, *drafts: JobDraft) -> list[int]:
     """Store jobs in the connection's transaction; their sequences, 0 for one that the inbox has seen before."""
     if not drafts:
         return []
@@ -77,7 +77,7 @@ async def enqueue(connection: Any, *drafts: Draft) -> list[int]:
             raise BadSetting(f"enqueue takes a connection of asyncpg, psycopg, SQLAlchemy or apsw, not of {other!r}")
 
 
-def enqueue_sync(connection: Any, *drafts: Draft) -> list[int]:
+def enqueue_sync(connection: Any, *drafts: JobDraft) -> list[int]:
     """``enqueue`` for a synchronous connection or session of psycopg or SQLAlchemy."""
     if not drafts:
         return []

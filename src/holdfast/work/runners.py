@@ -15,21 +15,23 @@ from collections.abc import Callable
 from itertools import count
 
 from holdfast import telemetry
-from holdfast.work.contract import Seat
+from holdfast.work.contract import WorkerSession
 from holdfast.work.job import Job
-from holdfast.work.running import Outcome, Runner
+from holdfast.work.running import Runner, RunOutcome
 from holdfast.work.settings import WorkerSettings
 from holdfast.work.streams import Streams
 from holdfast.work.worker_task import enter_handlers
 
-Record = Callable[[Job, Outcome], None]
+_Record = Callable[[Job, RunOutcome], None]
 """Takes the outcome of a run."""
 
 
 class Runners:
     """``settings.concurrency`` runners on one seat."""
 
-    def __init__(self, runner: Runner, seat: Seat, streams: Streams, record: Record, settings: WorkerSettings) -> None:
+    def __init__(
+        self, runner: Runner, seat: WorkerSession, streams: Streams, record: _Record, settings: WorkerSettings
+    ) -> None:
         self._runner, self._seat, self._streams, self._record = runner, seat, streams, record
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +108,7 @@ class Runners:
             self._watching = asyncio.create_task(watching, name="holdfast-deadlines")
             self._watching.add_done_callback(self._watch)
 
-    def _on_stuck(self, task: asyncio.Task[None], job: Job, outcome: Outcome) -> None:
+    def _on_stuck(self, task: asyncio.Task[None], job: Job, outcome: RunOutcome) -> None:
         self._tasks.discard(task)
         self._record(job, outcome)
         self._fill()

@@ -12,10 +12,21 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import Deferred, OutcomeUnknown, Refused
 from holdfast.work.breakers import Breakers
-from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, Seat
+from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, WorkerSession
 from holdfast.work.failures import Hook, LoopStuck, ReportRefused, UnknownType, carries, classify, kind_of
-from holdfast.work.handling import Context, Handlers, Handling
-from holdfast.work.job import CRASHES_MAX, DEFAULTS, Action, Failure, Job, Policies, Policy, Reason, Verdict, decide
+from holdfast.work.handling import Context, Handlers, HandlerSpec
+from holdfast.work.job import (
+    CRASHES_MAX,
+    DEFAULTS,
+    Failure,
+    FailureAction,
+    FailureVerdict,
+    Job,
+    Policies,
+    Policy,
+    Reason,
+    decide,
+)
 
 _DEADLINE_TICK_SECONDS = 0.1
 _AWAITS_MAX = 100
@@ -23,7 +34,7 @@ _PLACES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended. ``finished``: there is nothing to report, the job completed itself in its own transaction or
     is gone.
     """
@@ -34,9 +45,9 @@ class Outcome:
     released: Sequence[int] = ()
 
 
-OnStuck = Callable[[asyncio.Task[None], Job, Outcome], None]
-_DONE = Outcome()
-_FINISHED = Outcome(finished=True)
+OnStuck = Callable[[asyncio.Task[None], Job, RunOutcome], None]
+_DONE = RunOutcome()
+_FINISHED = RunOutcome(finished=True)
 
 
 class Runner:
@@ -57,7 +68,7 @@ class Runner:
         self.stuck: set[asyncio.Task[None]] = set()
         """Tasks whose handler did not end when it was cancelled: their runs are over, their effects are fenced."""
 
-    async def run(self, job: Job, seat: Seat, task: asyncio.Task[None]) -> Outcome | None:
+    async def run(self, job: Job, seat: WorkerSession, task: asyncio.Task[None]) -> RunOutcome | None:
         """Whatever the handler does is an outcome of this run only. None: nobody waits for it any more (``give_up``,
         ``dismiss``). Raises LeaseLost when the store says so.
 
@@ -81,8 +92,8 @@ class Runner:
         return self._ended(job, context, handling, task, None)
 
     def _ended(
-        self, job: Job, context: Context, handling: Handling, task: asyncio.Task[None], error: BaseException | None
-    ) -> Outcome | None:
+        self, job: Job, context: Context, handling: HandlerSpec, task: asyncio.Task[None], error: BaseException | None
+    ) -> RunOutcome | None:
         if context.over:  # its outcome was recorded when it was given up
             return None
         del self._running[task]
@@ -102,7 +113,7 @@ class Runner:
         self._breakers.succeeded(job.type)
         if context.finished:
             return _FINISHED
-        return Outcome(children=context.children) if context.children else _DONE
+        return RunOutcome(children=context.children) if context.children else _DONE
 
     async def watch_deadlines(self, cancel_seconds: float, on_stuck: OnStuck) -> None:
         """Cancel runs at their deadline, one timer for all of them, and give up those that do not end then.
@@ -157,7 +168,7 @@ class Runner:
         telemetry.work_stuck(len(self.stuck))
         telemetry.log.warning("work.stuck_handler_ended", task=task.get_name())
 
-    def refused(self, job: Job, error: Refused) -> Outcome:
+    def refused(self, job: Job, error: Refused) -> RunOutcome:
         """The store cannot take what this run reports: a failure of its own."""
         telemetry.work_report_refused()
         return self._failed(job, ReportRefused(f"the store refused the report of this run: {error.message}"), 0)
@@ -174,22 +185,22 @@ class Runner:
         error.add_note(stack)
         failed = self._failed(context.job, error, context.stages).failed
         if failed is not None and context.job.crashes + 1 >= CRASHES_MAX:
-            return replace(failed, verdict=Verdict(Action.DEAD, Reason.POISON_MESSAGE, strike=True))
+            return replace(failed, verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True))
         return failed
 
     def shut(self) -> tuple[list[str], list[str]]:
         """Job types not to be claimed now, and those of them that one may be claimed of; see ``Breakers.shut``."""
-        return self._breakers.shut()
+        return self._breakers.paused_types()
 
     def caps(self) -> dict[str, int]:
         """How many jobs of one destination may run at once, by job type."""
         return self._handlers.caps()
 
-    async def share_breakers(self, seat: Seat) -> None:
+    async def share_breakers(self, seat: WorkerSession) -> None:
         """Tell the store about our breakers and learn of the others'."""
         self._breakers.heard(await seat.breakers(*self._breakers.news()))
 
-    def _raised(self, job: Job, context: Context, error: BaseException) -> Outcome:
+    def _raised(self, job: Job, context: Context, error: BaseException) -> RunOutcome:
         """A failure; but after its own transaction the job is completed, and cannot be tried again."""
         if error is context.store_error and isinstance(error, LeaseLost):
             self._breakers.neither(job.type)
@@ -215,7 +226,7 @@ class Runner:
         released: Sequence[int] = (),
         *,
         store_failed: bool = False,
-    ) -> Outcome:
+    ) -> RunOutcome:
         """``store_failed``: the job store itself was unavailable, which says nothing about the job nor its type."""
         failure, policy = self._judged(job, error)
         if store_failed:
@@ -227,7 +238,7 @@ class Runner:
             self._breakers.neither(job.type)
         verdict = decide(job, failure, policy, self._rng)
         telemetry.work_failed(verdict.reason.name.lower())
-        log = telemetry.log.error if verdict.action is Action.DEAD else telemetry.log.warning
+        log = telemetry.log.error if verdict.action is FailureAction.DEAD else telemetry.log.warning
         log(
             "work_job_failed",
             seq=job.seq,
@@ -237,7 +248,7 @@ class Runner:
             action=verdict.action.name.lower(),
             error=f"{failure.error_type}: {failure.error}"[:200],
         )
-        return Outcome(Failed(job.seq, job.attempt, verdict, failure, stages), released=released)
+        return RunOutcome(Failed(job.seq, job.attempt, verdict, failure, stages), released=released)
 
     def _judged(self, job: Job, error: BaseException) -> tuple[Failure, Policy]:
         """What cannot be judged (no policy for its reason) concerns this job only."""
@@ -250,14 +261,14 @@ class Runner:
             told = f"the failure could not be judged: {kind_of(defect)}"
             return Failure(Reason.UNKNOWN, kind_of(error), told), DEFAULTS[Reason.UNKNOWN]
 
-    def _put_off(self, job: Job, seconds: float) -> Outcome:
+    def _put_off(self, job: Job, seconds: float) -> RunOutcome:
         delay = seconds * (1 + 0.1 * self._rng.random())
-        verdict = Verdict(Action.POSTPONE, Reason.DEPENDENCY_FAILURE, delay)
+        verdict = FailureVerdict(FailureAction.POSTPONE, Reason.DEPENDENCY_FAILURE, delay)
         failure = Failure(Reason.DEPENDENCY_FAILURE, "BreakerOpen", f"the breaker of {job.type!r} is open")
-        return Outcome(Failed(job.seq, job.attempt, verdict, failure))
+        return RunOutcome(Failed(job.seq, job.attempt, verdict, failure))
 
 
-def _late(handling: Handling, error: BaseException | None) -> TimeoutError:
+def _late(handling: HandlerSpec, error: BaseException | None) -> TimeoutError:
     """What a run fails with that was cancelled at its deadline, whatever it made of that."""
     late = TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
     if error is not None and not isinstance(error, asyncio.CancelledError):

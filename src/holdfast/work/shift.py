@@ -19,12 +19,12 @@ from holdfast.clock import Clock
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, Refused
 from holdfast.resilience import Backoff
 from holdfast.work.balance import share_of
-from holdfast.work.contract import PER_BACKLOG, Child, Claimed, Failed, LeaseLost, Report, Seat, Want
+from holdfast.work.contract import PER_BACKLOG, Child, Claimed, ClaimRequest, Failed, LeaseLost, Report, WorkerSession
 from holdfast.work.destinations import Destinations, Paces
 from holdfast.work.job import PARTITIONS, Block, Job
 from holdfast.work.reports import fitting, joined, split
 from holdfast.work.runners import Runners
-from holdfast.work.running import Outcome, Runner
+from holdfast.work.running import Runner, RunOutcome
 from holdfast.work.settings import WorkerSettings
 from holdfast.work.streams import Streams
 from holdfast.work.worker_task import WorkerTask, on_restart, start
@@ -33,11 +33,11 @@ _CROWDED_SECONDS = 1.0
 """So often a worker looks whether its memory is full of jobs that wait for each other."""
 
 
-class Shift:
+class WorkerLoop:
     """A worker's time on one seat."""
 
     def __init__(
-        self, seat: Seat, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock, paces: Paces
+        self, seat: WorkerSession, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock, paces: Paces
     ) -> None:
         self._seat, self._shared, self._runner, self._settings, self._clock = seat, shared, runner, settings, clock
         self._destinations = Destinations(runner.caps(), settings.concurrency, clock.monotonic, paces)
@@ -237,9 +237,9 @@ class Shift:
         if slow and (jobs < self._settings.jobs_max // 8 or bytes_left < self._settings.bytes_max // 8):
             self._streams.make_room(self._settings.concurrency)
 
-    def _want(self) -> Want:
+    def _want(self) -> ClaimRequest:
         if self._stopping:
-            return Want()
+            return ClaimRequest()
         jobs, bytes_max = self._streams.room()
         if not bytes_max:
             jobs = 0
@@ -247,9 +247,9 @@ class Shift:
         starting = 0 if announcing.isolates else max(0, self._window - len(announcing.announced))
         backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
         shut, probing = self._runner.shut()
-        return Want(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing)
+        return ClaimRequest(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing)
 
-    def _apply(self, report: Report, want: Want, claimed: Claimed) -> None:
+    def _apply(self, report: Report, want: ClaimRequest, claimed: Claimed) -> None:
         busy = set(claimed.busy)
         if busy:
             self._ask_later(busy, [child for child in report.children if child.parent in busy])
@@ -277,7 +277,7 @@ class Shift:
             pieces = groups.pop()
             part = joined(pieces, report.running)
             try:
-                claimed = await self._seat.process(part, Want())
+                claimed = await self._seat.process(part, ClaimRequest())
             except Refused as error:
                 if len(pieces) > 1:
                     middle = len(pieces) // 2
@@ -285,7 +285,7 @@ class Shift:
                 else:
                     groups += self._blamed(part, error)
             else:
-                self._apply(part, Want(), claimed)
+                self._apply(part, ClaimRequest(), claimed)
         self._unsure = True  # streams have gone on past jobs that have failed now
 
     def _blamed(self, part: Report, refusal: Refused) -> list[list[Report]]:
@@ -324,7 +324,7 @@ class Shift:
             return True
         return not self._stopping and self._streams.announcing.possible(*self._announceable())
 
-    def _fell_asleep(self, want: Want, claimed: Claimed) -> bool:
+    def _fell_asleep(self, want: ClaimRequest, claimed: Claimed) -> bool:
         """Whether to look once more before resting: who enqueued before the store learned that we sleep woke nobody,
         and it learns that only from a call that finds nothing.
         """
@@ -356,7 +356,7 @@ class Shift:
         finally:
             self._resting = False
 
-    def _record(self, job: Job, outcome: Outcome) -> None:
+    def _record(self, job: Job, outcome: RunOutcome) -> None:
         if self._resting:
             self._seat.wake()
         failed = outcome.failed

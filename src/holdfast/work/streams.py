@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.work.announcing import Announcing, Line
-from holdfast.work.contract import PER_BACKLOG, Want
+from holdfast.work.announcing import Dispatch, Line
+from holdfast.work.contract import PER_BACKLOG, ClaimRequest
 from holdfast.work.destinations import Destinations
 from holdfast.work.job import Block, Job
 
@@ -63,7 +63,7 @@ class Streams:
         self._streams: dict[str, _Stream] = {}
         self._backlogs: dict[Target, dict[str, None]] = {}
         """Streams whose held jobs are wanted; targets take turns, and so do the streams of each."""
-        self.announcing = Announcing(self._waiting, self._destinations)
+        self.announcing = Dispatch(self._waiting, self._destinations)
         self._capped = self._destinations.are_capped
         self._bytes = 0
         self._held: dict[int, int] = {}
@@ -105,7 +105,7 @@ class Streams:
             else:
                 self._join(stream, job)
 
-    def add_backlog(self, jobs: Sequence[Job], asked: Want, through: int) -> None:
+    def add_backlog(self, jobs: Sequence[Job], asked: ClaimRequest, through: int) -> None:
         """Take the held jobs that were asked for; a stream that got less than was asked for has no more.
 
         Those beyond ``through`` come again: whoever had the stream before may have left ready jobs before them, which

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from holdfast.cli.rest import Rest
+from holdfast.cli.rest import RestClient
 from holdfast.errors import NotFound, OutcomeUnknown, RateLimited, VersionConflict
 
 PAGE = 500
@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 60.0
 """Who is asked to wait for longer is told so instead."""
 
 
-def every(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
+def every(rest: RestClient, tenant: str | None) -> list[dict[str, Any]]:
     """The rules of a tenant, or of all, page by page."""
     found: list[dict[str, Any]] = []
     after = None
@@ -27,7 +27,7 @@ def every(rest: Rest, tenant: str | None) -> list[dict[str, Any]]:
             return found
 
 
-def history_of(rest: Rest, tenant: str, resource: str) -> list[dict[str, Any]]:
+def history_of(rest: RestClient, tenant: str, resource: str) -> list[dict[str, Any]]:
     """A rule's changes, newest first, as far as the log reaches back."""
     found: list[dict[str, Any]] = []
     before = None
@@ -40,7 +40,7 @@ def history_of(rest: Rest, tenant: str, resource: str) -> list[dict[str, Any]]:
         before = page[-1]["version"]
 
 
-def put(rest: Rest, body: Mapping[str, Any], version: int | None) -> Any:
+def put(rest: RestClient, body: Mapping[str, Any], version: int | None) -> Any:
     """Create the rule, or change it upon the version that was seen."""
     if version is None:
         try:
@@ -51,7 +51,7 @@ def put(rest: Rest, body: Mapping[str, Any], version: int | None) -> Any:
     return sure(rest, "PUT", "/admin/rules", {**body, "expectedVersion": version})
 
 
-def sure(rest: Rest, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+def sure(rest: RestClient, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """Ask with a key of its own; if nobody knows what became of it, the same key tells. A conflict tells more."""
     headers = {"Idempotency-Key": secrets.token_hex(16)}
     try:
@@ -66,12 +66,12 @@ def sure(rest: Rest, method: str, path: str, body: Mapping[str, Any] | None = No
         raise
 
 
-def compared(rest: Rest, rules: Sequence[Mapping[str, Any]]) -> Any:
+def compared(rest: RestClient, rules: Sequence[Mapping[str, Any]]) -> Any:
     """What an import of these rules would change, and the digest of what it was compared with."""
     return patiently(rest.post, "/admin/rules/import", body={"rules": rules, "dryRun": True})
 
 
-def imported(rest: Rest, rules: Sequence[Mapping[str, Any]], digest: str, reason: str) -> Any:
+def imported(rest: RestClient, rules: Sequence[Mapping[str, Any]], digest: str, reason: str) -> Any:
     """Make the import, if nothing has changed since it was compared."""
     body = {"rules": rules, "expectedDigest": digest, "reason": reason}
     return patiently(sure, rest, "POST", "/admin/rules/import", body)

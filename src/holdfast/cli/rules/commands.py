@@ -14,7 +14,7 @@ import typer
 
 from holdfast.cli import show
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, Reach, at_home, reaching, settings_of
+from holdfast.cli.reach import ASKED, CliContext, local_command, remote_command, settings_of
 from holdfast.cli.rules.calls import PAGE, amount, besides, compared, every, history_of, imported, put, sure
 from holdfast.cli.rules.wanted import FIELDS, assigned, portable, read
 from holdfast.errors import Deferred, NotFound, OutcomeUnknown
@@ -28,16 +28,16 @@ TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every ten
 ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]
 SubjectArgument = Annotated[str, typer.Argument(help="Who is counted: a user, an address, or what your checks name.")]
 VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
-Reason = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
+_ReasonOption = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 WATCH_SECONDS = 1.0
 AWAY = Backoff(WATCH_SECONDS, 10.0)
 """How long a watch waits for a server that is away."""
 
 
 @rules.command("ls")
-@reaching
+@remote_command
 def list_rules(
-    reach: Reach,
+    reach: CliContext,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
 ) -> None:
     """List the rules.
@@ -62,8 +62,8 @@ def list_rules(
 
 
 @rules.command("get")
-@reaching
-def get_rule(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) -> None:
+@remote_command
+def get_rule(reach: CliContext, tenant: TenantArgument, resource: ResourceArgument) -> None:
     """Show one rule.
 
     Example:
@@ -75,14 +75,14 @@ def get_rule(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) -
 
 
 @rules.command("set")
-@reaching
+@remote_command
 def set_rule(
-    reach: Reach,
+    reach: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     fields: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help=f"Of {', '.join(FIELDS)}.")],
     version: VersionOption = None,
-    reason: Reason = ASKED,
+    reason: _ReasonOption = ASKED,
 ) -> None:
     """Create a rule, or change the fields you name. It is in force everywhere within moments.
 
@@ -102,13 +102,13 @@ def set_rule(
 
 
 @rules.command("delete")
-@reaching
+@remote_command
 def delete_rule(
-    reach: Reach,
+    reach: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     version: VersionOption = None,
-    reason: Reason = ASKED,
+    reason: _ReasonOption = ASKED,
 ) -> None:
     """Delete a rule; its history stays, and `rollback` brings it back.
 
@@ -125,8 +125,8 @@ def delete_rule(
 
 
 @rules.command("history")
-@reaching
-def history(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) -> None:
+@remote_command
+def history(reach: CliContext, tenant: TenantArgument, resource: ResourceArgument) -> None:
     """Who changed a rule, when and why; newest first.
 
     Example:
@@ -148,9 +148,9 @@ def history(reach: Reach, tenant: TenantArgument, resource: ResourceArgument) ->
 
 
 @rules.command("diff")
-@reaching
+@remote_command
 def diff(
-    reach: Reach,
+    reach: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     old: Annotated[int | None, typer.Argument(help="A version.  [default: the last but one]")] = None,
@@ -182,13 +182,13 @@ def diff(
 
 
 @rules.command("rollback")
-@reaching
+@remote_command
 def rollback(
-    reach: Reach,
+    reach: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     version: Annotated[int, typer.Argument(help="What it shall be again.")],
-    reason: Reason = ASKED,
+    reason: _ReasonOption = ASKED,
 ) -> None:
     """Make a rule what it was, as a new version. A deleted rule comes back.
 
@@ -202,8 +202,8 @@ def rollback(
 
 
 @rules.command("peek")
-@reaching
-def peek(reach: Reach, tenant: TenantArgument, resource: ResourceArgument, subject: SubjectArgument) -> None:
+@remote_command
+def peek(reach: CliContext, tenant: TenantArgument, resource: ResourceArgument, subject: SubjectArgument) -> None:
     """Show how much of its limit a subject has used. Nothing is taken.
 
     Examples:
@@ -217,13 +217,13 @@ def peek(reach: Reach, tenant: TenantArgument, resource: ResourceArgument, subje
 
 
 @rules.command("reset")
-@reaching
+@remote_command
 def reset(
-    reach: Reach,
+    reach: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     subject: SubjectArgument,
-    reason: Reason = ASKED,
+    reason: _ReasonOption = ASKED,
 ) -> None:
     """Forget how much of its limit a subject has used. It is recorded in the audit log.
 
@@ -237,9 +237,9 @@ def reset(
 
 
 @rules.command("watch")
-@reaching
+@remote_command
 def watch(
-    reach: Reach,
+    reach: CliContext,
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.  [default: at Ctrl-C]")] = None,
 ) -> None:
     """Print changes as they are made, until Ctrl-C. While the server is away it waits, and then tells what it missed.
@@ -274,8 +274,8 @@ def watch(
 
 
 @rules.command("export")
-@reaching
-def export(reach: Reach, tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None) -> None:
+@remote_command
+def export(reach: CliContext, tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None) -> None:
     """Print the rules as JSON that `import` takes.
 
     Example:
@@ -287,12 +287,12 @@ def export(reach: Reach, tenant: Annotated[str | None, typer.Option(help="Only t
 
 
 @rules.command("import")
-@reaching
+@remote_command
 def import_rules(
-    reach: Reach,
+    reach: CliContext,
     file: Annotated[Path, typer.Argument(help="What `export` printed.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
-    reason: Reason = ASKED,
+    reason: _ReasonOption = ASKED,
 ) -> None:
     """Make the rules of the file what it says, all of them or none. Rules that are not in it stay.
 
@@ -313,8 +313,8 @@ def import_rules(
 
 
 @rules.command("raise-epoch")
-@at_home
-def raise_epoch(reach: Reach) -> None:
+@local_command
+def raise_epoch(reach: CliContext) -> None:
     """After you put back your own copy of the rules: let nobody take them for older ones.
 
     For limits.db, with the server stopped; for PostgreSQL (`limits.rules_url`), also while nodes run. `holdfast
@@ -339,7 +339,7 @@ def raise_epoch(reach: Reach) -> None:
     show.told(reach, {"file": str(file)}, f"{file}: under a new epoch; start the server with `holdfast serve`")
 
 
-def _tell_change(reach: Reach, change: Mapping[str, Any]) -> None:
+def _tell_change(reach: CliContext, change: Mapping[str, Any]) -> None:
     if reach.as_json:
         show.line(msgspec.json.encode(change).decode())
         return
@@ -349,7 +349,7 @@ def _tell_change(reach: Reach, change: Mapping[str, Any]) -> None:
                              f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
 
 
-def _tell_imported(reach: Reach, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool) -> None:
+def _tell_imported(reach: CliContext, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool) -> None:
     if reach.as_json:
         show.as_json({"dry_run": dry_run, "change_id": change_id, "rules": changes})
         return

@@ -16,14 +16,14 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from holdfast.limits.algorithms import Reading, Terms
+from holdfast.limits.algorithms import CounterReading, LimitParams
 from holdfast.limits.rules import Rule
 
 KEYS_PER_CALL_MAX = 256
 NODE_NAMES_MAX = 256
 """Names of nodes that are told and kept; among more than these the remainder of a limit is given to nobody."""
 
-Key = tuple[str, str]
+CounterKey = tuple[str, str]
 """A counter: (tenant and rule, as ``key_prefix`` writes them; subject)."""
 
 
@@ -35,7 +35,7 @@ def key_prefix(tenant: str, rule: Rule) -> str:
     return f"{{{tenant}}}:{rule.label}:"
 
 
-class Ask(Struct, gc=False):
+class CounterRequest(Struct, gc=False):
     """Admit up to ``times`` costs on one counter, then lease ``want`` if far from the limit.
 
     ``hold`` names the holder where the terms are concurrency; ``cost`` and ``times`` are 1 there. ``spent`` of the
@@ -43,8 +43,8 @@ class Ask(Struct, gc=False):
     that is told covers them. Only where the entry is this ask alone.
     """
 
-    key: Key
-    terms: Terms
+    key: CounterKey
+    terms: LimitParams
     cost: int = 1
     times: int = 1
     want: int = 0
@@ -60,8 +60,8 @@ class Adjustment(NamedTuple):
     one that was granted elsewhere and has ``held_ms`` left, also beyond the limit.
     """
 
-    key: Key
-    terms: Terms
+    key: CounterKey
+    terms: LimitParams
     given: int = 0
     taken_at: float = 0.0
     charged: int = 0
@@ -70,14 +70,14 @@ class Adjustment(NamedTuple):
     held_ms: float = 0.0
 
 
-class Taken(NamedTuple):
+class CounterResponse(NamedTuple):
     """The answers of one call: one tuple of readings per entry, in order."""
 
     now: float
-    readings: list[tuple[Reading, ...]]
+    readings: list[tuple[CounterReading, ...]]
 
 
-class Announced(NamedTuple):
+class NodesAnnounced(NamedTuple):
     """How many nodes live, this one included; their names in order, at most ``NODE_NAMES_MAX``; and the counters that
     were reset since this node last announced itself, by ``Counters.name``."""
 
@@ -86,7 +86,7 @@ class Announced(NamedTuple):
     resets: frozenset[bytes] = frozenset()
 
 
-class Trouble(NamedTuple):
+class CountersTrouble(NamedTuple):
     """Why shared counters did not answer: a word of a closed set, and what was said, without a secret."""
 
     reason: str
@@ -99,19 +99,21 @@ class Counters(Protocol):
     immediate: bool
     """Whether ``take_now`` and ``look_now`` answer: the counters are in this process."""
 
-    def take_trouble(self) -> Trouble | None:
+    def take_trouble(self) -> CountersTrouble | None:
         """Why a call failed since this was last asked; None if none did."""
         ...
 
-    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
+    def take_now(
+        self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
+    ) -> CounterReading:
         """The answer to one ask, without I/O. Only where the counters are immediate."""
         ...
 
-    def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
+    def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do; nothing is taken. As ``take_now``."""
         ...
 
-    def take(self, entries: Sequence[Sequence[Ask]]) -> Awaitable[Taken]:
+    def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:
         """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic call. Without entries it tells
         whether the counters answer."""
         ...
@@ -123,15 +125,15 @@ class Counters(Protocol):
         """
         ...
 
-    async def reset(self, key: Key) -> bool:
+    async def reset(self, key: CounterKey) -> bool:
         """Forget what this counter has used; False if it was not there. Others hear of it when they next announce."""
         ...
 
-    def name(self, key: Key) -> bytes:
+    def name(self, key: CounterKey) -> bytes:
         """What ``Announced.resets`` calls this counter."""
         ...
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         """This node lives for another ``ttl_seconds``; who does now."""
         ...
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.clock import Clock
-from holdfast.limits.algorithms import Reading, Terms
-from holdfast.limits.counters.contract import Adjustment, Announced, Ask, Key, Taken, Trouble
+from holdfast.limits.algorithms import CounterReading, LimitParams
+from holdfast.limits.counters.contract import (
+    Adjustment,
+    CounterKey,
+    CounterRequest,
+    CounterResponse,
+    CountersTrouble,
+    NodesAnnounced,
+)
 from holdfast.limits.counters.table import SUBJECTS_MAX, CounterTable
 
 
@@ -20,36 +27,38 @@ class MemoryCounters:
         self.table = CounterTable(subjects_max)
         self._get = self.table.get
 
-    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
+    def take_now(
+        self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
+    ) -> CounterReading:
         now = self._monotonic() * 1000
         if hold or times != 1:
-            return self.table.take(Ask(key, terms, cost, times, hold=hold), now)
+            return self.table.take(CounterRequest(key, terms, cost, times, hold=hold), now)
         counter = self._get(key)
         if counter is None or counter.terms is not terms:
             counter = self.table.counter(key, terms, now)
         return counter.admit(terms, now, cost)
 
-    def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
+    def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
         return self.table.look(key, terms, count, self._monotonic() * 1000)
 
-    async def take(self, entries: Sequence[Sequence[Ask]]) -> Taken:
+    async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         now = self._monotonic() * 1000
-        return Taken(now, [self.table.decide(entry, now) for entry in entries])
+        return CounterResponse(now, [self.table.decide(entry, now) for entry in entries])
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
         now = self._monotonic() * 1000
         return sum(self.table.adjust(adjustment, now) for adjustment in adjustments)
 
-    async def reset(self, key: Key) -> bool:
+    async def reset(self, key: CounterKey) -> bool:
         return self.table.reset(key)
 
-    def name(self, key: Key) -> bytes:
+    def name(self, key: CounterKey) -> bytes:
         return "".join(key).encode(errors="surrogatepass")
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
-        return Announced(1, (node,))
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
+        return NodesAnnounced(1, (node,))
 
-    def take_trouble(self) -> Trouble | None:
+    def take_trouble(self) -> CountersTrouble | None:
         return None
 
     async def aclose(self) -> None:

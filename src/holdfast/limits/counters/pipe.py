@@ -31,7 +31,7 @@ class Script:
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 
-class Call:
+class ScriptCall:
     """A script call; its ``answer`` is what ``read`` makes of what Redis says."""
 
     __slots__ = ("answer", "arguments", "read", "script", "sent_at")
@@ -73,12 +73,12 @@ class Pipe(asyncio.Protocol):
         self._silence_max = silence_max_seconds
         self._on_trouble = on_trouble
         self._parser = hiredis.Reader(notEnoughData=_NOT_YET)
-        self._calls: deque[Call] = deque()
+        self._calls: deque[ScriptCall] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._gave_up: Exception | None = None
         self.usable = True
 
-    def send(self, call: Call) -> asyncio.Future[Any]:
+    def send(self, call: ScriptCall) -> asyncio.Future[Any]:
         self._write(call, ("EVALSHA", call.script.sha, *call.arguments))
         return call.answer
 
@@ -108,7 +108,7 @@ class Pipe(asyncio.Protocol):
         while self._calls:
             self._calls.popleft().fail(OutcomeUnknown("the counters did not answer"))
 
-    def _write(self, call: Call, command: tuple[Any, ...]) -> None:
+    def _write(self, call: ScriptCall, command: tuple[Any, ...]) -> None:
         call.sent_at = self._loop.time()
         if self._watch is None:
             self._watch = self._loop.call_later(self._silence_max, self._look)
@@ -127,7 +127,7 @@ class Pipe(asyncio.Protocol):
             self._gave_up = TimeoutError(f"Redis was silent for {self._silence_max:g} s")
             self._transport.abort()
 
-    def _answered(self, call: Call, answer: Any) -> None:
+    def _answered(self, call: ScriptCall, answer: Any) -> None:
         if isinstance(answer, hiredis.ReplyError):
             self._refused(call, str(answer))
         elif not call.answer.done():
@@ -140,7 +140,7 @@ class Pipe(asyncio.Protocol):
                 unknown.__cause__ = error
                 call.fail(unknown)
 
-    def _refused(self, call: Call, reason: str) -> None:
+    def _refused(self, call: ScriptCall, reason: str) -> None:
         if reason.startswith("NOSCRIPT"):
             self._write(call, ("EVAL", call.script.source, *call.arguments))
             return

@@ -17,19 +17,19 @@ from redis.exceptions import RedisError
 from holdfast import telemetry
 from holdfast.drivers.redis import UnfitRedis, check_info, check_server, connection_pool, trouble_of
 from holdfast.errors import BadSetting, Unavailable
-from holdfast.limits.algorithms import CODES, Reading, Terms
+from holdfast.limits.algorithms import CODES, CounterReading, LimitParams
 from holdfast.limits.counters.contract import (
     KEYS_PER_CALL_MAX,
     NODE_NAMES_MAX,
     Adjustment,
-    Announced,
-    Ask,
-    Key,
-    Taken,
-    Trouble,
+    CounterKey,
+    CounterRequest,
+    CounterResponse,
+    CountersTrouble,
+    NodesAnnounced,
 )
-from holdfast.limits.counters.pipe import Call, Pipe, Script
-from holdfast.limits.rules import Stamp
+from holdfast.limits.counters.pipe import Pipe, Script, ScriptCall
+from holdfast.limits.rules import RuleVersion
 
 NAMES_MAX = 65_536
 """Names of counters remembered; when full they are forgotten and made again."""
@@ -75,13 +75,13 @@ class RedisCounters:
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
-        self._names: dict[Key, bytes] = {}
+        self._names: dict[CounterKey, bytes] = {}
         self._nodes, self._resets = (f"{settings.prefix}:{what}".encode() for what in ("nodes", "resets"))
         self._announced_at: bytes | str = "0"
         self._check_again_at = 0.0
         self._pipe: Pipe | None = None
         self._opening: asyncio.Task[Pipe] | None = None
-        self._trouble: Trouble | None = None
+        self._trouble: CountersTrouble | None = None
         self._connections = connection_pool(
             settings.url,
             protocol=2,  # of 3 we would use nothing, and be told things that we did not ask
@@ -101,13 +101,15 @@ class RedisCounters:
         except (RedisError, OSError) as error:
             self._failed(error)
 
-    def take_now(self, key: Key, terms: Terms, cost: int, hold: str = "", times: int = 1) -> Reading:
+    def take_now(
+        self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
+    ) -> CounterReading:
         raise Unavailable("these counters are a round trip away")
 
-    def look_now(self, key: Key, terms: Terms, count: int) -> Reading | None:
+    def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
         raise Unavailable("these counters are a round trip away")
 
-    def take(self, entries: Sequence[Sequence[Ask]]) -> Awaitable[Taken]:
+    def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:
         request = _Request()
         return self._decide(request, request.entries(entries), [], partial(_taken, entries))
 
@@ -116,14 +118,14 @@ class RedisCounters:
         packed = [request.adjustment(each) for each in adjustments]
         return sum((await self._decide(request, [], packed, _answers.decode))[2:])
 
-    async def reset(self, key: Key) -> bool:
+    async def reset(self, key: CounterKey) -> bool:
         told = (int(RESETS_TOLD_SECONDS * 1000), RESETS_MAX)
         return bool(await self._run(RESET, [self.name(key), self._resets], told, int))
 
-    def name(self, key: Key) -> bytes:
+    def name(self, key: CounterKey) -> bytes:
         return self._names.get(key) or self._name(key)
 
-    async def announce(self, node: str, ttl_seconds: float) -> Announced:
+    async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         due = asyncio.get_running_loop().time() >= self._check_again_at
         said = (node, int(ttl_seconds * 1000), self._announced_at, NODE_NAMES_MAX, int(due))
         now, count, names, resets, info = await self._run(ANNOUNCE, [self._nodes, self._resets], said, list)
@@ -131,9 +133,9 @@ class RedisCounters:
         if due:
             self._check_info(info)
             self._check_again_at = asyncio.get_running_loop().time() + CHECK_AGAIN_SECONDS
-        return Announced(count, tuple(name.decode(errors="replace") for name in names), frozenset(resets))
+        return NodesAnnounced(count, tuple(name.decode(errors="replace") for name in names), frozenset(resets))
 
-    def take_trouble(self) -> Trouble | None:
+    def take_trouble(self) -> CountersTrouble | None:
         trouble, self._trouble = self._trouble, None
         return trouble
 
@@ -151,7 +153,7 @@ class RedisCounters:
         known = self._names.get
         return self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read)
 
-    def _name(self, key: Key) -> bytes:
+    def _name(self, key: CounterKey) -> bytes:
         """Subjects are hashed: of any length, and no address or user id is to be read in Redis.
 
         Half of a surrogate pair, which JSON can spell and UTF-8 cannot, is a character like any other here.
@@ -166,11 +168,11 @@ class RedisCounters:
         self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Callable[[Any], Any]
     ) -> Awaitable[Any]:
         """Where there is a connection the call is under way when this returns."""
-        call = Call(script, keys, arguments, read)
+        call = ScriptCall(script, keys, arguments, read)
         pipe = self._pipe
         return pipe.send(call) if pipe is not None and pipe.usable else self._connect_and_run(call)
 
-    async def _connect_and_run(self, call: Call) -> Any:
+    async def _connect_and_run(self, call: ScriptCall) -> Any:
         """One connection for all who wait for it; who is cancelled leaves it to the others."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -202,7 +204,7 @@ class RedisCounters:
             raise Unavailable("the counters are not fit to count") from error
 
     def _failed(self, error: Exception | str) -> None:
-        self._trouble = Trouble(*trouble_of(error, self._settings.url))
+        self._trouble = CountersTrouble(*trouble_of(error, self._settings.url))
         telemetry.redis_failed("counters", self._trouble.reason)
 
     def _opened(self, opening: asyncio.Task[Pipe]) -> None:
@@ -220,11 +222,11 @@ class _Request:
     """Numbers each key and each rule once, from 1 as Lua does. Terms are told apart by identity while it lives."""
 
     def __init__(self) -> None:
-        self.keys: dict[Key, int] = {}
+        self.keys: dict[CounterKey, int] = {}
         self.terms: list[tuple[int, int, int, int, float, int, int]] = []
         self._numbers: dict[int, int] = {}
 
-    def entries(self, entries: Sequence[Sequence[Ask]]) -> list[Any]:
+    def entries(self, entries: Sequence[Sequence[CounterRequest]]) -> list[Any]:
         """Flat: how many asks, then seven values for each."""
         packed: list[Any] = []
         keys, terms = self.keys, None
@@ -240,7 +242,7 @@ class _Request:
     def adjustment(self, each: Adjustment) -> list[Any]:
         return [self.keys.setdefault(each.key, len(self.keys) + 1), self._terms(each.terms), *each[2:]]
 
-    def _terms(self, terms: Terms) -> int:
+    def _terms(self, terms: LimitParams) -> int:
         number = self._numbers.get(id(terms))
         if number is None:
             self.terms.append(
@@ -250,18 +252,18 @@ class _Request:
         return number
 
 
-def _taken(entries: Sequence[Sequence[Ask]], blob: bytes) -> Taken:
+def _taken(entries: Sequence[Sequence[CounterRequest]], blob: bytes) -> CounterResponse:
     answer = _answers.decode(blob)
-    return Taken(answer[0], _readings(answer, entries))
+    return CounterResponse(answer[0], _readings(answer, entries))
 
 
-def _readings(answer: list[Any], entries: Sequence[Sequence[Ask]]) -> list[tuple[Reading, ...]]:
-    newer = [(limit, Stamp(epoch, version), capacity) for limit, epoch, version, capacity in answer[1]]
+def _readings(answer: list[Any], entries: Sequence[Sequence[CounterRequest]]) -> list[tuple[CounterReading, ...]]:
+    newer = [(limit, RuleVersion(epoch, version), capacity) for limit, epoch, version, capacity in answer[1]]
     columns = [answer[at::_NUMBERS_PER_READING] for at in range(2, 2 + _NUMBERS_PER_READING)]
     told = []
     for ask, admitted, remaining, reset_ms, wait_ms, leased, by in zip(chain(*entries), *columns, strict=True):
         limit, stamp, capacity = newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp, ask.terms.capacity)
-        told.append(Reading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp, capacity))
+        told.append(CounterReading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp, capacity))
     if len(told) == len(entries):
         return [(reading,) for reading in told]
     readings = iter(told)

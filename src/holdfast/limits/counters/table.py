@@ -10,15 +10,15 @@ from holdfast.limits.algorithms import (
     COUNTERS,
     Concurrency,
     Counter,
-    Reading,
-    Terms,
+    CounterReading,
+    LimitParams,
     carried_over,
     hold,
     peek,
     reading,
     take,
 )
-from holdfast.limits.counters.contract import Adjustment, Ask, Key
+from holdfast.limits.counters.contract import Adjustment, CounterKey, CounterRequest
 
 SUBJECTS_MAX = 1_000_000
 """Counters kept. The oldest is forgotten for a new one, idle ones first: a forgotten subject starts afresh."""
@@ -46,12 +46,12 @@ class CounterTable:
         self._overflows = overflows
         self._counters_max = 2 * subjects_max if overflows else subjects_max
         self._kept_anyway = min(KEPT_ANYWAY_MAX, subjects_max // 2)
-        self._counters: dict[Key, Counter] = {}
-        self._line: deque[Key] = deque()
+        self._counters: dict[CounterKey, Counter] = {}
+        self._line: deque[CounterKey] = deque()
         """Every key once, in the order in which they are looked at: a dict finds its first only past all removed."""
         self.get = self._counters.get
 
-    def decide(self, entry: Sequence[Ask], now: float) -> tuple[Reading, ...]:
+    def decide(self, entry: Sequence[CounterRequest], now: float) -> tuple[CounterReading, ...]:
         """One entry: of one ask as many costs as fit, of several all or none."""
         if len(entry) == 1:
             return (self.take(entry[0], now),)
@@ -59,7 +59,7 @@ class CounterTable:
             return tuple(self.take(ask, now) for ask in entry)
         return tuple(self.refuse(ask, now) for ask in entry)
 
-    def take(self, ask: Ask, now: float) -> Reading:
+    def take(self, ask: CounterRequest, now: float) -> CounterReading:
         counter = self.counter(ask.key, ask.terms, now)
         if ask.hold and isinstance(counter, Concurrency):
             return hold(counter, ask.terms, now, ask.hold, ask.spent)
@@ -67,7 +67,7 @@ class CounterTable:
             return counter.admit(ask.terms, now, ask.cost)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
-    def look(self, key: Key, terms: Terms, count: int, now: float) -> Reading | None:
+    def look(self, key: CounterKey, terms: LimitParams, count: int, now: float) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do; nothing is taken."""
         counter = self.counter(key, terms, now)
         if peek(counter, terms, now, count):
@@ -92,7 +92,7 @@ class CounterTable:
         counter.settle(now)
         return _apply(adjustment, counter, now)
 
-    def reset(self, key: Key) -> bool:
+    def reset(self, key: CounterKey) -> bool:
         """Forget what is used; False if there is no such counter."""
         counter = self._counters.get(key)
         if counter is None:
@@ -100,7 +100,7 @@ class CounterTable:
         self._counters[key] = COUNTERS[counter.terms.algorithm](counter.terms)
         return True
 
-    def used(self, key: Key, now: float) -> float:
+    def used(self, key: CounterKey, now: float) -> float:
         """What is used of the counter now; 0 if there is none."""
         counter = self._find(key)
         if counter is None:
@@ -108,12 +108,12 @@ class CounterTable:
         counter.settle(now)
         return counter.terms.capacity - counter.room(now)
 
-    def full(self, key: Key, now: float) -> bool:
+    def full(self, key: CounterKey, now: float) -> bool:
         """Whether not even a cost of 1 fits now."""
         counter = self._find(key)
         return counter is not None and not peek(counter, counter.terms, now, 1)
 
-    def held_ms(self, key: Key, hold: str, now: float) -> float:
+    def held_ms(self, key: CounterKey, hold: str, now: float) -> float:
         """How long this hold lasts yet; 0 if it is over, or none."""
         counter = self._find(key)
         return max(0.0, counter.holders.get(hold, now) - now) if isinstance(counter, Concurrency) else 0.0
@@ -128,17 +128,17 @@ class CounterTable:
     def __len__(self) -> int:
         return len(self._counters)
 
-    def _fits(self, ask: Ask, now: float) -> bool:
+    def _fits(self, ask: CounterRequest, now: float) -> bool:
         counter = self.counter(ask.key, ask.terms, now)
         fits = peek(counter, ask.terms, now, ask.cost)  # and whose time is over holds no more
         return fits or (isinstance(counter, Concurrency) and ask.hold in counter.holders)
 
-    def refuse(self, ask: Ask, now: float) -> Reading:
+    def refuse(self, ask: CounterRequest, now: float) -> CounterReading:
         """Nothing is taken; a wait only if it would not have fitted."""
         fits = self._fits(ask, now)
         return reading(self.counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
 
-    def counter(self, key: Key, terms: Terms, now: float) -> Counter:
+    def counter(self, key: CounterKey, terms: LimitParams, now: float) -> Counter:
         """The key's counter, by the algorithm of the newer terms; a new one, for which an idle one may be forgotten, if
         there is none."""
         counter = self._counters.get(key)
@@ -153,7 +153,7 @@ class CounterTable:
             self._line.append(key)
         return counter
 
-    def _find(self, key: Key) -> Counter | None:
+    def _find(self, key: CounterKey) -> Counter | None:
         """Where the key is counted, if it is."""
         return self._counters.get(key) or (self._counters.get((key[0], OVERFLOW)) if self._overflows else None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from holdfast.limits.rulestore.contract import Ring
+from holdfast.limits.rulestore.contract import ChangeNotification
 
 RINGS_WAITING_MAX = 1_000
 """A listener that has so many waiting loses the oldest; its next sync brings what they said."""
@@ -13,16 +13,16 @@ RINGS_WAITING_MAX = 1_000
 END_AGAIN_SECONDS = 1.0
 """How long a task that was cancelled may take before it is cancelled again."""
 
-LISTENING = Ring(0, 0)
+LISTENING = ChangeNotification(0, 0)
 
 
-class Bell:
+class LocalNotifications:
     """Rings all listeners. ``ring`` never waits."""
 
     def __init__(self) -> None:
-        self._listeners: set[asyncio.Queue[Ring | None]] = set()
+        self._listeners: set[asyncio.Queue[ChangeNotification | None]] = set()
 
-    def ring(self, ring: Ring) -> None:
+    def notify(self, ring: ChangeNotification) -> None:
         for queue in self._listeners:
             _put(queue, ring)
 
@@ -31,8 +31,8 @@ class Bell:
         for queue in self._listeners:
             _put(queue, None)
 
-    async def rings(self) -> AsyncIterator[Ring]:
-        queue: asyncio.Queue[Ring | None] = asyncio.Queue(RINGS_WAITING_MAX)
+    async def notifications(self) -> AsyncIterator[ChangeNotification]:
+        queue: asyncio.Queue[ChangeNotification | None] = asyncio.Queue(RINGS_WAITING_MAX)
         self._listeners.add(queue)
         try:
             yield LISTENING
@@ -51,7 +51,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
         left = (await asyncio.wait(left, timeout=END_AGAIN_SECONDS))[1]
 
 
-def _put(queue: asyncio.Queue[Ring | None], ring: Ring | None) -> None:
+def _put(queue: asyncio.Queue[ChangeNotification | None], ring: ChangeNotification | None) -> None:
     if queue.full():
         queue.get_nowait()
     queue.put_nowait(ring)

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.limits.changes import Change, Changed, RuleChange
+from holdfast.limits.changes import Change, RuleChange, RuleChangeResult
 from holdfast.limits.rule_import import ImportResult, RuleDifference, RuleImport
-from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot
+from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot
 
 CHANGES_PER_READ = 100
 FORGOTTEN_PER_CHANGE = 100
@@ -46,7 +46,7 @@ class RetentionSettings:
             raise ValueError("keys_kept_days must be greater than 0")
 
 
-class Head(Struct, frozen=True):
+class RuleLogHead(Struct, frozen=True):
     """Where the log stands as a reader sees it, the digest of all rules there, and how far the reader may lag.
 
     ``store`` tells one store of rules from every other, for as long as it lives.
@@ -59,7 +59,7 @@ class Head(Struct, frozen=True):
     store: str
 
 
-class Ring(Struct, frozen=True):
+class ChangeNotification(Struct, frozen=True):
     """A doorbell: something changed. Only a hint; ``rule`` is None where it was too long to come along.
 
     Several stores may ring one doorbell (Redis knows no databases there): ``store`` says which one did.
@@ -74,7 +74,7 @@ class Ring(Struct, frozen=True):
 class RuleReader(Protocol):
     """What a node needs to follow the rules."""
 
-    async def head(self) -> Head: ...
+    async def head(self) -> RuleLogHead: ...
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
         """Changes with a higher ``seq``, in order; the oldest may be forgotten, which a gap shows.
@@ -83,7 +83,7 @@ class RuleReader(Protocol):
         """
         ...
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> RuleSnapshot:
         """All rules and where the log stood, at one moment; tombstones included."""
         ...
 
@@ -91,7 +91,7 @@ class RuleReader(Protocol):
 class RuleStore(RuleReader, Protocol):
     """The durable rules."""
 
-    async def change(self, change: Change) -> Changed:
+    async def change(self, change: Change) -> RuleChangeResult:
         """Commit one change; see ``changes.decide`` and ``lockout.keep_open`` for what it may raise."""
         ...
 
@@ -116,10 +116,10 @@ class RuleStore(RuleReader, Protocol):
         ...
 
 
-class Doorbell(Protocol):
+class ChangeNotifications(Protocol):
     """Rings when a rule changes, if all goes well."""
 
-    def rings(self) -> AsyncIterator[Ring]:
+    def rings(self) -> AsyncIterator[ChangeNotification]:
         """Rings from now on, until closed. Raises Unavailable when it cannot listen; rings in between are lost.
 
         The first item is always a ring with ``seq`` 0, which says: from here on I listen.

@@ -14,9 +14,9 @@ from msgspec import Raw, Struct, structs
 
 from holdfast import telemetry
 from holdfast.limits.changes import Remembered, RuleChange
-from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot, Unreadable
+from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot, UnreadableRule
 from holdfast.limits.rulestore.bell import LISTENING
-from holdfast.limits.rulestore.contract import Ring
+from holdfast.limits.rulestore.contract import ChangeNotification
 
 
 class _Line(Struct, frozen=True):
@@ -41,10 +41,10 @@ class _Key(Struct, frozen=True):
 
 
 _rule = msgspec.json.Decoder(Rule)
-_unreadable = msgspec.json.Decoder(Unreadable)
+_unreadable = msgspec.json.Decoder(UnreadableRule)
 _line = msgspec.json.Decoder(_Line)
 _key = msgspec.json.Decoder(_Key)
-_ring = msgspec.json.Decoder(Ring)
+_ring = msgspec.json.Decoder(ChangeNotification)
 
 
 def text_of(value: Struct | Sequence[RuleName] | tuple[str, ...]) -> str:
@@ -71,25 +71,25 @@ def remembered_of(body: str) -> Remembered:
     return Remembered(key.fingerprint, rule, key.seq, key.imported)
 
 
-def snapshot_of(epoch: int, seq: int, store: str, bodies: Iterable[str]) -> Snapshot:
+def snapshot_of(epoch: int, seq: int, store: str, bodies: Iterable[str]) -> RuleSnapshot:
     """All rules that can be read; ``whole`` if that is all there are."""
     read = [rule_of(body) for body in bodies]
     rules = readable(read)
-    return Snapshot(epoch, seq, tuple(rules), len(rules) == len(read), store)
+    return RuleSnapshot(epoch, seq, tuple(rules), len(rules) == len(read), store)
 
 
 def readable(rules: Iterable[AnyRule]) -> list[Rule]:
     return [rule for rule in rules if isinstance(rule, Rule)]
 
 
-def ring_of(body: str, store: str) -> Ring:
+def ring_of(body: str, store: str) -> ChangeNotification:
     """The ring for one change of a store's log; without its rule if that cannot be read here: others may know it."""
     change = change_of(body)
     rule = change.rule if isinstance(change.rule, Rule) else None
-    return Ring(change.rule.epoch, change.seq, rule, store)
+    return ChangeNotification(change.rule.epoch, change.seq, rule, store)
 
 
-def heard_ring(payload: str | bytes) -> Ring:
+def heard_ring(payload: str | bytes) -> ChangeNotification:
     """What a doorbell said; one that cannot be understood still says: look."""
     try:
         return _ring.decode(payload)

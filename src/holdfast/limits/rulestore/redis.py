@@ -16,13 +16,13 @@ from redis.exceptions import RedisError
 from holdfast import telemetry
 from holdfast.drivers.redis import connection_pool, trouble_of
 from holdfast.errors import Unavailable
-from holdfast.limits.counters.contract import Trouble
+from holdfast.limits.counters.contract import CountersTrouble
 from holdfast.limits.rulestore.bell import LISTENING
-from holdfast.limits.rulestore.contract import CHANNEL, Ring
+from holdfast.limits.rulestore.contract import CHANNEL, ChangeNotification
 from holdfast.limits.rulestore.reading import heard_ring
 
 
-class RedisBell:
+class RedisNotifications:
     """``contract.Doorbell`` by SUBSCRIBE, and ``publish`` for whoever follows the log."""
 
     def __init__(
@@ -34,7 +34,7 @@ class RedisBell:
         self._publishing, self._listening = _Way(url, "publish"), _Way(url, "subscribe")
 
     @property
-    def trouble(self) -> Trouble | None:
+    def trouble(self) -> CountersTrouble | None:
         """Why changes are not heard, or not published, by way of this Redis; None if they are."""
         return self._listening.trouble or self._publishing.trouble
 
@@ -46,7 +46,7 @@ class RedisBell:
             raise Unavailable("the doorbell cannot be rung") from error
         self._publishing.works()
 
-    async def rings(self) -> AsyncIterator[Ring]:
+    async def rings(self) -> AsyncIterator[ChangeNotification]:
         subscription = self._redis.pubsub()
         try:
             await subscription.subscribe(self._channel)
@@ -81,10 +81,10 @@ class _Way:
     def __init__(self, url: str, command: str) -> None:
         self._url = url
         self._command = command
-        self.trouble: Trouble | None = None
+        self.trouble: CountersTrouble | None = None
 
     def failed(self, error: Exception) -> None:
-        before, self.trouble = self.trouble, Trouble(*trouble_of(error, self._url))
+        before, self.trouble = self.trouble, CountersTrouble(*trouble_of(error, self._url))
         telemetry.redis_failed("notifications", self.trouble.reason)
         if before is None or before.reason != self.trouble.reason:
             facts = self.trouble._asdict()

@@ -11,10 +11,10 @@ from holdfast.message import Ban, Chat, Member, Message, Mute, Page, User, Water
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
 from holdfast.store.numbering import Stored
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
-from holdfast.store.plan import Plan
+from holdfast.store.plan import ChangePlan
 
 
-class HeldChat(Struct):
+class MemoryChat(Struct):
     """One chat with all that belongs to it. ``chat.head`` is stale; ``counter`` is the truth."""
 
     chat: Chat
@@ -119,7 +119,7 @@ class HeldChat(Struct):
             last_message=self.messages.get(self.head),
         )
 
-    def forget(self, plan: Plan) -> None:
+    def forget(self, plan: ChangePlan) -> None:
         """Redaction, erasure and retention."""
         for sequence in self._emptied(plan):
             redacted = self.messages[sequence] = replace(self.messages[sequence], content="")
@@ -131,7 +131,7 @@ class HeldChat(Struct):
             if gone.client_message_id is not None:
                 del self.keys[gone.chat_id, gone.sender_id, gone.client_message_id]
 
-    def _emptied(self, plan: Plan) -> list[int]:
+    def _emptied(self, plan: ChangePlan) -> list[int]:
         """The messages that lose their content."""
         if plan.redact is not None:
             return [plan.redact]

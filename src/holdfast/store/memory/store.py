@@ -13,7 +13,7 @@ from holdfast.message import (
     Chat,
     Cursor,
     Draft,
-    Entry,
+    LogEntry,
     Member,
     Message,
     Mute,
@@ -22,24 +22,24 @@ from holdfast.message import (
     User,
     Watermark,
 )
-from holdfast.store.changes import Act, Changed, Command, CreateChat, Redact
+from holdfast.store.changes import Command, CommandContext, CommandResult, CreateChat, Redact
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     MEMBERSHIPS_MAX,
     AuditRecord,
     ChatSummary,
-    Committed,
+    CommitListener,
     Inspection,
     SentBy,
 )
 from holdfast.store.decide import decide
-from holdfast.store.memory.chat import HeldChat
-from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Stored, number
+from holdfast.store.memory.chat import MemoryChat
+from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, KnownKey, Stored, number
 from holdfast.store.plan import (
-    ChatLimits,
-    Plan,
-    Record,
-    Seen,
+    AuditNote,
+    ChangePlan,
+    ChatSettings,
+    CommandInputs,
     check_same,
     direct_pair,
     event_message,
@@ -54,17 +54,17 @@ from holdfast.store.plan import (
 class MemoryStore:
     """See ``holdfast.store.contract.Store``. ``on_commit`` names who is told of each commit."""
 
-    def __init__(self, limits: ChatLimits | None = None) -> None:
-        self._limits = limits or ChatLimits()
-        self._chats: dict[str, HeldChat] = {}
+    def __init__(self, limits: ChatSettings | None = None) -> None:
+        self._limits = limits or ChatSettings()
+        self._chats: dict[str, MemoryChat] = {}
         self._directs: dict[tuple[str, str | None], str] = {}
-        self._answers: dict[tuple[User, str], tuple[str, Changed | str, str]] = {}
+        self._answers: dict[tuple[User, str], tuple[str, CommandResult | str, str]] = {}
         self._keys_forgotten = 0
         self._audit: list[AuditRecord] = []
-        self._log: list[Entry] = []
-        self._listeners: list[Committed] = []
+        self._log: list[LogEntry] = []
+        self._listeners: list[CommitListener] = []
 
-    def on_commit(self, listener: Committed) -> None:
+    def on_commit(self, listener: CommitListener) -> None:
         """Call ``listener`` after each commit that added to the log."""
         self._listeners.append(listener)
 
@@ -91,11 +91,11 @@ class MemoryStore:
             ]
         return outcomes
 
-    async def change(self, command: Command) -> Changed:
+    async def change(self, command: Command) -> CommandResult:
         act = command.act
         if act.key is not None and (earlier := self._answers.get((act.actor, act.key))) is not None:
             check_same(act, earlier[0])
-            assert isinstance(earlier[1], Changed), "the fingerprint of a request is no command's"
+            assert isinstance(earlier[1], CommandResult), "the fingerprint of a request is no command's"
             return replace(earlier[1], repeated=True)
         plan = decide(command, self._seen(command), self._limits)
         if plan.event is not None:
@@ -103,7 +103,7 @@ class MemoryStore:
         existing = isinstance(command, CreateChat) and not plan.create
         event = self._apply(plan, act)
         after = plan.chat if event is None else replace(plan.chat, head=event.sequence)
-        changed = Changed(after, event, repeated=existing)
+        changed = CommandResult(after, event, repeated=existing)
         if act.key is not None:
             self._answers[act.actor, act.key] = (act.fingerprint, changed, act.at)
         return changed
@@ -187,12 +187,12 @@ class MemoryStore:
         held = self._readable(chat_id, None)
         return Inspection(held.now(), held.counter, held.highest, len(held.messages), held.holes(), tuple(held.gaps))
 
-    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
         self._audit.append(
             AuditRecord(len(self._audit) + 1, act.at, act.actor.user_id, action, target, act.reason, details)
         )
 
-    async def begin(self, act: Act) -> str | None:
+    async def begin(self, act: CommandContext) -> str | None:
         place = (act.actor, act.key or "")
         if (earlier := self._answers.get(place)) is not None:
             check_same(act, earlier[0])
@@ -201,7 +201,7 @@ class MemoryStore:
         self._answers[place] = (act.fingerprint, "", act.at)
         return None
 
-    async def keep(self, act: Act, answer: str | None) -> None:
+    async def keep(self, act: CommandContext, answer: str | None) -> None:
         place = (act.actor, act.key or "")
         if answer is None:
             self._answers.pop(place, None)
@@ -225,7 +225,7 @@ class MemoryStore:
             forgotten += 1
         return forgotten
 
-    def _messages_of(self, entry: Entry) -> Mapping[int, Message]:
+    def _messages_of(self, entry: LogEntry) -> Mapping[int, Message]:
         return self._chats[entry.message.chat_id].messages
 
     async def sent_by(self, user: User, after: int) -> SentBy:
@@ -248,14 +248,14 @@ class MemoryStore:
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
         return self._audit[max(after, 0) :][:limit]
 
-    def _known(self, group: Sequence[Draft]) -> Known:
+    def _known(self, group: Sequence[Draft]) -> KnownKey:
         held = {d.chat_id: self._chats[d.chat_id] for d in group if d.chat_id in self._chats}
         present = {
             (d.chat_id, d.sender.user_id): held[d.chat_id].members[d.sender.user_id]
             for d in group
             if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
         }
-        return Known(
+        return KnownKey(
             chats={c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch) for c, h in held.items()},
             members=present,
             muted={(chat_id, user_id) for chat_id, user_id in present if user_id in held[chat_id].mutes},
@@ -264,7 +264,7 @@ class MemoryStore:
             },
         )
 
-    def _seen(self, command: Command) -> Seen:
+    def _seen(self, command: Command) -> CommandInputs:
         act = command.act
         theirs = {user_id: self._chats_with(User(act.actor.tenant, user_id)) for user_id in joining(command)}
         chats = {user_id: len(held) for user_id, held in theirs.items()}
@@ -272,12 +272,14 @@ class MemoryStore:
         held = self._chats.get(command.chat_id)
         if isinstance(command, CreateChat):
             pair = self._chats.get(self._directs.get((act.actor.tenant, direct_pair(command)), ""))
-            return Seen(held.now() if held else None, pair=pair.now() if pair else None, chats=chats, invited=invited)
+            return CommandInputs(
+                held.now() if held else None, pair=pair.now() if pair else None, chats=chats, invited=invited
+            )
         if held is None:
-            return Seen(None)
+            return CommandInputs(None)
         target = target_of(command) or ""
         ban = held.bans.get(target)
-        return Seen(
+        return CommandInputs(
             held.now(),
             actor=held.member(act.actor.user_id),
             target=held.member(target),
@@ -296,10 +298,10 @@ class MemoryStore:
             gaps=held.holes(),
         )
 
-    def _apply(self, plan: Plan, act: Act) -> Message | None:
+    def _apply(self, plan: ChangePlan, act: CommandContext) -> Message | None:
         chat_id = plan.chat.chat_id
         if plan.create:
-            self._chats[chat_id] = HeldChat(plan.chat, 0, len(self._chats), len(self._log))
+            self._chats[chat_id] = MemoryChat(plan.chat, 0, len(self._chats), len(self._log))
             if plan.pair is not None:
                 self._directs[plan.chat.tenant, plan.pair] = chat_id
         held = self._chats[chat_id]
@@ -335,22 +337,22 @@ class MemoryStore:
             self._commit([self._put(message, None)])
         return message
 
-    def _put(self, message: Message, stored: Stored | None) -> Entry:
+    def _put(self, message: Message, stored: Stored | None) -> LogEntry:
         held = self._chats[message.chat_id]
         held.messages[message.sequence] = message
         held.counter = message.sequence
         if stored is not None and message.client_message_id is not None:
             held.keys[message.chat_id, message.sender_id, message.client_message_id] = stored
-        entry = Entry(len(self._log) + 1, held.chat.tenant, held.chat.epoch, message)
+        entry = LogEntry(len(self._log) + 1, held.chat.tenant, held.chat.epoch, message)
         self._log.append(entry)
         held.last_position = entry.position
         return entry
 
-    def _commit(self, entries: Sequence[Entry]) -> None:
+    def _commit(self, entries: Sequence[LogEntry]) -> None:
         if entries:
             self._tell(entries)
 
-    def _tell(self, entries: Sequence[Entry]) -> None:
+    def _tell(self, entries: Sequence[LogEntry]) -> None:
         for listener in self._listeners:
             listener(entries)
 
@@ -370,7 +372,7 @@ class MemoryStore:
         held = self._chats[chat_id]
         held.chat = replace(held.chat, halted=why)
 
-    def _note(self, act: Act, record: Record) -> None:
+    def _note(self, act: CommandContext, record: AuditNote) -> None:
         details = msgspec.json.encode(record.details).decode()
         self._audit.append(
             AuditRecord(
@@ -378,10 +380,10 @@ class MemoryStore:
             )
         )
 
-    def _chats_with(self, user: User) -> list[HeldChat]:
+    def _chats_with(self, user: User) -> list[MemoryChat]:
         return [h for h in self._chats.values() if h.chat.tenant == user.tenant and user.user_id in h.members]
 
-    def _readable(self, chat_id: str, reader: User | None) -> HeldChat:
+    def _readable(self, chat_id: str, reader: User | None) -> MemoryChat:
         held = self._chats.get(chat_id)
         if held is None or (reader is not None and reader.tenant != held.chat.tenant):
             raise unknown_chat(chat_id)

@@ -13,8 +13,8 @@ from msgspec.json import Decoder, encode
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError, InternalError, InvalidMessage
-from holdfast.message import Draft, Entry, Message, Outcome
-from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, Known, Numbered, Stored, number
+from holdfast.message import Draft, LogEntry, Message, Outcome
+from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, KnownKey, Numbered, Stored, number
 from holdfast.store.plan import halted_chat
 from holdfast.store.sqlite.database import SQL, Handle
 
@@ -27,15 +27,15 @@ _known = Decoder(list[tuple[str, str, int, str, str | None, int | None, int, int
 _keys = Decoder(list[tuple[str, Message]])
 
 
-class Written(Struct, Generic[T], frozen=True):
+class WriteResult(Struct, Generic[T], frozen=True):
     """What a commit answers, what it added to the log, and whether it took content out of it."""
 
     answer: T
-    entries: Sequence[Entry] = ()
+    entries: Sequence[LogEntry] = ()
     forgets: bool = False
 
 
-def append(handle: Handle, group: Sequence[Draft]) -> Written[list[Outcome]]:
+def append(handle: Handle, group: Sequence[Draft]) -> WriteResult[list[Outcome]]:
     """Commit the group. If the whole of it cannot be written, each send is tried by itself in a second commit."""
     try:
         with handle.transaction() as connection:
@@ -45,17 +45,17 @@ def append(handle: Handle, group: Sequence[Draft]) -> Written[list[Outcome]]:
             return _write_one_by_one(connection, group)
 
 
-def _write(connection: apsw.Connection, group: Sequence[Draft]) -> Written[list[Outcome]]:
+def _write(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[list[Outcome]]:
     known, numbers, end = _read(connection, group)
     numbered = number(group, known)
     entries = _put(connection, numbered, known, numbers, end)
     for chat_id in numbered.without_counter:
         telemetry.counter_corruption(chat_id)
         connection.execute(SQL["halt"], {"chat_id": chat_id, "why": NO_COUNTER})
-    return Written(numbered.outcomes, entries)
+    return WriteResult(numbered.outcomes, entries)
 
 
-def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, dict[str, int], int]:
+def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[KnownKey, dict[str, int], int]:
     """What is known of the group, the numbers of its chats in this file, and the end of the log."""
     senders = encode(list({(d.chat_id, d.sender.user_id) for d in group})).decode()
     keys = encode([_key_of(d) for d in group]).decode()
@@ -78,21 +78,21 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[Known, d
         )
         for digest, message in _keys.decode(found)
     }
-    return Known(chats, members, muted, stored), numbers, end
+    return KnownKey(chats, members, muted, stored), numbers, end
 
 
 def _put(
-    connection: apsw.Connection, numbered: Numbered, known: Known, numbers: dict[str, int], end: int
-) -> list[Entry]:
+    connection: apsw.Connection, numbered: Numbered, known: KnownKey, numbers: dict[str, int], end: int
+) -> list[LogEntry]:
     if not numbered.fresh:
         return []
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     rows = []
     last: dict[str, int] = {}
     for position, stored in enumerate(numbered.fresh, end + 1):
         message = stored.message
         chat = known.chats[message.chat_id]
-        entries.append(Entry(position, chat.tenant, chat.epoch, message))
+        entries.append(LogEntry(position, chat.tenant, chat.epoch, message))
         rows.append(message_row(position, numbers[message.chat_id], message, stored.content_hash))
         last[message.chat_id] = position
     put_messages(connection, rows, [(numbers[c], n, last[c]) for c, n in numbered.counters.items()])
@@ -137,10 +137,10 @@ def put_messages(
     connection.execute(SQL["advance_counters"], {"counters": encode(counters).decode()})
 
 
-def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> Written[list[Outcome]]:
+def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[list[Outcome]]:
     """Each send behind a savepoint of its own, all in one commit: what cannot be written fails alone."""
     outcomes: list[Outcome] = []
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     for draft in group:
         connection.execute("SAVEPOINT send")
         try:
@@ -151,7 +151,7 @@ def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> Wr
             connection.execute("ROLLBACK TO send")
             outcomes.append(_why(connection, draft, error))
         connection.execute("RELEASE send")
-    return Written(outcomes, entries)
+    return WriteResult(outcomes, entries)
 
 
 def _why(connection: apsw.Connection, draft: Draft, error: Exception) -> HoldfastError:

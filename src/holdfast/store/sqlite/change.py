@@ -11,15 +11,15 @@ from msgspec.structs import asdict, replace
 
 from holdfast import telemetry
 from holdfast.errors import InternalError
-from holdfast.message import Chat, Entry, Member, Message, Mute, User, Watermark
+from holdfast.message import Chat, LogEntry, Member, Message, Mute, User, Watermark
 from holdfast.store.changes import (
-    Act,
     AddMember,
     ChangeBan,
-    Changed,
     ChangeMute,
     ChangeRole,
     Command,
+    CommandContext,
+    CommandResult,
     CreateChat,
     RecoverChat,
     Redact,
@@ -27,9 +27,9 @@ from holdfast.store.changes import (
 from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN
 from holdfast.store.plan import (
-    ChatLimits,
-    Plan,
-    Seen,
+    ChangePlan,
+    ChatSettings,
+    CommandInputs,
     check_same,
     direct_pair,
     event_message,
@@ -38,13 +38,13 @@ from holdfast.store.plan import (
     same_request,
     target_of,
 )
-from holdfast.store.sqlite.append import Written, message_row, put_messages
+from holdfast.store.sqlite.append import WriteResult, message_row, put_messages
 from holdfast.store.sqlite.database import SQL, Handle
 
 _chat = Decoder(Chat)
 _member = Decoder(Member)
 _message = Decoder(Message)
-_changed = Decoder(Changed)
+_changed = Decoder(CommandResult)
 _counts = Decoder(dict[str, tuple[int, int]])
 _pairs = Decoder(list[tuple[int, int]])
 
@@ -57,7 +57,7 @@ class _Damaged(Exception):
         self.why = why
 
 
-def change(handle: Handle, command: Command, limits: ChatLimits) -> Written[Changed]:
+def change(handle: Handle, command: Command, limits: ChatSettings) -> WriteResult[CommandResult]:
     """Commit the command. A chat whose numbering turns out to be damaged is halted."""
     try:
         with handle.transaction() as connection:
@@ -70,7 +70,7 @@ def change(handle: Handle, command: Command, limits: ChatLimits) -> Written[Chan
         raise halted_chat(command.chat_id) from None
 
 
-def mark(handle: Handle, watermarks: Sequence[Watermark], limits: ChatLimits) -> Written[None]:
+def mark(handle: Handle, watermarks: Sequence[Watermark], limits: ChatSettings) -> WriteResult[None]:
     """Merge watermarks."""
     rows = [(w.user.tenant, w.user.user_id, w.device_id, w.chat_id, w.epoch, w.delivered, w.read) for w in watermarks]
     marks = encode(rows).decode()
@@ -79,37 +79,37 @@ def mark(handle: Handle, watermarks: Sequence[Watermark], limits: ChatLimits) ->
         devices_max = {"watermarks": marks, "devices_max": limits.devices_per_member_max}
         if forgotten := connection.execute(SQL["forget_devices"], devices_max).fetchall():
             connection.execute(SQL["mark"], {"watermarks": encode(forgotten).decode()})
-    return Written(None)
+    return WriteResult(None)
 
 
-def record(handle: Handle, act: Act, action: str, target: str, details: str) -> Written[None]:
+def record(handle: Handle, act: CommandContext, action: str, target: str, details: str) -> WriteResult[None]:
     """Add to the audit log."""
     with handle.transaction() as connection:
         _put_audit(connection, act, action, target, details)
-    return Written(None)
+    return WriteResult(None)
 
 
-def touch(handle: Handle) -> Written[None]:
+def touch(handle: Handle) -> WriteResult[None]:
     """A commit like any other that leaves everything as it was: there and back, or SQLite would not write at all."""
     with handle.transaction() as connection:
         for step in (1, -1):
             connection.execute(SQL["touch"], {"step": step})
-    return Written(None)
+    return WriteResult(None)
 
 
-def begin(handle: Handle, act: Act) -> Written[str | None]:
+def begin(handle: Handle, act: CommandContext) -> WriteResult[str | None]:
     """Take the key of a request that is no command; what was kept under it if it is taken."""
     key = _key(act.actor, act.key or "")
     with handle.transaction() as connection:
         earlier = connection.execute(SQL["answer"], key).get
         if earlier is not None:
             check_same(act, earlier[0])
-            return Written(earlier[1])
+            return WriteResult(earlier[1])
         connection.execute(SQL["put_answer"], {**key, "fingerprint": act.fingerprint, "answer": "", "at": act.at})
-    return Written(None)
+    return WriteResult(None)
 
 
-def keep(handle: Handle, act: Act, answer: str | None) -> Written[None]:
+def keep(handle: Handle, act: CommandContext, answer: str | None) -> WriteResult[None]:
     """Store the answer of a request whose key is taken, or give the key back."""
     key = _key(act.actor, act.key or "")
     with handle.transaction() as connection:
@@ -117,29 +117,29 @@ def keep(handle: Handle, act: Act, answer: str | None) -> Written[None]:
             connection.execute(SQL["drop_answer"], key)
         else:
             connection.execute(SQL["keep_answer"], {**key, "answer": answer})
-    return Written(None)
+    return WriteResult(None)
 
 
-def _change(connection: apsw.Connection, command: Command, limits: ChatLimits) -> Written[Changed]:
+def _change(connection: apsw.Connection, command: Command, limits: ChatSettings) -> WriteResult[CommandResult]:
     act = command.act
     if act.key is not None:
         earlier = connection.execute(SQL["answer"], _key(act.actor, act.key)).get
         if earlier is not None:
-            return Written(same_request(act, earlier[0], _changed.decode(earlier[1])))
+            return WriteResult(same_request(act, earlier[0], _changed.decode(earlier[1])))
     chat, seen = _see(connection, command)
     plan = decide(command, seen, limits)
     chat = _apply(connection, chat, plan, act)
     event, entries = _put_event(connection, chat, seen.counter, plan, act)
     after = plan.chat if event is None else replace(plan.chat, head=event.sequence)
     existing = isinstance(command, CreateChat) and not plan.create
-    changed = Changed(after, event, repeated=existing)
+    changed = CommandResult(after, event, repeated=existing)
     if act.key is not None:
         answer = {"fingerprint": act.fingerprint, "answer": encode(changed).decode(), "at": act.at}
         connection.execute(SQL["put_answer"], {**_key(act.actor, act.key), **answer})
-    return Written(changed, entries, plan.forgets)
+    return WriteResult(changed, entries, plan.forgets)
 
 
-def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
+def _see(connection: apsw.Connection, command: Command) -> tuple[int, CommandInputs]:
     """The chat's number in this file (0 for none), and what the decision looks at."""
     act = command.act
     row = connection.execute(SQL["chat_state"], {"chat_id": command.chat_id}).get
@@ -149,16 +149,16 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
     invited = {user_id: count for user_id, (_, count) in counts.items()}
     if isinstance(command, CreateChat):
         pair = connection.execute(SQL["chat_of_pair"], {"tenant": act.actor.tenant, "pair": direct_pair(command)}).get
-        return 0, Seen(
+        return 0, CommandInputs(
             _chat.decode(row[1]) if row else None,
             pair=_chat.decode(pair) if pair else None,
             chats=chats,
             invited=invited,
         )
     if row is None:
-        return 0, Seen(None)
+        return 0, CommandInputs(None)
     chat, value, counter, members = row
-    seen = Seen(
+    seen = CommandInputs(
         _chat.decode(value),
         actor=_find_member(connection, chat, act.actor.user_id),
         target=_find_member(connection, chat, target_of(command)),
@@ -179,7 +179,7 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, Seen]:
     return chat, seen
 
 
-def _with_restrictions(connection: apsw.Connection, chat: int, user_id: str, seen: Seen) -> Seen:
+def _with_restrictions(connection: apsw.Connection, chat: int, user_id: str, seen: CommandInputs) -> CommandInputs:
     """What is seen, with the ban and the mute of the target."""
     asked = {"chat": chat, "user_id": user_id}
     banned, banned_by_operator, bans = connection.execute(SQL["ban_state"], asked).get
@@ -226,7 +226,7 @@ def _holes(connection: apsw.Connection, chat: int, whole: tuple[int, int, int]) 
     return found
 
 
-def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
+def _apply(connection: apsw.Connection, chat: int, plan: ChangePlan, act: CommandContext) -> int:
     """Write everything of the plan but its event; returns the chat's number in this file."""
     if plan.create:
         chat = connection.execute(SQL["create_chat"], {**asdict(plan.chat), "pair": plan.pair}).get
@@ -269,8 +269,8 @@ def _apply(connection: apsw.Connection, chat: int, plan: Plan, act: Act) -> int:
 
 
 def _put_event(
-    connection: apsw.Connection, chat: int, counter: int | None, plan: Plan, act: Act
-) -> tuple[Message | None, list[Entry]]:
+    connection: apsw.Connection, chat: int, counter: int | None, plan: ChangePlan, act: CommandContext
+) -> tuple[Message | None, list[LogEntry]]:
     message = event_message(plan, act, (counter or 0) + 1)
     if message is None:
         return None, []
@@ -284,7 +284,7 @@ def _put_event(
     position = connection.execute(SQL["log_end"]).get + 1
     row = message_row(position, chat, message, None)
     put_messages(connection, [row], [(chat, message.sequence, position)])
-    return message, [Entry(position, plan.chat.tenant, plan.chat.epoch, message)]
+    return message, [LogEntry(position, plan.chat.tenant, plan.chat.epoch, message)]
 
 
 def _find_member(connection: apsw.Connection, chat: int, user_id: str | None) -> Member | None:
@@ -296,6 +296,6 @@ def _key(actor: User, key: str) -> Mapping[str, str]:
     return {"tenant": actor.tenant, "user_id": actor.user_id, "key": key}
 
 
-def _put_audit(connection: apsw.Connection, act: Act, action: str, target: str, details: str) -> None:
+def _put_audit(connection: apsw.Connection, act: CommandContext, action: str, target: str, details: str) -> None:
     fields = {"at": act.at, "actor": act.actor.user_id, "reason": act.reason}
     connection.execute(SQL["put_audit"], {**fields, "action": action, "target": target, "details": details})

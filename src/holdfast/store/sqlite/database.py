@@ -8,7 +8,7 @@ import apsw
 import msgspec
 
 from holdfast.sqlite import database
-from holdfast.sqlite.copies import Part, Restored
+from holdfast.sqlite.copies import Restored, StateFile
 from holdfast.sqlite.database import Handle, SqliteSettings
 from holdfast.statements import migrations, statements
 from holdfast.store.state import CHATS_NAME
@@ -38,7 +38,7 @@ def _renew(connection: apsw.Connection, restored: Restored) -> None:
     connection.execute(SQL["put_audit"], {**record, "reason": restored.reason, "details": details})
 
 
-CHATS = Part(
+CHATS = StateFile(
     name=CHATS_NAME,
     migrations=MIGRATIONS,
     counts={

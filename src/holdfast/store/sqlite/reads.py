@@ -11,7 +11,7 @@ from msgspec import MsgspecError
 from msgspec.json import Decoder, encode
 
 from holdfast.errors import Unavailable, UnreadableEvent
-from holdfast.message import Ban, Chat, Cursor, Entry, Member, Message, Mute, Page, User, Watermark
+from holdfast.message import Ban, Chat, Cursor, LogEntry, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import LOOKED_AT_ONCE, UNREAD_LOOKED_AT, AuditRecord, ChatSummary, Inspection, SentBy
 from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import not_a_member, unknown_chat
@@ -37,8 +37,8 @@ _watermarks = Decoder(list[tuple[User, str, str, int, int, int]])
 _summaries = Decoder(list[tuple[Chat, str, str, int, int, int, Message | None]])
 _pairs = Decoder(list[tuple[int, int]])
 _audit = Decoder(list[AuditRecord])
-_entries = Decoder(list[Entry])
-_entry = Decoder(Entry)
+_entries = Decoder(list[LogEntry])
+_entry = Decoder(LogEntry)
 _places = Decoder(list[tuple[str, int]])
 UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
@@ -230,7 +230,7 @@ def log_end(handle: Handle, deadline: Deadline) -> int:
         return int(connection.execute(SQL["log_end"]).get)
 
 
-def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[Entry]:
+def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[LogEntry]:
     with deadline.over(handle) as connection:
         try:
             return _entries.decode(connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get)
@@ -238,9 +238,9 @@ def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> lis
             return _up_to_the_damage(connection, after, limit)
 
 
-def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[Entry]:
+def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
     """Entry by entry; UnreadableEvent if the damaged one is the first."""
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     while len(entries) < limit and (row := connection.execute(SQL["log_next"], {"after": after}).fetchone()):
         after, data = row
         try:

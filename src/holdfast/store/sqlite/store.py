@@ -13,13 +13,13 @@ from typing import Self, TypeVar
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavailable
-from holdfast.message import Ban, Chat, Cursor, Draft, Entry, Member, Mute, Outcome, Page, User, Watermark
-from holdfast.sqlite.threads import Crew
-from holdfast.store.changes import Act, Changed, Command
-from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, Committed, Inspection, SentBy
-from holdfast.store.plan import ChatLimits
+from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Mute, Outcome, Page, User, Watermark
+from holdfast.sqlite.threads import WorkerThreads
+from holdfast.store.changes import Command, CommandContext, CommandResult
+from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, CommitListener, Inspection, SentBy
+from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import append, change, forget, reads
-from holdfast.store.sqlite.append import Written
+from holdfast.store.sqlite.append import WriteResult
 from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
 
 T = TypeVar("T")
@@ -41,16 +41,16 @@ class SqliteStore:
         self,
         path: Path,
         settings: SqliteSettings | None = None,
-        limits: ChatLimits | None = None,
+        limits: ChatSettings | None = None,
         clock: Clock | None = None,
         vfs: str | None = None,
     ) -> None:
         self._path = path
         self._settings = settings or SqliteSettings()
-        self._limits = limits or ChatLimits()
+        self._limits = limits or ChatSettings()
         self._clock = clock or SystemClock()
         self._vfs = vfs
-        self._listeners: list[Committed] = []
+        self._listeners: list[CommitListener] = []
         self._unsure = False
         """The writer's thread does not know what became of its last write."""
         self._traces = False
@@ -63,8 +63,8 @@ class SqliteStore:
         writer = self._handle(write=True)
         writer.adopt(connection)
         readers = [self._handle(write=False) for _ in range(self._settings.readers)]
-        self._writer = Crew("store-writer", [writer], self._settings.writes_waiting_max, _busy)
-        self._readers = Crew("store-reader", readers, self._settings.reads_waiting_max, _too_many_reads)
+        self._writer = WorkerThreads("store-writer", [writer], self._settings.writes_waiting_max, _busy)
+        self._readers = WorkerThreads("store-reader", readers, self._settings.reads_waiting_max, _too_many_reads)
         self._wipe_soon()
         return self
 
@@ -76,26 +76,26 @@ class SqliteStore:
         await self._readers.close()
         await self._writer.close()
 
-    def on_commit(self, listener: Committed) -> None:
+    def on_commit(self, listener: CommitListener) -> None:
         """Call ``listener`` after each commit that added to the log."""
         self._listeners.append(listener)
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
         return self._write(partial(append.append, group=group))
 
-    async def change(self, command: Command) -> Changed:
+    async def change(self, command: Command) -> CommandResult:
         return await self._write(partial(change.change, command=command, limits=self._limits))
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
         await self._writer.do(partial(change.mark, watermarks=watermarks, limits=self._limits))
 
-    async def record(self, act: Act, action: str, target: str, details: str = "") -> None:
+    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
         await self._writer.do(partial(change.record, act=act, action=action, target=target, details=details))
 
-    async def begin(self, act: Act) -> str | None:
+    async def begin(self, act: CommandContext) -> str | None:
         return await self._write(partial(change.begin, act=act))
 
-    async def keep(self, act: Act, answer: str | None) -> None:
+    async def keep(self, act: CommandContext, answer: str | None) -> None:
         await self._write(partial(change.keep, act=act, answer=answer))
 
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
@@ -162,17 +162,17 @@ class SqliteStore:
         """The position of the newest entry ever committed."""
         return await self._read(reads.log_end)
 
-    async def log_after(self, after: int, limit: int) -> Sequence[Entry]:
+    async def log_after(self, after: int, limit: int) -> Sequence[LogEntry]:
         """Up to ``limit`` entries past a position, in commit order."""
         return await self._read(reads.log_after, after, limit)
 
-    def _write(self, work: Callable[[Handle], Written[T]]) -> Awaitable[T]:
+    def _write(self, work: Callable[[Handle], WriteResult[T]]) -> Awaitable[T]:
         """Have it done by the writer; the listeners hear of it before its caller does, or without one.
 
         The caller's turn is arranged first: so the next group is on its way before this one is spread, and what a
         connection gets of both, acks and messages, leaves in one write.
         """
-        heard: list[Sequence[Entry]] = []
+        heard: list[Sequence[LogEntry]] = []
 
         def done(handle: Handle) -> T:
             try:
@@ -204,7 +204,7 @@ class SqliteStore:
         settings = self._settings if write else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
         return Handle(self._path, settings, self._vfs, write=write)
 
-    def _tell(self, heard: Sequence[Sequence[Entry]]) -> None:
+    def _tell(self, heard: Sequence[Sequence[LogEntry]]) -> None:
         self._wipe_soon()
         for entries in heard:
             for listener in self._listeners:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Set
 
 from holdfast.verify.checkers.verdict import Verdict
-from holdfast.verify.checkers.weather import ASKS, FELT_SECONDS, Weather
+from holdfast.verify.checkers.weather import ASKS, FELT_SECONDS, FaultTimeline
 from holdfast.verify.history import (
     Closed,
     ClosingSaid,
@@ -17,7 +17,7 @@ from holdfast.verify.history import (
     Operation,
     Tried,
     Unknown,
-    Warned,
+    WarningSeen,
 )
 
 ANSWER_SECONDS_MAX = 5.5
@@ -49,8 +49,8 @@ def no_silent_close(history: History) -> Verdict:
     for closed in history.of(Closed):
         if closed.by == "server":
             verdict.require(closed.connection in said, f"{closed.connection} was closed without a word", closed)
-    warnings: dict[str, list[Warned]] = defaultdict(list)
-    for warned in history.of(Warned):
+    warnings: dict[str, list[WarningSeen]] = defaultdict(list)
+    for warned in history.of(WarningSeen):
         warnings[warned.connection].append(warned)
     for closing in said.values():
         if closing.reason == "slow_consumer":
@@ -68,7 +68,7 @@ def answered_in_time(history: History) -> Verdict:
     connection answers first.
     """
     verdict = Verdict(f"every request is answered within {ANSWER_SECONDS_MAX} s")
-    weather = Weather(history)
+    weather = FaultTimeline(history)
     closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
     for operation in history.operations:
         invoke, end = operation.invoke, operation.end
@@ -89,7 +89,7 @@ def answered_in_time(history: History) -> Verdict:
 def failure_stays_in_its_plane(history: History) -> Verdict:
     """10: whatever failed is explained by a failure of its own plane, for that client, at that time."""
     verdict = Verdict("a plane's failure stays there")
-    weather = Weather(history)
+    weather = FaultTimeline(history)
     closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
     for operation in history.operations:
         kept = not _infrastructure(operation) or _explained(weather, operation, closed_at)
@@ -107,7 +107,7 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
     return verdict
 
 
-def _torn(weather: Weather, client: str, at: float) -> bool:
+def _torn(weather: FaultTimeline, client: str, at: float) -> bool:
     """Whether this client's connection may break now: a fault of its own, or the process was killed."""
     since = at - FELT_SECONDS
     return weather.faults("connection", since, at, client) or weather.faults("process", since, at, client)
@@ -132,7 +132,7 @@ def _infrastructure(operation: Operation) -> bool:
             return False
 
 
-def _explained(weather: Weather, operation: Operation, closed_at: Set[tuple[str, float]]) -> bool:
+def _explained(weather: FaultTimeline, operation: Operation, closed_at: Set[tuple[str, float]]) -> bool:
     """A fault of a plane that serves this request while it was open, or the breaker that such faults have opened."""
     invoke, end = operation.invoke, operation.end
     ended_at = end.at if end is not None else invoke.at
@@ -150,7 +150,7 @@ def _explained(weather: Weather, operation: Operation, closed_at: Set[tuple[str,
     return False
 
 
-def _closing_explained(history: History, weather: Weather, opened: Opened, closing: ClosingSaid) -> bool:
+def _closing_explained(history: History, weather: FaultTimeline, opened: Opened, closing: ClosingSaid) -> bool:
     client, at = opened.client, closing.at
     match closing.reason:
         case reason if reason in PLANNED_CLOSINGS:

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import TypeVar
 
 from holdfast.verify.checkers.verdict import Verdict
-from holdfast.verify.history import Effect, Enqueued, Excused, History, Ran
+from holdfast.verify.history import EffectSeen, Enqueued, Excused, History, Ran
 
-Told = TypeVar("Told", Effect, Ran)
+Told = TypeVar("Told", EffectSeen, Ran)
 
 
 @dataclass(slots=True)
@@ -23,14 +23,14 @@ class JobHistory:
 
     enqueued: list[Enqueued] = field(default_factory=list)
     runs: list[Ran] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)
+    effects: list[EffectSeen] = field(default_factory=list)
     excused: set[int] = field(default_factory=set)
 
 
 def job_effects_once(history: History) -> Verdict:
     """The jobs of a history; see ``effects_once_in_order``."""
     excused = {event.seq for event in history.of(Excused)}
-    return effects_once_in_order(JobHistory(history.of(Enqueued), history.of(Ran), history.of(Effect), excused))
+    return effects_once_in_order(JobHistory(history.of(Enqueued), history.of(Ran), history.of(EffectSeen), excused))
 
 
 def effects_once_in_order(history: JobHistory) -> Verdict:
@@ -64,7 +64,7 @@ def _complete(history: JobHistory, verdict: Verdict) -> None:
             verdict.require(count >= 1, f"{job.seq} of {job.stream} is lost")
 
 
-def _rising(stream: str, effects: Sequence[Effect], verdict: Verdict) -> None:
+def _rising(stream: str, effects: Sequence[EffectSeen], verdict: Verdict) -> None:
     for before, after in pairwise(effects):
         verdict.require(before.seq < after.seq, f"{stream}: {after.seq} after {before.seq}")
         verdict.require(before.fence <= after.fence, f"{stream}: fence {after.fence} after {before.fence}")
@@ -81,4 +81,4 @@ def _apart(stream: str, runs: Sequence[Ran], verdict: Verdict) -> None:
             done = max(done, run.seq)
 
 
-__all__ = ["Effect", "Enqueued", "JobHistory", "Ran", "effects_once_in_order", "job_effects_once"]
+__all__ = ["EffectSeen", "Enqueued", "JobHistory", "Ran", "effects_once_in_order", "job_effects_once"]

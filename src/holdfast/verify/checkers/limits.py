@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.limits.rules import RuleName, Stamp
+from holdfast.limits.rules import RuleName, RuleVersion
 from holdfast.verify.checkers.verdict import Verdict
 
-View = Mapping[RuleName, Stamp]
+_View = Mapping[RuleName, RuleVersion]
 
 
 class InForce(NamedTuple):
@@ -23,10 +23,10 @@ class InForce(NamedTuple):
     node: str
     at: float
     epoch: int
-    rules: View
+    rules: _View
 
 
-class Admitted(NamedTuple):
+class AdmittedAmount(NamedTuple):
     """``amount`` admitted for one subject at one moment, on any node."""
 
     subject: str
@@ -56,8 +56,8 @@ class LimitsHistory:
     """``truth`` is what the database held when all was healed; ``forgotten`` the names whose tombstones it forgot."""
 
     in_force: list[InForce] = field(default_factory=list)
-    admitted: list[Admitted] = field(default_factory=list)
-    truth: View = field(default_factory=dict)
+    admitted: list[AdmittedAmount] = field(default_factory=list)
+    truth: _View = field(default_factory=dict)
     forgotten: set[RuleName] = field(default_factory=set)
 
 
@@ -91,7 +91,7 @@ def _forward(before: InForce, now: InForce, forgotten: set[RuleName], verdict: V
 def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:
     """For every subject and every stretch of time: admitted ≤ the bound."""
     verdict = Verdict("admitted_within_bound")
-    by_subject: dict[str, list[Admitted]] = defaultdict(list)
+    by_subject: dict[str, list[AdmittedAmount]] = defaultdict(list)
     for each in history.admitted:
         by_subject[each.subject].append(each)
     for subject, admissions in sorted(by_subject.items()):
@@ -100,7 +100,7 @@ def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:
     return verdict
 
 
-def most_over_rate(admissions: Sequence[Admitted], per_second: float) -> float:
+def most_over_rate(admissions: Sequence[AdmittedAmount], per_second: float) -> float:
     """The largest, over all stretches, of what was admitted in it less the rate × its length."""
     most = running = 0.0
     before = admissions[0].at if admissions else 0.0

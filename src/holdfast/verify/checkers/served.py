@@ -9,31 +9,31 @@ from operator import itemgetter
 
 from holdfast.message import Cursor
 from holdfast.verify.checkers.verdict import Verdict
-from holdfast.verify.checkers.weather import Weather
+from holdfast.verify.checkers.weather import FaultTimeline
 from holdfast.verify.history import (
     ChatAtEnd,
-    Committed,
+    CommitSeen,
+    CursorMoved,
     Dropped,
-    Event,
+    FaultPlane,
     Held,
     History,
+    HistoryEvent,
     Invoke,
     LogAtEnd,
     Logged,
-    Membership,
-    Moved,
+    MembershipSpan,
     Ok,
     Opened,
-    Plane,
     Pushed,
     Whispered,
 )
 
 WHISPER_SECONDS = 40.0
 """So long after leaving a client may still hear who types: a gateway asks for memberships once per heartbeat."""
-KEEPS_FROM_HEARING: tuple[Plane, ...] = ("fanout", "history", "durability", "process")
+KEEPS_FROM_HEARING: tuple[FaultPlane, ...] = ("fanout", "history", "durability", "process")
 _RESUMED = ""
-_Fact = tuple[float, Cursor, Event]
+_Fact = tuple[float, Cursor, HistoryEvent]
 
 
 def no_late_fill(history: History) -> Verdict:
@@ -130,7 +130,7 @@ class _Highest:
         self._times = [fact[0] for fact in facts]
         self._highest = list(accumulate(facts, _higher))
 
-    def before(self, at: float) -> tuple[Cursor, Event | None]:
+    def before(self, at: float) -> tuple[Cursor, HistoryEvent | None]:
         index = bisect_left(self._times, at)
         return self._highest[index - 1][1:] if index else (Cursor(0, 0), None)
 
@@ -140,11 +140,11 @@ def _higher(a: _Fact, b: _Fact) -> _Fact:
 
 
 def _acks_rise(history: History, verdict: Verdict) -> None:
-    last: dict[tuple[str, str], Moved] = {}
+    last: dict[tuple[str, str], CursorMoved] = {}
     for moved in history.events:
         if isinstance(moved, Dropped):
             last.pop((moved.client, moved.chat_id), None)
-        if not isinstance(moved, Moved):
+        if not isinstance(moved, CursorMoved):
             continue
         before = last.get((moved.client, moved.chat_id))
         if before is not None:
@@ -216,9 +216,9 @@ def _whispers(history: History, verdict: Verdict) -> None:
 
     A gateway that missed the event of leaving asks the store, which may be away for as long as something is broken.
     """
-    weather = Weather(history)
+    weather = FaultTimeline(history)
     heads: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for commit in history.of(Committed):
+    for commit in history.of(CommitSeen):
         heads[commit.chat_id].append((commit.at, commit.sequence))
     for whisper in history.of(Whispered):
         since, known = whisper.at - WHISPER_SECONDS, heads[whisper.chat_id]
@@ -258,8 +258,8 @@ def _muted(history: History, client: str, chat_id: str, sequence: int) -> bool:
     return chat is not None and _at(chat, history.clients[client].user_id, sequence).muted
 
 
-def _at(chat: ChatAtEnd, user_id: str, sequence: int) -> Membership:
-    found = Membership(0, user_id, False)
+def _at(chat: ChatAtEnd, user_id: str, sequence: int) -> MembershipSpan:
+    found = MembershipSpan(0, user_id, False)
     for change in chat.memberships:
         if change.sequence <= sequence and change.user_id == user_id:
             found = change

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast.verify.history import Fault, History, Ok, Plane, Verb
+from holdfast.verify.history import FaultPlane, FaultWindow, History, Ok, Verb
 
 FELT_SECONDS = 1.0
 """How long a cut may take to reach the one who was cut off."""
@@ -20,7 +20,7 @@ OPENS_AFTER = 5
 GIVEN_UP_SECONDS = 5.0
 """By then what hangs has failed, and not only when it ends."""
 
-ASKS: Mapping[Plane, frozenset[Verb]] = {
+ASKS: Mapping[FaultPlane, frozenset[Verb]] = {
     "durability": frozenset({"send", "change"}),
     "history": frozenset({"sync", "resume"}),
     "fanout": frozenset(),
@@ -30,20 +30,20 @@ ASKS: Mapping[Plane, frozenset[Verb]] = {
 """Which requests a failure of each plane may fail. A broken connection fails none: nobody is there to be answered."""
 
 
-class Weather:
+class FaultTimeline:
     """The faults of a history by plane and client."""
 
     def __init__(self, history: History) -> None:
-        self._by_plane: dict[Plane, list[Fault]] = defaultdict(list)
-        for fault in history.of(Fault):
+        self._by_plane: dict[FaultPlane, list[FaultWindow]] = defaultdict(list)
+        for fault in history.of(FaultWindow):
             self._by_plane[fault.plane].append(fault)
         self._away = {client: _merged(self._of_connection(client)) for client in history.clients}
         self._open = {plane: self._breaker(history, plane) for plane in ("durability", "history")}
 
-    def of(self, plane: Plane) -> Sequence[Fault]:
+    def of(self, plane: FaultPlane) -> Sequence[FaultWindow]:
         return self._by_plane[plane]
 
-    def faults(self, plane: Plane, since: float, until: float, client: str | None = None) -> bool:
+    def faults(self, plane: FaultPlane, since: float, until: float, client: str | None = None) -> bool:
         """Whether something of this plane was broken at any time between the two, for this client."""
         return any(
             fault.at <= until and fault.until >= since
@@ -51,7 +51,7 @@ class Weather:
             if client is None or not fault.clients or client in fault.clients
         )
 
-    def breaker_open(self, plane: Plane, since: float, until: float) -> bool:
+    def breaker_open(self, plane: FaultPlane, since: float, until: float) -> bool:
         """Whether the plane's breaker may have been open at any time between the two."""
         return any(opened <= until and since <= closed for opened, closed in self._open.get(plane, ()))
 
@@ -62,7 +62,7 @@ class Weather:
     def _of_connection(self, client: str) -> Iterable[tuple[float, float]]:
         return [(f.at, f.until) for f in self._by_plane["connection"] if not f.clients or client in f.clients]
 
-    def _breaker(self, history: History, plane: Plane) -> list[tuple[float, float]]:
+    def _breaker(self, history: History, plane: FaultPlane) -> list[tuple[float, float]]:
         """When the breaker may have been open. A success that clients saw closes it, and so does a new process."""
         closings = sorted(
             [o.end.at for o in history.operations if isinstance(o.end, Ok) and o.invoke.verb in ASKS[plane]]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from holdfast.gateway.limits import GatewayLimits
-from holdfast.session.limits import Backpressure, Outbound
+from holdfast.gateway.limits import GatewaySettings
+from holdfast.session.limits import BackpressureSettings, OutboundSettings
 from holdfast.verify.checkers import check, red
 from holdfast.verify.controls.planes import (
     CarelessConnection,
@@ -33,14 +33,14 @@ from holdfast.verify.controls.stores import (
 )
 from holdfast.verify.faults import Odds
 from holdfast.verify.simulation.options import QUIET, Options
-from holdfast.verify.simulation.parts import Disk, Parts
+from holdfast.verify.simulation.parts import Parts, SimulatedDisk
 from holdfast.verify.simulation.world import play
 
 SEEDS = range(1, 9)
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class NegativeControl:
     """A broken variant and the numbers of the checkers that must notice it."""
 
     name: str
@@ -48,7 +48,7 @@ class Control:
     red: frozenset[int]
 
 
-def turned_red(control: Control, seeds: Iterable[int] = SEEDS) -> set[int]:
+def turned_red(control: NegativeControl, seeds: Iterable[int] = SEEDS) -> set[int]:
     """The checkers that a control turns red over some seeds."""
     found: set[int] = set()
     for seed in seeds:
@@ -88,41 +88,41 @@ def weather(**changes: object) -> Callable[[Options], Options]:
     return change
 
 
-def _boundless(limits: GatewayLimits) -> GatewayLimits:
-    outbound = Outbound(max_buffer_messages=10**9, max_buffer_bytes=2**50)
-    return replace(limits, backpressure=Backpressure(outbound=outbound))
+def _boundless(limits: GatewaySettings) -> GatewaySettings:
+    outbound = OutboundSettings(max_buffer_messages=10**9, max_buffer_bytes=2**50)
+    return replace(limits, backpressure=BackpressureSettings(outbound=outbound))
 
 
 CONTROLS = [
-    Control("acks before the commit", Parts(
+    NegativeControl("acks before the commit", Parts(
         around_store=lambda store: EarlyAcks(store), options=weather(server_crashes=2)), frozenset({1, 3, 5})),
-    Control("unscoped key", Parts(
-        disk=lambda: Disk(UnscopedStore()), options=weather()), frozenset({1})),
-    Control("keys that expire", Parts(
-        disk=lambda: Disk(ForgetfulStore()), options=weather(writes=Odds(lost_reply=0.3))), frozenset({2})),
-    Control("unconditioned put and a counter repaired too low", Parts(
-        disk=lambda: Disk(OverwritingStore()), options=weather()), frozenset({1, 3, 9})),
-    Control("two-phase allocation", Parts(
-        disk=lambda: Disk(TwoPhaseStore()), options=weather()), frozenset({4, 9})),
-    Control("gateway without position check", Parts(
+    NegativeControl("unscoped key", Parts(
+        disk=lambda: SimulatedDisk(UnscopedStore()), options=weather()), frozenset({1})),
+    NegativeControl("keys that expire", Parts(
+        disk=lambda: SimulatedDisk(ForgetfulStore()), options=weather(writes=Odds(lost_reply=0.3))), frozenset({2})),
+    NegativeControl("unconditioned put and a counter repaired too low", Parts(
+        disk=lambda: SimulatedDisk(OverwritingStore()), options=weather()), frozenset({1, 3, 9})),
+    NegativeControl("two-phase allocation", Parts(
+        disk=lambda: SimulatedDisk(TwoPhaseStore()), options=weather()), frozenset({4, 9})),
+    NegativeControl("gateway without position check", Parts(
         connection=CarelessConnection, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
-    Control("reads from a lagging copy", Parts(
+    NegativeControl("reads from a lagging copy", Parts(
         around_store=lambda store: LaggingReads(store), options=weather()), frozenset({5})),
-    Control("unbounded buffer", Parts(
+    NegativeControl("unbounded buffer", Parts(
         limits=_boundless, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)), frozenset({6})),
-    Control("silent close", Parts(
+    NegativeControl("silent close", Parts(
         connection=SilentConnection, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)),
         frozenset({7})),
-    Control("never answers", Parts(
+    NegativeControl("never answers", Parts(
         intake=ForgetfulIntake, options=weather()), frozenset({8})),
-    Control("commits that are not published", Parts(
+    NegativeControl("commits that are not published", Parts(
         disk=UnpublishedDisk, options=weather()), frozenset({9})),
-    Control("a client that acknowledges the highest", Parts(
+    NegativeControl("a client that acknowledges the highest", Parts(
         device=HighestAcks, options=weather()), frozenset({9})),
-    Control("fanout failures reach sends", Parts(
+    NegativeControl("fanout failures reach sends", Parts(
         durability=CoupledStore, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({10})),
-    Control("takes the sends of muted members", Parts(
-        disk=lambda: Disk(DeafStore()), options=weather(membership_changes=12, sends_per_device=20)), frozenset({12})),
-    Control("serves whoever asks", Parts(
+    NegativeControl("takes the sends of muted members", Parts(
+        disk=lambda: SimulatedDisk(DeafStore()), options=weather(membership_changes=12, sends_per_device=20)), frozenset({12})),
+    NegativeControl("serves whoever asks", Parts(
         around_store=lambda store: OpenReads(store), options=weather()), frozenset({12})),
 ]  # fmt: skip

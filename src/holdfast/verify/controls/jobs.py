@@ -17,13 +17,13 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.verify.history import Effect, Enqueued, Excused, Header, History, Ran, Recorder
+from holdfast.verify.history import EffectSeen, Enqueued, Excused, Header, History, Ran, Recorder
 from holdfast.verify.virtual import LoopClock, run
-from holdfast.work.contract import Claimed, Query, Report, Want
+from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
 from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
 from holdfast.work.handling import Context, Handlers
-from holdfast.work.job import Action, Job, Policies, Reason
+from holdfast.work.job import FailureAction, Job, Policies, Reason
 from holdfast.work.memory import MemoryWork
 from holdfast.work.sqlite.verbs import SQL
 
@@ -91,7 +91,7 @@ class Story:
             seat: Any = await plain(name)
             process = seat.process
 
-            async def heard(report: Report, want: Want) -> Claimed:
+            async def heard(report: Report, want: ClaimRequest) -> Claimed:
                 if seat.instance in self.hearing:
                     await self.hearing[seat.instance].wait()
                 claimed: Claimed = await process(report, want)
@@ -141,7 +141,7 @@ class Story:
             self.told.note(Excused(dead.seq))
         async with self.store.transaction() as db:
             for stream, seq, fence in db.execute("SELECT stream, seq, fence FROM ledger ORDER BY rowid"):
-                self.told.note(Effect(str(stream), int(str(seq)), int(str(fence))))
+                self.told.note(EffectSeen(str(stream), int(str(seq)), int(str(fence))))
         return self.told.history()
 
 
@@ -195,10 +195,10 @@ class ReleasedDeadLetters(MemoryWork):
         seat: Any = await super().join(name)
         plain = seat.process
 
-        async def process(report: Report, want: Want) -> Claimed:
+        async def process(report: Report, want: ClaimRequest) -> Claimed:
             claimed: Claimed = await plain(report, want)
             for failed in report.failed:
-                if failed.verdict.action is Action.DEAD:
+                if failed.verdict.action is FailureAction.DEAD:
                     await self._transact(lambda db, seq=failed.seq: _make_claimable(db, seq))  # type: ignore[misc]
             return claimed
 
@@ -220,7 +220,7 @@ class UnorderedClaims(MemoryWork):
         seat: Any = await super().join(name)
         plain = seat.process
 
-        async def process(report: Report, want: Want) -> Claimed:
+        async def process(report: Report, want: ClaimRequest) -> Claimed:
             claimed: Claimed = await plain(report, want)
             claimed.jobs = [msgspec.structs.replace(job, stream=None) for job in claimed.jobs]
             return claimed

@@ -9,33 +9,33 @@ from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.fanout.contract import Registry
 from holdfast.gateway.connection import Connection
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import Draft, Message, Outcome, User
-from holdfast.session.deliveries import Deliveries
+from holdfast.session.deliveries import OutboundBuffer
 from holdfast.session.effects import Effects
 from holdfast.session.session import Session
 from holdfast.store.contract import Store
 from holdfast.verify.simulation.device import Device
-from holdfast.wire.closing import Closing
+from holdfast.wire.closing import CloseReason
 from holdfast.wire.frames import SendBody
-from holdfast.wire.run import Run
+from holdfast.wire.run import EncodedRun
 
 
-class CarelessDeliveries(Deliveries):
+class CarelessDeliveries(OutboundBuffer):
     """Pushes whatever comes, wherever its client is: no position check."""
 
     __slots__ = ()
 
-    def pass_through(self, run: Run) -> bool:
+    def pass_through(self, run: EncodedRun) -> bool:
         self._believe(run)
-        return super().pass_through(run)
+        return super().deliver_at_once(run)
 
-    def deliver(self, run: Run, now: float) -> Effects:
+    def deliver(self, run: EncodedRun, now: float) -> Effects:
         self._believe(run)
         return super().deliver(run, now)
 
-    def _believe(self, run: Run) -> None:
+    def _believe(self, run: EncodedRun) -> None:
         place = self.places.get(run.chat_id)
         if place is not None and place.live and run.first > place.expects:
             place.expects = run.first
@@ -56,7 +56,7 @@ class SilentConnection(Connection):
 
     __slots__ = ()
 
-    def _close(self, closing: Closing) -> None:
+    def _close(self, closing: CloseReason) -> None:
         self._close_socket(closing)
 
 
@@ -73,7 +73,7 @@ class ForgetfulIntake(Intake):
             super().submit(body, sender, source, deadline, answer)
 
 
-class CoupledStore(GuardedStore):
+class CoupledStore(StoreDurability):
     """Does not acknowledge a send before it has asked who is online: the fanout plane's failure becomes a send's."""
 
     def __init__(self, store: Store, clock: Clock, registry: Registry) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.message import Acked, Draft, Entry, Message, Outcome, Page, User
+from holdfast.message import Acked, Draft, LogEntry, Message, Outcome, Page, User
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
-from holdfast.store.numbering import Known, Stored, number
-from holdfast.verify.simulation.parts import Disk
+from holdfast.store.numbering import KnownKey, Stored, number
+from holdfast.verify.simulation.parts import SimulatedDisk
 
 
 class TwoPhaseStore(MemoryStore):
@@ -38,7 +38,7 @@ class TwoPhaseStore(MemoryStore):
         await asyncio.sleep(self._rng.random())
         self._commit([self._put(stored.message, stored)])
 
-    def _put(self, message: Message, stored: Stored | None) -> Entry:
+    def _put(self, message: Message, stored: Stored | None) -> LogEntry:
         held = self._chats[message.chat_id]
         allocated = held.counter or 0
         entry = super()._put(message, stored)
@@ -87,7 +87,7 @@ class UnscopedStore(MemoryStore):
 class DeafStore(MemoryStore):
     """Takes the sends of muted members."""
 
-    def _known(self, group: Sequence[Draft]) -> Known:
+    def _known(self, group: Sequence[Draft]) -> KnownKey:
         known = super()._known(group)
         known.muted = ()
         return known
@@ -102,14 +102,14 @@ class ForgetfulStore(MemoryStore):
         return await super().append(group)
 
 
-class UnpublishedDisk(Disk):
+class UnpublishedDisk(SimulatedDisk):
     """A store whose commits do not all reach the log, as where a retry is answered before it can publish."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self._commits = 0
 
-    def publish(self, entries: Sequence[Entry]) -> None:
+    def publish(self, entries: Sequence[LogEntry]) -> None:
         self._commits += 1
         if self._commits % 4:
             super().publish(entries)

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, assert_never
 
 from holdfast import telemetry
-from holdfast.client.actions import Action, Announced, Drop, Keep, Online, RenewToken, Settled, Synced, Write
+from holdfast.client.actions import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.events import ChatGone, ChatReset
 from holdfast.client.machine import Machine
-from holdfast.client.outbox import Entry, Outbox
+from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.client.reconnect import Reconnect, Stop
 from holdfast.client.settings import ClientSettings
 from holdfast.message import Cursor, Message, User
-from holdfast.verify.history import Client, Recorder
-from holdfast.verify.witness import Witness, watched
+from holdfast.verify.history import ClientSeen, Recorder
+from holdfast.verify.witness import RecordingMachine, watched
 from holdfast.wire.codec import ServerFrame, encode_client_frame
 from holdfast.wire.frames import AnyClientFrame, CursorClaim, SyncBody, SyncRequest
 
@@ -44,7 +44,7 @@ class Device:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.cursors: dict[str, CursorClaim] = {}
-        self.unsent: dict[str, Entry] = {}
+        self.unsent: dict[str, OutboxEntry] = {}
         self.copies: dict[str, list[tuple[int, str]]] = {}
         self._dial: Dial | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -54,8 +54,8 @@ class Device:
         self._online = False
         self.stopped: Stop | None = None
         self.paused = False
-        who = Client(client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id)
-        self.witness = Witness(record, who, self._loop.time)
+        who = ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id)
+        self.witness = RecordingMachine(record, who, self._loop.time)
         self.machine_type = watched(self.witness, self.machine_type)
         self._boot()
 
@@ -73,7 +73,7 @@ class Device:
         self._connect()
 
     def send(self, chat_id: str, key: str, content: str) -> None:
-        entry = Entry(key, chat_id, content, "text/plain")
+        entry = OutboxEntry(key, chat_id, content, "text/plain")
         self.unsent[key] = entry
         self._do(self.machine.send(entry, self._loop.time()))
 
@@ -178,7 +178,7 @@ class Device:
 
     # Carrying out
 
-    def _do(self, actions: list[Action]) -> None:
+    def _do(self, actions: list[MachineAction]) -> None:
         for action in actions:
             match action:
                 case Write(frame=frame):

@@ -10,19 +10,19 @@ from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Registry
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.gateway import Gateway
-from holdfast.gateway.limits import GatewayLimits
+from holdfast.gateway.limits import GatewaySettings
 from holdfast.ingest.contract import Durability
-from holdfast.ingest.durability import GuardedStore
+from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
-from holdfast.message import Entry
+from holdfast.message import LogEntry
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.history import Key
+from holdfast.verify.history import KeySeen
 from holdfast.verify.simulation.device import Device
 from holdfast.verify.simulation.options import Options
 
 
-class Disk:
+class SimulatedDisk:
     """What survives a kill: the store and the log of its commits."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -30,17 +30,17 @@ class Disk:
         self.log = MemoryEventLog()
         store.on_commit(self.publish)
 
-    def publish(self, entries: Sequence[Entry]) -> None:
+    def publish(self, entries: Sequence[LogEntry]) -> None:
         self.log.committed(entries)
 
     def sequences(self, chat_id: str) -> list[int]:
         return sorted(self.store._chats[chat_id].messages)
 
-    def keys(self) -> dict[str, list[Key]]:
+    def keys(self) -> dict[str, list[KeySeen]]:
         """Every idempotency key, which no contract shows."""
         return {
             chat_id: [
-                Key(sender, key, stored.message.sequence, stored.message.message_id)
+                KeySeen(sender, key, stored.message.sequence, stored.message.message_id)
                 for (_, sender, key), stored in held.keys.items()
             ]
             for chat_id, held in self.store._chats.items()
@@ -51,12 +51,12 @@ class Disk:
 class Parts:
     """The parts of a story; ``options`` lets a control ask for the weather in which it shows."""
 
-    disk: Callable[[], Disk] = lambda: Disk(MemoryStore())
+    disk: Callable[[], SimulatedDisk] = lambda: SimulatedDisk(MemoryStore())
     around_store: Callable[[Store], Store] = lambda store: store
-    durability: Callable[[Store, Clock, Registry], Durability] = lambda store, clock, _: GuardedStore(store, clock)
+    durability: Callable[[Store, Clock, Registry], Durability] = lambda store, clock, _: StoreDurability(store, clock)
     intake: type[Intake] = Intake
     connection: type[Connection] = Connection
     gateway: type[Gateway] = Gateway
     device: type[Device] = Device
-    limits: Callable[[GatewayLimits], GatewayLimits] = lambda limits: limits
+    limits: Callable[[GatewaySettings], GatewaySettings] = lambda limits: limits
     options: Callable[[Options], Options] = field(default=lambda options: options)

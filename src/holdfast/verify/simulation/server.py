@@ -15,29 +15,29 @@ from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
 from holdfast.errors import Unauthorized
-from holdfast.fanout.attendance import Attendance
+from holdfast.fanout.attendance import PresenceReporter
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
-from holdfast.fanout.fanout import Fanout, Surroundings
+from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
 from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.gateway.connection import Connection
-from holdfast.gateway.contract import Plane
-from holdfast.gateway.limits import GatewayLimits
+from holdfast.gateway.contract import GatewayDeps
+from holdfast.gateway.limits import GatewaySettings
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Draft, User
-from holdfast.session.limits import Backpressure, Outbound, Timeouts
+from holdfast.session.limits import BackpressureSettings, OutboundSettings, TimeoutSettings
 from holdfast.store.contract import Store
-from holdfast.store.history import History
+from holdfast.store.history import ChatHistory
 from holdfast.store.memory import MemoryStore
-from holdfast.store.numbering import Known
-from holdfast.verify.faults import Plan, faulty
+from holdfast.store.numbering import KnownKey
+from holdfast.verify.faults import FaultPlan, faulty
 from holdfast.verify.simulation.network import Wire
 from holdfast.verify.simulation.options import Options
-from holdfast.verify.simulation.parts import Disk, Parts
+from holdfast.verify.simulation.parts import Parts, SimulatedDisk
 from holdfast.verify.simulation.watch import Watch, WatchedLink, watched, watched_intake
 from holdfast.verify.virtual import LoopClock
 
@@ -48,10 +48,12 @@ RESTART_SECONDS = 1.0
 _PLENTY_BYTES = 2**30
 
 
-class Server:
+class SimulatedServer:
     """From its making to ``kill`` or ``stop``; one is made inside a running loop."""
 
-    def __init__(self, disk: Disk, parts: Parts, plan: Plan, options: Options, ids: Ids, watch: Watch) -> None:
+    def __init__(
+        self, disk: SimulatedDisk, parts: Parts, plan: FaultPlan, options: Options, ids: Ids, watch: Watch
+    ) -> None:
         self._clock = LoopClock()
         self._mortal = Mortal(disk.store)
         self._wires: list[Wire] = []
@@ -61,12 +63,14 @@ class Server:
         self._registry = faulty(MemoryRegistry(), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
         self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
-        self.history = History(store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock)
+        self.history = ChatHistory(store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock)
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
-        self._attendance = Attendance(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
-        plane = Plane(self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng)
+        self._attendance = PresenceReporter(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
+        plane = GatewayDeps(
+            self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng
+        )
         self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES)
         self.gateway.connection_type = watched(watch, parts.connection)
         self._ephemeral.connect(self.gateway)
@@ -74,7 +78,7 @@ class Server:
         link.connect(HERE, self.gateway.deliver)
         tried = WatchedLink(faulty(link, plan), watch)
         letters = RecentDeadLetters()
-        around = Surroundings(faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE)
+        around = FanoutDeps(faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE)
         self._fanout = Fanout(around, self._clock, rng, watch=self._ephemeral.saw)
         self._stopping = asyncio.Event()
         self._life = asyncio.create_task(self._live())
@@ -118,7 +122,7 @@ class Mortal:
         self._store = store
         self.dead = False
 
-    def peek(self, group: Sequence[Draft]) -> Known:
+    def peek(self, group: Sequence[Draft]) -> KnownKey:
         """What the store knows of a group, for a control that forecasts."""
         return self._store._known(group)
 
@@ -146,9 +150,9 @@ def _no_tokens(_credential: str) -> Principal:
     raise Unauthorized("devices of a simulation are known at the door")
 
 
-def limits_of(options: Options) -> GatewayLimits:
-    return GatewayLimits(
-        backpressure=Backpressure(outbound=Outbound(max_buffer_messages=options.buffer_messages)),
-        timeouts=Timeouts(heartbeat_interval_seconds=HEARTBEAT_SECONDS),
+def limits_of(options: Options) -> GatewaySettings:
+    return GatewaySettings(
+        backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=options.buffer_messages)),
+        timeouts=TimeoutSettings(heartbeat_interval_seconds=HEARTBEAT_SECONDS),
         reconnect_spread_seconds=2.0,
     )

@@ -10,9 +10,9 @@ from holdfast.access.principal import Principal
 from holdfast.fanout.contract import Envelope, Link
 from holdfast.gateway.connection import Connection
 from holdfast.ingest.intake import Intake
-from holdfast.session.effects import Effects, Observed, Sign
-from holdfast.verify.history import Level, Recorder, Tried, Warned
-from holdfast.wire.run import Run
+from holdfast.session.effects import Effects, Emit, SessionEvent
+from holdfast.verify.history import Level, Recorder, Tried, WarningSeen
+from holdfast.wire.run import EncodedRun
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Watch:
 
     def warned(self, connection_id: str, grace_seconds: float) -> None:
         connection = self.names.get(connection_id, connection_id)
-        self.record.note(Warned(at=self.now(), connection=connection, grace_seconds=grace_seconds))
+        self.record.note(WarningSeen(at=self.now(), connection=connection, grace_seconds=grace_seconds))
 
     def tried(self, gateway: str, envelope: Envelope) -> None:
         key = id(envelope)
@@ -91,7 +91,7 @@ def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
     class WatchedDeliveries(base.session_type.deliveries_type):  # type: ignore[misc, name-defined]
         __slots__ = ("connection",)
 
-        def deliver(self, run: Run, now: float) -> Effects:
+        def deliver(self, run: EncodedRun, now: float) -> Effects:
             effects: Effects = super().deliver(run, now)
             watch.saw(self.connection)
             return effects
@@ -114,7 +114,7 @@ def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
 
         def do(self, steps: Sequence[object]) -> None:
             for step in steps:
-                if isinstance(step, Observed) and step.sign is Sign.SLOW_CONSUMER_WARNED:
+                if isinstance(step, Emit) and step.sign is SessionEvent.SLOW_CONSUMER_WARNED:
                     grace = self._plane.limits.backpressure.outbound.grace_period_seconds
                     watch.warned(self.connection_id, grace)
             super().do(steps)

@@ -20,13 +20,13 @@ from holdfast.client.settings import ClientSettings
 from holdfast.clock import Ids, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.ingest.waiting import IntakeSettings
-from holdfast.message import Cursor, Entry, User
+from holdfast.message import Cursor, LogEntry, User
 from holdfast.store.changes import (
-    Act,
     AddMember,
     ChangeBan,
     ChangeMute,
     Command,
+    CommandContext,
     CreateChat,
     HaltChat,
     RecoverChat,
@@ -35,25 +35,25 @@ from holdfast.store.changes import (
     Retain,
 )
 from holdfast.verify.faults import Fault as Disturbance
-from holdfast.verify.faults import Odds, Plan
+from holdfast.verify.faults import FaultPlan, Odds
 from holdfast.verify.history import (
-    Client,
+    ClientSeen,
     ClosingSaid,
-    Committed,
+    CommitSeen,
     Fail,
-    Fault,
+    FaultPlane,
+    FaultWindow,
     Header,
     History,
     Ok,
     PageSeen,
-    Plane,
     Recorder,
 )
 from holdfast.verify.simulation.device import Device
 from holdfast.verify.simulation.network import Wire
 from holdfast.verify.simulation.options import QUIET, Options
 from holdfast.verify.simulation.parts import Parts
-from holdfast.verify.simulation.server import Server, limits_of
+from holdfast.verify.simulation.server import SimulatedServer, limits_of
 from holdfast.verify.simulation.watch import Watch
 from holdfast.verify.snapshot import note_log, note_store
 from holdfast.verify.virtual import LoopClock, run
@@ -73,7 +73,7 @@ READERS = {"ann over REST": OWNER, "eve over REST": STRANGER}
 LOOKS = 4
 BURST_PAGES = 4
 HALTED_SECONDS_MAX = 3.0
-PLANES: dict[str, Plane] = {
+PLANES: dict[str, FaultPlane] = {
     **dict.fromkeys(("append", "change", "mark"), "durability"),
     **dict.fromkeys(("gateways_of", "deliver", "announce", "withdraw", "read"), "fanout"),
 }  # fmt: skip
@@ -93,8 +93,8 @@ class World:
         self.disk = parts.disk()
         self.disk.store.on_commit(self._committed)
         self.plan = self._new_plan()
-        self.server: Server | None = None
-        self.dead: list[Server] = []
+        self.server: SimulatedServer | None = None
+        self.dead: list[SimulatedServer] = []
         self.devices: list[Device] = []
         self.founders: dict[str, list[str]] = {}
         self._disturbances: dict[object, tuple[str, Disturbance, float]] = {}
@@ -124,11 +124,11 @@ class World:
 
     # The stage
 
-    def _new_plan(self) -> Plan:
+    def _new_plan(self) -> FaultPlan:
         options = self.options
-        by_plane: dict[Plane, Odds] = {"durability": options.writes, "fanout": options.fanout}
+        by_plane: dict[FaultPlane, Odds] = {"durability": options.writes, "fanout": options.fanout}
         odds = {verb: by_plane[plane] for verb, plane in PLANES.items()} | dict.fromkeys(("wait", "end"), QUIET)
-        plan = Plan(random.Random(options.seed + 2), odds={"*": options.reads, **odds})
+        plan = FaultPlan(random.Random(options.seed + 2), odds={"*": options.reads, **odds})
         plan.during = self._disturbed
         return plan
 
@@ -159,11 +159,11 @@ class World:
         self.founders["chat_other"] = [STRANGER.user_id]
 
     def _start_server(self) -> None:
-        self.server = Server(self.disk, self.parts, self.plan, self.options, self.ids, self.watch)
+        self.server = SimulatedServer(self.disk, self.parts, self.plan, self.options, self.ids, self.watch)
 
     def _switch_on_devices(self) -> None:
         for name, user in READERS.items():
-            self.record.note(Client(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
+            self.record.note(ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
         for number in range(self.options.devices):
             user = USERS[number % len(USERS)]
             rng = random.Random(self.options.seed * 100 + number)
@@ -187,8 +187,8 @@ class World:
         wire.attach(accepted, device)
         return wire
 
-    def _act(self, user: User) -> Act:
-        return Act(user, timestamp(self.clock.now()), self.ids.new("msg_"))
+    def _act(self, user: User) -> CommandContext:
+        return CommandContext(user, timestamp(self.clock.now()), self.ids.new("msg_"))
 
     # What people do
 
@@ -327,7 +327,7 @@ class World:
         head = (await self.disk.store.heads([chat_id]))[chat_id].sequence
         await self._try_change(Retain(self._operator(), chat_id, self.rng.randint(1, head + 1)))
 
-    def _operator(self) -> Act:
+    def _operator(self) -> CommandContext:
         return replace(self._act(OWNER), operator=True, reason="a drill")
 
     async def _try_change(self, command: Command) -> None:
@@ -348,10 +348,10 @@ class World:
     def _fault(self, name: str, began: float, device: Device) -> None:
         self._note_fault("connection", name, began, [device.name])
 
-    def _note_fault(self, plane: Plane, name: str, began: float, clients: Sequence[str] = ()) -> None:
+    def _note_fault(self, plane: FaultPlane, name: str, began: float, clients: Sequence[str] = ()) -> None:
         """Something was broken from ``began`` until now."""
         now = self.clock.monotonic()
-        self.record.note(Fault(at=began, until=now, plane=plane, name=name, clients=clients))
+        self.record.note(FaultWindow(at=began, until=now, plane=plane, name=name, clients=clients))
 
     # The end
 
@@ -395,11 +395,11 @@ class World:
         await note_store(self.record, self.disk.store, self.founders, self.disk.keys())
         await note_log(self.record, self.disk.log)
 
-    def _committed(self, entries: Sequence[Entry]) -> None:
+    def _committed(self, entries: Sequence[LogEntry]) -> None:
         for entry in entries:
             message = entry.message
             at = self.clock.monotonic()
-            self.record.note(Committed(at=at, chat_id=message.chat_id, sequence=message.sequence))
+            self.record.note(CommitSeen(at=at, chat_id=message.chat_id, sequence=message.sequence))
 
 
 def play(seed: int, parts: Parts | None = None) -> History:

@@ -11,15 +11,15 @@ import apsw
 import msgspec
 
 from holdfast.errors import NotFound, ServerBusy
-from holdfast.sqlite.copies import Part
+from holdfast.sqlite.copies import StateFile
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.threads import Crew
+from holdfast.sqlite.threads import WorkerThreads
 from holdfast.statements import migrations, statements
-from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, Delivery, Endpoint
+from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, Delivery, WebhookEndpoint
 
 T = TypeVar("T")
 SQL = statements("holdfast.webhooks.sqlite")
-WEBHOOKS = Part(
+WEBHOOKS = StateFile(
     name="webhooks.db",
     migrations=migrations("holdfast.webhooks.sqlite"),
     counts={"endpoints": "SELECT count(*) FROM endpoint"},
@@ -30,7 +30,7 @@ WEBHOOKS = Part(
 class SqliteEndpoints:
     """One thread owns the file. ``server`` is the name of the server whose file it is, the same for ever."""
 
-    def __init__(self, crew: Crew, server: str) -> None:
+    def __init__(self, crew: WorkerThreads, server: str) -> None:
         self._crew = crew
         self.server = server
         self._version = 1
@@ -43,27 +43,27 @@ class SqliteEndpoints:
         handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
         server = str(connection.execute(SQL["server"]).get)
-        return cls(Crew("webhooks-writer", [handle], settings.writes_waiting_max, _busy), server)
+        return cls(WorkerThreads("webhooks-writer", [handle], settings.writes_waiting_max, _busy), server)
 
     @property
     def version(self) -> int:
         return self._version
 
-    async def add(self, endpoint: Endpoint) -> None:
+    async def add(self, endpoint: WebhookEndpoint) -> None:
         await self._transact(lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall())
         self._has_changed()
 
-    async def get(self, endpoint_id: str) -> Endpoint:
-        def read(db: apsw.Connection) -> Endpoint:
+    async def get(self, endpoint_id: str) -> WebhookEndpoint:
+        def read(db: apsw.Connection) -> WebhookEndpoint:
             row = db.execute(SQL["get"], (endpoint_id,)).fetchone()
             if row is None:
                 raise NotFound(f"no webhook endpoint {endpoint_id}")
-            return Endpoint(*row)
+            return WebhookEndpoint(*row)
 
         return await self._transact(read)
 
-    async def all(self) -> Sequence[Endpoint]:
-        return await self._transact(lambda db: [Endpoint(*row) for row in db.execute(SQL["all"])])
+    async def all(self) -> Sequence[WebhookEndpoint]:
+        return await self._transact(lambda db: [WebhookEndpoint(*row) for row in db.execute(SQL["all"])])
 
     async def disable(self, endpoint_id: str, why: str, at: str) -> None:
         def disable(db: apsw.Connection) -> None:

@@ -18,7 +18,7 @@ Beat = Callable[[], Awaitable[bool]]
 """Tell the store that we live; False when it says that we do not."""
 
 
-class Heartbeat:
+class WorkerHeartbeat:
     """Beats every ``interval_seconds`` while the owner's loop ticks. Thread-safe where other threads look."""
 
     def __init__(

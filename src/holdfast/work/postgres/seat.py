@@ -24,6 +24,7 @@ from holdfast.statements import statements
 from holdfast.work.contract import (
     INBOX_SECONDS,
     Claimed,
+    ClaimRequest,
     Failed,
     JobGone,
     LeaseLost,
@@ -31,13 +32,12 @@ from holdfast.work.contract import (
     Report,
     Rewound,
     TransactionEnded,
-    Want,
 )
 from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure, Reason
 from holdfast.work.outbox import arguments
 from holdfast.work.postgres.errors import CUT_OFF, FOREIGN, GIVEN_UP, cut_off, translate, translated
-from holdfast.work.postgres.heartbeat import Beat, Heartbeat
-from holdfast.work.postgres.sweep import Doze, Sweep
+from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
+from holdfast.work.postgres.sweep import PollInterval, Sweep
 
 SQL = statements("holdfast.work.postgres")
 _CHANNEL = "holdfast_work"
@@ -51,7 +51,7 @@ _LOST = "this worker was declared dead; its jobs belong to others now"
 
 
 @dataclass(frozen=True, slots=True)
-class SeatSettings:
+class WorkerSessionSettings:
     """A seat without a beat for ``dead_after`` is taken over; without one for ``no_start_after`` it starts nothing."""
 
     beat_seconds: float = 5.0
@@ -82,15 +82,21 @@ class Pools:
         await self.calls.close()
 
 
-class PostgresSeat:
+class PostgresSession:
     """See ``contract.Seat``."""
 
     def __init__(
-        self, who: tuple[int, str], url: str, pools: Pools, settings: SeatSettings, clock: Clock, rng: random.Random
+        self,
+        who: tuple[int, str],
+        url: str,
+        pools: Pools,
+        settings: WorkerSessionSettings,
+        clock: Clock,
+        rng: random.Random,
     ) -> None:
         self.instance, self._name = who
         self._url, self._pools, self._settings, self._clock, self._rng = url, pools, settings, clock, rng
-        self._sweep, self._doze = Sweep(), Doze()
+        self._sweep, self._doze = Sweep(), PollInterval()
         self._partitions: dict[int, int] = {}
         self._lent: dict[int, Any] = {}
         self._stack = AsyncExitStack()
@@ -98,7 +104,7 @@ class PostgresSeat:
         self._listener: Any = None
         self._listening: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
-        self._heartbeat = Heartbeat(
+        self._heartbeat = WorkerHeartbeat(
             self._beat_connection,
             clock,
             interval_seconds=settings.beat_seconds,
@@ -107,8 +113,8 @@ class PostgresSeat:
 
     @classmethod
     async def join(
-        cls, name: str, url: str, pools: Pools, settings: SeatSettings, clock: Clock, rng: random.Random
-    ) -> PostgresSeat:
+        cls, name: str, url: str, pools: Pools, settings: WorkerSessionSettings, clock: Clock, rng: random.Random
+    ) -> PostgresSession:
         instance = await pools.calls.fetchval(SQL["join"], name)
         seat = cls((instance, name), url, pools, settings, clock, rng)
         await seat._stack.enter_async_context(seat._heartbeat.beating())
@@ -122,7 +128,7 @@ class PostgresSeat:
     def fence(self, job: Job) -> int:
         return self._partitions.get(job.partition, 0)
 
-    async def process(self, report: Report, want: Want) -> Claimed:
+    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
         sent_at = self._clock.monotonic()
         sweep = self._sweep
         async with self._call() as connection:
@@ -262,7 +268,7 @@ class PostgresSeat:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
                 connection = await asyncpg.connect(self._url)
                 async with connection.transaction():
-                    values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, Want()))
+                    values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, ClaimRequest()))
                     if (await connection.fetchrow(SQL["process"], *values))["lost"]:
                         raise LeaseLost(_LOST)
                     if culprit is not None:
@@ -283,7 +289,7 @@ class PostgresSeat:
             bits[partition // 8] |= 1 << partition % 8
         return bytes(bits)
 
-    def _wanted(self, report: Report, want: Want) -> tuple[Any, ...]:
+    def _wanted(self, report: Report, want: ClaimRequest) -> tuple[Any, ...]:
         sweep = self._sweep
         seen = sweep.snapshot or "1:1:"
         cursor = (sweep.settled, sweep.through, seen, str(sweep.xid), [str(xid) for xid in sweep.late])

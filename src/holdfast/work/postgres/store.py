@@ -15,20 +15,20 @@ from holdfast.errors import BadSetting, NotFound, StateCorrupted
 from holdfast.statements import functions, migrations
 from holdfast.work.contract import (
     ACTS_KEPT_MAX,
-    Act,
     BlockedStream,
-    Entry,
     Group,
-    Mark,
+    JobAct,
+    JobEntry,
     OpenBreaker,
     Query,
+    ReaderMark,
     Stats,
-    Waiting,
+    WaitingJobs,
 )
-from holdfast.work.job import Draft, Failure, known_seq, known_seqs, reason_of
+from holdfast.work.job import Failure, JobDraft, known_seq, known_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres.errors import reaching, translated
-from holdfast.work.postgres.seat import SQL, Pools, PostgresSeat, SeatSettings, block_of
+from holdfast.work.postgres.seat import SQL, Pools, PostgresSession, WorkerSessionSettings, block_of
 
 SERVER_VERSION_MIN = 130000
 CONNECT_SECONDS_MAX = 10.0
@@ -43,7 +43,7 @@ class PostgresWork:
 
     shared = True
 
-    def __init__(self, url: str, pools: Pools, seat_settings: SeatSettings, server: str) -> None:
+    def __init__(self, url: str, pools: Pools, seat_settings: WorkerSessionSettings, server: str) -> None:
         self._url = url
         self._pools = pools
         self._seat_settings = seat_settings
@@ -57,7 +57,7 @@ class PostgresWork:
         cls,
         url: str,
         *,
-        seat_settings: SeatSettings | None = None,
+        seat_settings: WorkerSessionSettings | None = None,
         connections_max: int = 8,
         server: str = "",
         at_once: bool = True,
@@ -69,7 +69,7 @@ class PostgresWork:
         calls.
         A Holdfast server gives its name: its jobs are about what only it knows, so it shares them with no other.
         """
-        chosen = seat_settings or SeatSettings()
+        chosen = seat_settings or WorkerSessionSettings()
         # A stopped process must not hold the locks of a half-done transaction longer than its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
         options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "timeout": CONNECT_SECONDS_MAX}
@@ -84,7 +84,7 @@ class PostgresWork:
             await store.close()
             raise
 
-    async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
+    async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
         values = arguments(drafts, self._rng)
         with translated():
             if mark is None:
@@ -102,17 +102,17 @@ class PostgresWork:
         rows = await self._fetch("position", reader)
         return rows[0]["position"] if rows else None
 
-    async def join(self, name: str) -> PostgresSeat:
+    async def join(self, name: str) -> PostgresSession:
         with translated():
             await self._prepare()
             seat = (self._url, self._pools, self._seat_settings, self._clock, self._rng)
-            return await PostgresSeat.join(name, *seat)
+            return await PostgresSession.join(name, *seat)
 
-    async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
-        return [Entry.stored(row.items()) for row in await self._fetch("find", *_conditions(query), limit)]
+    async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
+        return [JobEntry.stored(row.items()) for row in await self._fetch("find", *_conditions(query), limit)]
 
-    async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
-        return [Entry.stored(row.items()) for row in await self._fetch("dead", *_conditions(query), limit)]
+    async def dead(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
+        return [JobEntry.stored(row.items()) for row in await self._fetch("dead", *_conditions(query), limit)]
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         seqs = known_seqs(seqs)
@@ -150,7 +150,7 @@ class PostgresWork:
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
         async with self._act("replay", [query], by, why) as act:
             rows = sorted(await act.fetch("exhume", *_conditions(query), limit), key=lambda row: cast(int, row["seq"]))
-            drafts = [Draft(r["type"], r["payload"], r["stream"], r["destination"]) for r in rows]
+            drafts = [JobDraft(r["type"], r["payload"], r["stream"], r["destination"]) for r in rows]
             if drafts:
                 new = await act.connection.fetchval(ENQUEUE, *arguments(drafts, self._rng))
                 columns = ([r["origin"] or r["seq"] for r in rows], *([r[c] for r in rows] for c in _KEPT_BY_REPLAY))
@@ -161,9 +161,9 @@ class PostgresWork:
         async with self._act("discard", [query], by, why) as act:
             return await act.apply(await act.fetch("exhume", *_conditions(query), limit), "no such dead letter")
 
-    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:
+    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, WaitingJobs]:
         rows = await self._fetch("waiting", list(destinations))
-        return {row["name"]: Waiting(row["jobs"], row["oldest_at"]) for row in rows}
+        return {row["name"]: WaitingJobs(row["jobs"], row["oldest_at"]) for row in rows}
 
     async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:
         return [row["seq"] for row in await self._fetch("oldest", destination, before, limit)]
@@ -192,8 +192,8 @@ class PostgresWork:
         rows = await self._fetch("open_breakers")
         return [OpenBreaker(row["type"], row["open_until"], row["by"]) for row in rows]
 
-    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[Act]:
-        return [Act(**row) for row in await self._fetch("acts", limit, before)]
+    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[JobAct]:
+        return [JobAct(**row) for row in await self._fetch("acts", limit, before)]
 
     async def close(self) -> None:
         await self._pools.close()

@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TransactionSnapshot:
     """A PostgreSQL snapshot, ``xmin:xmax:running``."""
 
     xmax: int
     running: frozenset[int]
 
     @classmethod
-    def parse(cls, text: str) -> Snapshot:
+    def parse(cls, text: str) -> TransactionSnapshot:
         _, xmax, running = text.split(":")
         return cls(int(xmax), frozenset(map(int, running.split(","))) if running else frozenset())
 
@@ -52,7 +52,7 @@ class Sweep:
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
         """After a call that took ``xid``, then read in this snapshot up to ``through``."""
-        snapshot = Snapshot.parse(snapshot_text)
+        snapshot = TransactionSnapshot.parse(snapshot_text)
         self.late = {late for late in self.late if not snapshot.ended(late)}
         if self._checkpoint is not None and self._bound is None:
             self._bound = xid
@@ -72,7 +72,7 @@ _LATER_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Doze:
+class PollInterval:
     """Who may enqueue without waking a worker that sleeps.
 
     A writer takes its id, enqueues, and then asks who sleeps. The first call that finds nothing tells the store so with
@@ -90,7 +90,7 @@ class Doze:
 
     def found_nothing(self, xid: int, snapshot_text: str) -> None:
         """After a call that took ``xid``, then read in this snapshot, and asked to be woken."""
-        snapshot = Snapshot.parse(snapshot_text)
+        snapshot = TransactionSnapshot.parse(snapshot_text)
         self.calls += 1
         if self.calls <= 2:
             self.unaware = snapshot.running.union(range(snapshot.xmax, xid))

@@ -14,24 +14,24 @@ from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import BadSetting
 from holdfast.work.contract import (
     INBOX_SECONDS,
-    Act,
     BlockedStream,
     Claimed,
-    Entry,
+    ClaimRequest,
     Group,
-    Mark,
+    JobAct,
+    JobEntry,
     OpenBreaker,
     Owners,
     Query,
+    ReaderMark,
     Report,
     Rewound,
-    SeatTaken,
+    SessionTaken,
     Stats,
     TransactionEnded,
-    Waiting,
-    Want,
+    WaitingJobs,
 )
-from holdfast.work.job import PARTITIONS, Draft, Failure, Job, known_seq, known_seqs, reason_of
+from holdfast.work.job import PARTITIONS, Failure, Job, JobDraft, known_seq, known_seqs, reason_of
 from holdfast.work.sqlite import verbs
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class EmbeddedWork:
             yield db
         self._woken.set()
 
-    async def enqueue(self, drafts: Sequence[Draft], mark: Mark | None = None) -> list[int]:
+    async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
         seqs = await self._transact(lambda db: verbs.enqueue_marked(db, drafts, mark, self._clock.now()))
         self._woken.set()
         if 0 in seqs:
@@ -136,9 +136,9 @@ class EmbeddedWork:
     async def position(self, reader: str) -> int | None:
         return await self._look(lambda db: db.execute(SQL["position"], (reader,)).get)
 
-    async def join(self, name: str) -> EmbeddedSeat:
+    async def join(self, name: str) -> EmbeddedSession:
         if self._seated is not None:
-            raise SeatTaken(f"the worker {self._seated!r} runs the jobs of this store: a store has one worker")
+            raise SessionTaken(f"the worker {self._seated!r} runs the jobs of this store: a store has one worker")
         self.on_joining()
         self._seated = name
         try:
@@ -146,7 +146,7 @@ class EmbeddedWork:
         except BaseException:
             self.on_left()
             raise
-        return EmbeddedSeat(number, name, self)
+        return EmbeddedSession(number, name, self)
 
     def on_joining(self) -> None:
         """SeatTaken if a worker of another store on the same jobs has the seat."""
@@ -155,11 +155,11 @@ class EmbeddedWork:
         """The seat is free."""
         self._seated = None
 
-    async def find(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+    async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         values = {**_conditions(query), "limit": limit}
         return await self._look(lambda db: verbs.find(db, values))
 
-    async def dead(self, query: Query, limit: int = 100) -> Sequence[Entry]:
+    async def dead(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         values = {**_conditions(query), "limit": limit}
         return await self._look(lambda db: verbs.dead(db, values))
 
@@ -198,7 +198,7 @@ class EmbeddedWork:
         act = ("discard", str(query), by, why)
         return await self._act(lambda db: verbs.discard(db, values), act, "no such dead letter")
 
-    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, Waiting]:
+    async def waiting(self, destinations: Sequence[str]) -> Mapping[str, WaitingJobs]:
         return await self._look(lambda db: verbs.waiting(db, destinations))
 
     async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:
@@ -214,8 +214,8 @@ class EmbeddedWork:
         now = self._clock.now()
         return await self._look(lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))])
 
-    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[Act]:
-        return await self._look(lambda db: [Act(*row) for row in db.execute(SQL["acts"], (limit, before))])
+    async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[JobAct]:
+        return await self._look(lambda db: [JobAct(*row) for row in db.execute(SQL["acts"], (limit, before))])
 
     async def close(self) -> None:
         """Nothing of its own to close; see the adapters."""
@@ -238,7 +238,7 @@ class EmbeddedWork:
         return count
 
 
-class EmbeddedSeat:
+class EmbeddedSession:
     """See ``contract.Seat``. It owns every partition, and nobody takes them while its process lives."""
 
     may_start = True
@@ -254,7 +254,7 @@ class EmbeddedSeat:
     def fence(self, job: Job) -> int:
         return self.instance
 
-    async def process(self, report: Report, want: Want) -> Claimed:
+    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
         rewinds, cursor, now = self._rewinds, self._cursor, self._clock.now()
         claimed = await self._transact(lambda db: verbs.process(db, self.instance, report, want, cursor, now))
         if rewinds == self._rewinds:

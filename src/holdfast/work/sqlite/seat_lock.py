@@ -12,7 +12,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from holdfast.errors import Unavailable
-from holdfast.work.contract import SeatTaken
+from holdfast.work.contract import SessionTaken
 
 
 class SeatLock:
@@ -34,7 +34,7 @@ class SeatLock:
         except OSError:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
-            raise SeatTaken(f"process {holder or 'unknown'} runs the jobs of {self._path.name[:-5]}") from None
+            raise SessionTaken(f"process {holder or 'unknown'} runs the jobs of {self._path.name[:-5]}") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor

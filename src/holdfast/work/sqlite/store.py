@@ -13,15 +13,15 @@ import apsw
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ServerBusy, Unavailable
-from holdfast.sqlite.copies import Part
+from holdfast.sqlite.copies import StateFile
 from holdfast.sqlite.database import Handle, SqliteSettings, give_up, open_and_migrate
-from holdfast.sqlite.threads import Crew
+from holdfast.sqlite.threads import WorkerThreads
 from holdfast.work.sqlite.embedded import EmbeddedWork
 from holdfast.work.sqlite.seat_lock import SeatLock
 from holdfast.work.sqlite.verbs import MIGRATIONS
 
 T = TypeVar("T")
-WORK = Part(
+WORK = StateFile(
     name="work.db",
     migrations=MIGRATIONS,
     counts={
@@ -53,7 +53,7 @@ class SqliteWork(EmbeddedWork):
     when it returns. What people look at is read by a thread of its own: counting a million jobs stops no worker.
     """
 
-    def __init__(self, path: Path, crew: Crew, reader: Crew, clock: Clock) -> None:
+    def __init__(self, path: Path, crew: WorkerThreads, reader: WorkerThreads, clock: Clock) -> None:
         super().__init__(self._write, self._borrowed, self._read, clock)
         self._path, self._crew, self._reader = path, crew, reader
         self._loan: _Loan | None = None
@@ -68,9 +68,9 @@ class SqliteWork(EmbeddedWork):
         connection = await asyncio.to_thread(open_and_migrate, path, chosen, MIGRATIONS, vfs)
         handle = Handle(path, chosen, vfs, write=True)
         handle.adopt(connection)
-        crew = Crew("work-writer", [handle], chosen.writes_waiting_max, _busy)
+        crew = WorkerThreads("work-writer", [handle], chosen.writes_waiting_max, _busy)
         looking = Handle(path, chosen, vfs, write=False)
-        reader = Crew("work-reader", [looking], chosen.reads_waiting_max, _busy)
+        reader = WorkerThreads("work-reader", [looking], chosen.reads_waiting_max, _busy)
         return cls(path, crew, reader, clock or SystemClock())
 
     def on_joining(self) -> None:

@@ -21,24 +21,24 @@ from holdfast.statements import migrations, statements
 from holdfast.work.contract import (
     ACTS_KEPT_MAX,
     Claimed,
-    Entry,
+    ClaimRequest,
     Failed,
+    JobEntry,
     JobGone,
     LeaseLost,
-    Mark,
+    ReaderMark,
     Report,
     Rewound,
-    Waiting,
-    Want,
+    WaitingJobs,
 )
 from holdfast.work.job import (
     CRASHES_MAX,
-    Action,
     Block,
-    Draft,
     Failure,
+    FailureAction,
     InvalidArgument,
     Job,
+    JobDraft,
     OnFailure,
     Reason,
     State,
@@ -52,10 +52,10 @@ UNFIT = (
     AttributeError, TypeError, ValueError, OverflowError,
 )  # fmt: skip
 """A value is at fault: the statement, or its binding, will fail in the same way the next time."""
-_ENTRY_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
+_ENTRY_COLUMNS = [field.name for field in dataclasses.fields(JobEntry)]
 
 
-def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[int]:
+def enqueue(db: apsw.Connection, drafts: Iterable[JobDraft], now: float) -> list[int]:
     seqs: list[int] = []
     for draft in map(known_draft, drafts):
         if draft.source:
@@ -71,7 +71,7 @@ def enqueue(db: apsw.Connection, drafts: Iterable[Draft], now: float) -> list[in
     return seqs
 
 
-def enqueue_marked(db: apsw.Connection, drafts: Iterable[Draft], mark: Mark | None, now: float) -> list[int]:
+def enqueue_marked(db: apsw.Connection, drafts: Iterable[JobDraft], mark: ReaderMark | None, now: float) -> list[int]:
     if mark is not None:
         db.execute(SQL["mark"], (mark.reader, mark.position))
     return enqueue(db, drafts, now)
@@ -127,7 +127,7 @@ def step(db: apsw.Connection, seat: int, seq: int, stages: int) -> None:
         raise JobGone
 
 
-def process(db: apsw.Connection, seat: int, report: Report, want: Want, cursor: int, now: float) -> Claimed:
+def process(db: apsw.Connection, seat: int, report: Report, want: ClaimRequest, cursor: int, now: float) -> Claimed:
     """See ``contract.Seat.process``; ``cursor`` is how far was read before."""
     notice, running = fenced(db, seat)
     claimed = Claimed(through=cursor, notice=notice)
@@ -176,7 +176,7 @@ def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
     enqueue(db, (child.draft for child in report.children if child.parent in alive), now)
 
 
-def _read(db: apsw.Connection, want: Want, now: float, claimed: Claimed) -> None:
+def _read(db: apsw.Connection, want: ClaimRequest, now: float, claimed: Claimed) -> None:
     due = [seq for seq, *_ in _fitting(_due(db, want, now), 1, want.bytes_max)]
     due += [seq for kind in want.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
     if due:
@@ -192,7 +192,7 @@ def _read(db: apsw.Connection, want: Want, now: float, claimed: Claimed) -> None
     claimed.through = forward[-1].seq if cut else int(db.execute(SQL["last"]).get or 0)
 
 
-def _due(db: apsw.Connection, want: Want, now: float) -> Iterable[Any]:
+def _due(db: apsw.Connection, want: ClaimRequest, now: float) -> Iterable[Any]:
     """Due retries, the longest due first; those of shut types are not looked at, however many there are."""
     if not want.shut:
         return db.execute(SQL["due"], (now, want.jobs))
@@ -200,17 +200,17 @@ def _due(db: apsw.Connection, want: Want, now: float) -> Iterable[Any]:
     return islice(merge(*each, key=itemgetter(2)), want.jobs)
 
 
-def _next_due(db: apsw.Connection, want: Want) -> float | None:
+def _next_due(db: apsw.Connection, want: ClaimRequest) -> float | None:
     if not want.shut:
         return cast("float | None", db.execute(SQL["next_due"]).get)
     return min((db.execute(SQL["next_due_of"], (kind,)).get for kind in _open_types(db, want)), default=None)
 
 
-def _open_types(db: apsw.Connection, want: Want) -> list[str]:
+def _open_types(db: apsw.Connection, want: ClaimRequest) -> list[str]:
     return [kind for (kind,) in db.execute(SQL["scheduled_types"]) if kind not in want.shut]
 
 
-def _forward(db: apsw.Connection, want: Want, cursor: int) -> tuple[list[Job], bool]:
+def _forward(db: apsw.Connection, want: ClaimRequest, cursor: int) -> tuple[list[Job], bool]:
     """Jobs after the cursor, and whether there may be more of them."""
     rows = list(_fitting(db.execute(SQL["claim"], (cursor, want.jobs)), 2, want.bytes_max, len))
     cut = len(rows) == want.jobs or sum(len(row[2]) for row in rows) >= max(want.bytes_max, 1)
@@ -233,22 +233,22 @@ def _fail(db: apsw.Connection, failed: Failed, now: float) -> bool:
     values = {
         "seq": failed.seq,
         "attempt": failed.attempt,
-        "counted": int(verdict.action is not Action.POSTPONE),
+        "counted": int(verdict.action is not FailureAction.POSTPONE),
         "strike": int(verdict.strike),
         "stages": int(failed.stages),
-        "state": int(State.PARKED if verdict.action is Action.PARK else State.RETRY),
-        "due_at": None if verdict.action is Action.PARK else now + verdict.delay_seconds,
+        "state": int(State.PARKED if verdict.action is FailureAction.PARK else State.RETRY),
+        "due_at": None if verdict.action is FailureAction.PARK else now + verdict.delay_seconds,
         "reason": int(verdict.reason),
         "error_type": failure.error_type,
         "error": failure.error,
         "trace": failure.trace,
         "fingerprint": failure.fingerprint,
     }
-    dead = verdict.action is Action.DEAD
+    dead = verdict.action is FailureAction.DEAD
     db.execute(SQL["doom" if dead else "keep_failed"], values)
     if not db.changes():
         return False
-    if verdict.action is not Action.POSTPONE:
+    if verdict.action is not FailureAction.POSTPONE:
         for reason in (failure.reason, verdict.reason):
             db.execute(SQL["add_reason"], (failed.seq, int(reason)))
     if dead:
@@ -312,9 +312,9 @@ def bury(db: apsw.Connection, seqs: Sequence[int], now: float, failure: Failure 
     return count
 
 
-def waiting(db: apsw.Connection, destinations: Sequence[str]) -> dict[str, Waiting]:
+def waiting(db: apsw.Connection, destinations: Sequence[str]) -> dict[str, WaitingJobs]:
     counted = {name: db.execute(SQL["waiting"], (name,)).get for name in destinations}
-    return {name: Waiting(*row) for name, row in counted.items() if row[0]}
+    return {name: WaitingJobs(*row) for name, row in counted.items() if row[0]}
 
 
 def oldest(db: apsw.Connection, destination: str, before: float, limit: int) -> list[int]:
@@ -329,24 +329,24 @@ def _each(db: apsw.Connection, name: str, rows: Iterable[tuple[Any, ...]]) -> in
     return count
 
 
-def find(db: apsw.Connection, conditions: dict[str, Any]) -> list[Entry]:
+def find(db: apsw.Connection, conditions: dict[str, Any]) -> list[JobEntry]:
     return [_entry(row) for row in db.execute(SQL["find"], conditions)]
 
 
-def dead(db: apsw.Connection, conditions: dict[str, Any], *, oldest: bool = False) -> list[Entry]:
+def dead(db: apsw.Connection, conditions: dict[str, Any], *, oldest: bool = False) -> list[JobEntry]:
     """Dead letters, the newest first or the oldest."""
     return [_entry(row) for row in db.execute(SQL["dead"], {**conditions, "oldest": oldest})]
 
 
-def _entry(row: Any) -> Entry:
-    return Entry.stored(zip(_ENTRY_COLUMNS, row, strict=True))
+def _entry(row: Any) -> JobEntry:
+    return JobEntry.stored(zip(_ENTRY_COLUMNS, row, strict=True))
 
 
 def replay(db: apsw.Connection, conditions: dict[str, Any], now: float) -> int:
     """Dead letters back into the job table, oldest first."""
     letters = dead(db, conditions, oldest=True)
     for letter in letters:
-        (new,) = enqueue(db, [Draft(letter.type, letter.payload, letter.stream, letter.destination)], now)
+        (new,) = enqueue(db, [JobDraft(letter.type, letter.payload, letter.stream, letter.destination)], now)
         origin, came_from = letter.origin or letter.seq, (letter.source or None, letter.source_id or None)
         db.execute(SQL["remember"], (new, origin, letter.stages, *came_from))
         db.execute(SQL["discard"], (letter.seq,))

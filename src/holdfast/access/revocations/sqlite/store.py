@@ -14,14 +14,14 @@ from holdfast.access.revocations import contract
 from holdfast.access.revocations.contract import Revocation, full, merged, unknown
 from holdfast.clock import Clock
 from holdfast.errors import ServerBusy
-from holdfast.sqlite.copies import Part
+from holdfast.sqlite.copies import StateFile
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.threads import Crew
+from holdfast.sqlite.threads import WorkerThreads
 from holdfast.statements import migrations, statements
 
 T = TypeVar("T")
 SQL = statements("holdfast.access.revocations.sqlite")
-ACCESS = Part(
+ACCESS = StateFile(
     name="access.db",
     migrations=migrations("holdfast.access.revocations.sqlite"),
     counts={"revocations": SQL["count"]},
@@ -33,7 +33,7 @@ ACCESS = Part(
 class SqliteRevocations:
     """See ``contract.Revocations``. One thread owns the file; one process at a time."""
 
-    def __init__(self, crew: Crew, clock: Clock) -> None:
+    def __init__(self, crew: WorkerThreads, clock: Clock) -> None:
         self._crew = crew
         self._clock = clock
 
@@ -44,7 +44,7 @@ class SqliteRevocations:
         connection = await asyncio.to_thread(open_and_migrate, path, settings, ACCESS.migrations, vfs)
         handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
-        return cls(Crew("access-writer", [handle], settings.writes_waiting_max, _busy), clock)
+        return cls(WorkerThreads("access-writer", [handle], settings.writes_waiting_max, _busy), clock)
 
     async def close(self) -> None:
         await self._crew.close()

@@ -9,33 +9,33 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from holdfast.limits.rulestore.bell import Bell
-from holdfast.limits.rulestore.contract import CHANNEL, Ring
+from holdfast.limits.rulestore.bell import LocalNotifications
+from holdfast.limits.rulestore.contract import CHANNEL, ChangeNotification
 from holdfast.limits.rulestore.postgres.connection import FOREIGN, PostgresSettings, connected, unavailable
 from holdfast.limits.rulestore.reading import heard_ring
 
 
-class PostgresBell:
+class PostgresNotifications:
     """``contract.Doorbell`` on a connection of its own, for as long as somebody iterates."""
 
     def __init__(self, settings: PostgresSettings, quiet_seconds: float = 5.0) -> None:
         self._settings = settings
         self._quiet_seconds = quiet_seconds
 
-    async def rings(self) -> AsyncIterator[Ring]:
-        bell = Bell()
+    async def rings(self) -> AsyncIterator[ChangeNotification]:
+        bell = LocalNotifications()
         try:
             connection = await connected(self._settings)
         except FOREIGN as error:
             raise unavailable(error, "be listened to") from error
 
         def heard(_connection: object, _pid: int, _channel: str, payload: str) -> None:
-            bell.ring(heard_ring(payload))
+            bell.notify(heard_ring(payload))
 
         watch = asyncio.create_task(self._watch(connection, bell))
         try:
             connection.add_termination_listener(lambda _: bell.close())
-            rings = bell.rings()
+            rings = bell.notifications()
             first = await anext(rings)
             await connection.add_listener(CHANNEL, heard)
             yield first
@@ -47,7 +47,7 @@ class PostgresBell:
             watch.cancel()
             connection.terminate()
 
-    async def _watch(self, connection: Any, bell: Bell) -> None:
+    async def _watch(self, connection: Any, bell: LocalNotifications) -> None:
         try:
             while True:
                 await asyncio.sleep(self._quiet_seconds)

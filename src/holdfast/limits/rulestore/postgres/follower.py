@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
-from holdfast.limits.rulestore.bell import Bell, end_tasks
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, CHANNEL, Head
+from holdfast.limits.rulestore.bell import LocalNotifications, end_tasks
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, CHANNEL, RuleLogHead
 from holdfast.limits.rulestore.postgres.connection import (
     FOREIGN,
     HEARTBEAT_LOCK,
@@ -131,19 +131,19 @@ class LogFollower:
             await db.execute(SQL["end_if_silent"], milliseconds(silence))
 
     async def _begin_to_follow(self, db: Any, publish: Publish) -> None:
-        bell = Bell()
+        bell = LocalNotifications()
         self._forwarding = asyncio.create_task(self._forward(bell, publish))
 
         def on_notification(_connection: object, _pid: int, _channel: str, text: str) -> None:
-            bell.ring(heard_ring(text))
+            bell.notify(heard_ring(text))
 
         await db.add_listener(CHANNEL, on_notification)
-        head = Head(*await db.fetchrow(SQL["head"]))
+        head = RuleLogHead(*await db.fetchrow(SQL["head"]))
         self._store, self._cursor = head.store, max(0, head.seq - CHANGES_PER_READ)
 
-    async def _forward(self, bell: Bell, publish: Publish) -> None:
+    async def _forward(self, bell: LocalNotifications, publish: Publish) -> None:
         """Pass on what the primary notifies of. What fails here is published by the next tick."""
-        async for ring in bell.rings():
+        async for ring in bell.notifications():
             try:
                 if ring.seq:
                     async with asyncio.timeout(PUBLISH_SECONDS):

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from holdfast.errors import Unavailable
 from holdfast.limits.changes import RuleChange
-from holdfast.limits.rules import Snapshot
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, Head
+from holdfast.limits.rules import RuleSnapshot
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, RuleLogHead
 from holdfast.limits.rulestore.postgres.connection import SQL, Database, PostgresSettings
 from holdfast.limits.rulestore.reading import change_of, snapshot_of
 
@@ -32,19 +32,19 @@ class PostgresRuleReader:
             async with self.database.connection("be reached"):
                 pass
 
-    async def head(self) -> Head:
+    async def head(self) -> RuleLogHead:
         async with self.database.connection("be read") as db:
-            return Head(*await db.fetchrow(SQL["head"]))
+            return RuleLogHead(*await db.fetchrow(SQL["head"]))
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
         return [change_of(row[0]) for row in await self.fetch("changes_after", seq, limit)]
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> RuleSnapshot:
         async with (
             self.database.connection("be read") as db,
             db.transaction(isolation="repeatable_read", readonly=True),
         ):
-            head = Head(*await db.fetchrow(SQL["head"]))
+            head = RuleLogHead(*await db.fetchrow(SQL["head"]))
             return snapshot_of(head.epoch, head.seq, head.store, (row[0] for row in await db.fetch(SQL["all_rules"])))
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from holdfast.errors import StateCorrupted
-from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
-from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
+from holdfast.limits.changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
+from holdfast.limits.lockout import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
 from holdfast.limits.rule_import import (
     ImportPlan,
     ImportResult,
@@ -24,9 +24,9 @@ from holdfast.limits.rulestore.contract import (
     ABOVE_EVERY_VERSION,
     DOORBELL_BYTES_MAX,
     FORGOTTEN_PER_CHANGE,
-    Head,
+    ChangeNotification,
     RetentionSettings,
-    Ring,
+    RuleLogHead,
 )
 from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK, PostgresSettings
 from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
@@ -57,30 +57,30 @@ class PostgresRuleStore(PostgresRuleReader):
                 await db.execute(script)
                 await db.execute("INSERT INTO holdfast_limits_schema VALUES ($1)", version)
 
-    async def change(self, change: Change) -> Changed:
+    async def change(self, change: Change) -> RuleChangeResult:
         async with self.database.committing("be changed") as db:
             await db.execute(SQL["lock_writers"], WRITERS_LOCK)
             epoch = await db.fetchval(SQL["epoch"])
-            head = Head(*await db.fetchrow(SQL["head"]))
+            head = RuleLogHead(*await db.fetchrow(SQL["head"]))
             current = await _one(db, change.name)
             forgotten = await db.fetchval(SQL["forgotten_version"])
             made = decide(change, current, await _known_key(db, change.key), epoch, forgotten)
-            if isinstance(made, Changed):
+            if isinstance(made, RuleChangeResult):
                 return made
             await _keep_open(db, [made])
             digest = f"{next_digest(int(head.digest, 16), current, made):032x}"
             entry = RuleChange(head.seq + 1, change.action, made, change.actor, change.reason, change.at)
             await self._write(db, epoch, _rows([entry]), digest)
-            await db.execute(SQL["ring"], payload(Ring(epoch, entry.seq, made, head.store)))
+            await db.execute(SQL["ring"], payload(ChangeNotification(epoch, entry.seq, made, head.store)))
             await self._put_key(db, change.key, Remembered(change.fingerprint, made, entry.seq))
-        return Changed(made, head.seq + 1)
+        return RuleChangeResult(made, head.seq + 1)
 
     async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
         """What takes time is decided in a thread: the loop has other things to do."""
         async with self.database.committing("be changed") as db:
             await db.execute(SQL["lock_writers"], WRITERS_LOCK)
             epoch = await db.fetchval(SQL["epoch"])
-            head = Head(*await db.fetchrow(SQL["head"]))
+            head = RuleLogHead(*await db.fetchrow(SQL["head"]))
             names = zip(*(rule.name for rule in wanted.rules), strict=True) if wanted.rules else ((), ())
             there = [row[0] for row in await db.fetch(SQL["rules_of_names"], *names)]
             forgotten, key = await db.fetchval(SQL["forgotten_version"]), await _known_key(db, wanted.key)
@@ -97,7 +97,7 @@ class PostgresRuleStore(PostgresRuleReader):
             result = plan.result
             if plan.entries and not wanted.dry_run:
                 await self._write(db, epoch, rows, result.digest)
-                await db.execute(SQL["ring"], payload(Ring(epoch, result.seq, None, head.store)))
+                await db.execute(SQL["ring"], payload(ChangeNotification(epoch, result.seq, None, head.store)))
             if not wanted.dry_run:
                 remembered = Remembered(wanted.fingerprint, None, result.seq, structs.asdict(result))
                 await self._put_key(db, wanted.key, remembered)
@@ -157,7 +157,7 @@ def _rows(entries: Sequence[RuleChange]) -> _Rows:
 
 async def _keep_open(db: Any, made: Sequence[Rule]) -> None:
     if any(is_of_the_door(rule.name) for rule in made):
-        door = await db.fetch(SQL["rules_named"], ADMIN.tenant, DOOR)
+        door = await db.fetch(SQL["rules_named"], ADMIN.tenant, ADMIN_RESOURCES)
         keep_open(made, readable(rule_of(row[0]) for row in door))
 
 
@@ -167,14 +167,14 @@ async def _forget(db: Any, horizon: int, most: int) -> None:
     for _, body in oldest:
         past = change_of(body)
         if past.rule.deleted and is_over(past, await _one(db, past.rule.name)):
-            head = Head(*await db.fetchrow(SQL["head"]))
+            head = RuleLogHead(*await db.fetchrow(SQL["head"]))
             await db.execute(SQL["forget_rule"], *past.rule.name)
             await db.execute(SQL["raise_forgotten"], past.rule.version, digest_without(head.digest, past.rule))
     if oldest:
         await db.execute(SQL["forget_changes"], oldest[-1][0])
 
 
-def payload(ring: Ring) -> str:
+def payload(ring: ChangeNotification) -> str:
     """A ring as a doorbell carries it; a rule that is too long stays at home."""
     text = text_of(ring)
     return text if len(text.encode()) <= DOORBELL_BYTES_MAX else text_of(structs.replace(ring, rule=None))

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from holdfast.clock import Clock
 from holdfast.errors import ServerBusy
-from holdfast.limits.changes import Change, Changed, Remembered, RuleChange, decide, is_over
-from holdfast.limits.lockout import ADMIN, DOOR, is_of_the_door, keep_open
+from holdfast.limits.changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
+from holdfast.limits.lockout import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
 from holdfast.limits.rule_import import (
     ImportPlan,
     ImportResult,
@@ -23,20 +23,20 @@ from holdfast.limits.rule_import import (
     RulesBefore,
     plan_import,
 )
-from holdfast.limits.rules import AnyRule, Rule, RuleName, Snapshot, digest_without, next_digest
-from holdfast.limits.rulestore.bell import Bell
+from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot, digest_without, next_digest
+from holdfast.limits.rulestore.bell import LocalNotifications
 from holdfast.limits.rulestore.contract import (
     ABOVE_EVERY_VERSION,
     CHANGES_PER_READ,
     FORGOTTEN_PER_CHANGE,
-    Head,
+    ChangeNotification,
     RetentionSettings,
-    Ring,
+    RuleLogHead,
 )
 from holdfast.limits.rulestore.reading import change_of, readable, remembered_of, rule_of, snapshot_of, text_of
-from holdfast.sqlite.copies import Part, Restored
+from holdfast.sqlite.copies import Restored, StateFile
 from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.threads import Crew
+from holdfast.sqlite.threads import WorkerThreads
 from holdfast.statements import migrations, statements
 
 PACKAGE = "holdfast.limits.rulestore.sqlite"
@@ -61,7 +61,7 @@ class SqliteRuleStore:
         self._settings = settings or SqliteSettings(readers=1, cache_bytes=4 * 1024 * 1024)
         self._vfs = vfs
         self._retention = retention or RetentionSettings()
-        self._bell = Bell()
+        self._bell = LocalNotifications()
 
     async def __aenter__(self) -> Self:
         connection = await asyncio.to_thread(
@@ -70,8 +70,8 @@ class SqliteRuleStore:
         writer = Handle(self._path, self._settings, self._vfs, write=True)
         writer.adopt(connection)
         reader = Handle(self._path, self._settings, self._vfs, write=False)
-        self._writer = Crew("rules-writer", [writer], self._settings.writes_waiting_max, _busy)
-        self._reader = Crew("rules-reader", [reader], self._settings.reads_waiting_max, _busy)
+        self._writer = WorkerThreads("rules-writer", [writer], self._settings.writes_waiting_max, _busy)
+        self._reader = WorkerThreads("rules-reader", [reader], self._settings.reads_waiting_max, _busy)
         self._store = (await self.head()).store
         return self
 
@@ -80,15 +80,15 @@ class SqliteRuleStore:
         await self._reader.close()
         await self._writer.close()
 
-    def rings(self) -> AsyncIterator[Ring]:
-        return self._bell.rings()
+    def rings(self) -> AsyncIterator[ChangeNotification]:
+        return self._bell.notifications()
 
-    async def change(self, change: Change) -> Changed:
+    async def change(self, change: Change) -> RuleChangeResult:
         changed = await self._writer.do(
             partial(_commit, change=change, now=self._clock.now(), retention=self._retention)
         )
         if not changed.repeated and isinstance(changed.rule, Rule):
-            self._bell.ring(Ring(changed.rule.epoch, changed.seq, changed.rule, self._store))
+            self._bell.notify(ChangeNotification(changed.rule.epoch, changed.seq, changed.rule, self._store))
         return changed
 
     async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
@@ -96,7 +96,7 @@ class SqliteRuleStore:
         if isinstance(plan, ImportResult):
             return plan, ()
         if plan.entries and not wanted.dry_run:
-            self._bell.ring(Ring(plan.entries[-1].rule.epoch, plan.result.seq, None, self._store))
+            self._bell.notify(ChangeNotification(plan.entries[-1].rule.epoch, plan.result.seq, None, self._store))
         return plan.result, plan.differences
 
     async def get(self, name: RuleName) -> AnyRule | None:
@@ -110,15 +110,15 @@ class SqliteRuleStore:
         values = (*name, ABOVE_EVERY_VERSION if before is None else before, limit)
         return await self._read(lambda db: _changes(db, "history", values))
 
-    async def head(self) -> Head:
+    async def head(self) -> RuleLogHead:
         epoch, seq, digest, store = await self._read(_head)
-        return Head(epoch, seq, digest, 0.0, store)
+        return RuleLogHead(epoch, seq, digest, 0.0, store)
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
         return await self._read(lambda db: _changes(db, "changes_after", (seq, limit)))
 
-    async def snapshot(self) -> Snapshot:
-        def read(db: apsw.Connection) -> Snapshot:
+    async def snapshot(self) -> RuleSnapshot:
+        def read(db: apsw.Connection) -> RuleSnapshot:
             epoch, seq, _, store = _head(db)
             return snapshot_of(epoch, seq, store, (str(b) for (b,) in db.execute(SQL["all_rules"])))
 
@@ -132,13 +132,13 @@ class SqliteRuleStore:
         return await self._reader.do(work)
 
 
-def _commit(handle: Handle, change: Change, now: float, retention: RetentionSettings) -> Changed:
+def _commit(handle: Handle, change: Change, now: float, retention: RetentionSettings) -> RuleChangeResult:
     """One change in one transaction; on return it is on stable storage."""
     with handle.transaction() as db:
         epoch, seq, digest, _ = _head(db)
         current = _one(db, change.name)
         made = decide(change, current, _known_key(db, change.key), epoch, db.execute(SQL["forgotten_version"]).get)
-        if isinstance(made, Changed):
+        if isinstance(made, RuleChangeResult):
             return made
         _keep_open(db, [made])
         entry = RuleChange(seq + 1, change.action, made, change.actor, change.reason, change.at)
@@ -146,7 +146,7 @@ def _commit(handle: Handle, change: Change, now: float, retention: RetentionSett
         _write(db, [entry], digest, retention)
         if change.key is not None:
             _put_key(db, change.key, Remembered(change.fingerprint, made, seq + 1), now, retention)
-    return Changed(made, seq + 1)
+    return RuleChangeResult(made, seq + 1)
 
 
 def _import(handle: Handle, wanted: RuleImport, now: float, retention: RetentionSettings) -> ImportPlan | ImportResult:
@@ -170,7 +170,7 @@ def _import(handle: Handle, wanted: RuleImport, now: float, retention: Retention
 
 def _keep_open(db: apsw.Connection, made: Sequence[Rule]) -> None:
     if any(is_of_the_door(rule.name) for rule in made):
-        door = db.execute(SQL["rules_named"], (ADMIN.tenant, text_of(DOOR)))
+        door = db.execute(SQL["rules_named"], (ADMIN.tenant, text_of(ADMIN_RESOURCES)))
         keep_open(made, readable(rule_of(str(body)) for (body,) in door))
 
 
@@ -230,7 +230,7 @@ def raise_epoch(db: apsw.Connection, restored: Restored) -> None:
     db.execute(SQL["raise_epoch"], (restored.epoch_min,))
 
 
-LIMITS = Part(
+LIMITS = StateFile(
     name="limits.db",
     migrations=migrations(PACKAGE),
     counts={"rules": "SELECT count(*) FROM rules WHERE NOT deleted", "changes": "SELECT seq FROM rules_head"},
